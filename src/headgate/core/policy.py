@@ -1,0 +1,87 @@
+"""BatchPolicy: hooks that listen, and plan() that decides."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from headgate.core.plan import Plan
+from headgate.core.request import Request
+from headgate.core.view import View
+
+
+class Steps(NamedTuple):
+    """A run of consecutive steps with the same batch. A live engine reports them one by one."""
+
+    start: float
+    ends: Sequence[float]  # when each step ended
+    decodes: int  # decodes in each step
+    context: int  # KV tokens the decodes of the first step read; grows by `decodes` each step
+    prefill: int = 0  # prompt tokens in each step
+    behind: int = 0  # KV tokens that were already there for those prompts
+    kv: int = 0  # KV tokens held when the last step ended, whole blocks
+
+
+class End(Enum):
+    """How a request left. Only STOPPED tells its full length; the others cut it short."""
+
+    STOPPED = "stopped"
+    LIMIT = "limit"  # it reached its own limit or the model's
+    ABORTED = "aborted"  # its client hung up
+    ABANDONED = "abandoned"  # its patience ended in the queue
+    REFUSED = "refused"  # it could never fit
+
+
+class Observer:
+    """Hooks for what happens in an engine. All optional, all cheap, none sees the view."""
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It joined the queue."""
+
+    def admitted(self, request: Request, now: float) -> None:
+        """It got its seat and its first KV; the step that begins now works on its prompt."""
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """Its prompt is done and a token came with it; again after an eviction."""
+
+    def held(self, request: Request, now: float) -> None:
+        """A plan that names its decodes left this one out; its KV stays."""
+
+    def resumed(self, request: Request, now: float) -> None:
+        """A held decode runs again from the step that begins now."""
+
+    def evicted(self, request: Request, now: float) -> None:
+        """Its KV was dropped; it is back at the front of the queue."""
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It left."""
+
+    def stepped(self, steps: Steps) -> None:
+        """The engine ran these steps."""
+
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        """A new plan came into force."""
+
+
+class BatchPolicy(Observer, ABC):
+    """Decides what one engine runs. Reads no clock, draws no random number, does no I/O."""
+
+    @abstractmethod
+    def plan(self, view: View) -> Plan:
+        """What to run from now on. Asked again as soon as the plan's lease ends."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """Numbers worth plotting (threshold, mode, estimates); recorded at each new plan."""
+        return {}
+
+    def adopt(self, view: View) -> None:
+        """Take over a running engine: hear of everything in it as if it had just happened."""
+        now = view.now
+        for request in (*view.decoding.values(), *view.prefilling.values(), *view.waiting.values()):
+            self.arrived(request, now)
+        for request in (*view.decoding.values(), *view.prefilling.values()):
+            self.admitted(request, now)
+        for request in view.decoding.values():
+            self.prefilled(request, now)

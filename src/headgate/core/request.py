@@ -1,0 +1,64 @@
+"""What is known of one request, never its true output length."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class Slo(NamedTuple):
+    """What one kind of user was promised, in seconds. None: no promise."""
+
+    first_token: float | None = None
+    between_tokens: float | None = None
+
+
+class Request(Protocol):
+    """A live, read-only handle. The true output length is not on it."""
+
+    @property
+    def id(self) -> int:
+        """Arrival number: 0, 1, 2, ... the same in every driver."""
+
+    @property
+    def kind(self) -> str:
+        """Workload class, "" when there is only one."""
+
+    @property
+    def arrival(self) -> float:
+        """When it reached this queue, on the driver's clock."""
+
+    @property
+    def prompt(self) -> int:
+        """Prompt tokens."""
+
+    @property
+    def limit(self) -> int:
+        """Most output tokens it may have."""
+
+    @property
+    def guess(self) -> int | None:
+        """Predicted output tokens, when someone predicts."""
+
+    @property
+    def priority(self) -> int:
+        """Smaller is more urgent, as in vLLM."""
+
+    @property
+    def slo(self) -> Slo:
+        """What its user was promised."""
+
+    @property
+    def todo(self) -> int:
+        """Tokens still to prefill (after an eviction: its output so far too)."""
+
+    @property
+    def generated(self) -> int:
+        """Output tokens so far."""
+
+    @property
+    def last_token(self) -> float | None:
+        """When its newest output token came, None before the first."""
+
+    @property
+    def evictions(self) -> int:
+        """How often its KV was dropped."""

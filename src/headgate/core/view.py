@@ -1,0 +1,49 @@
+"""What a batch policy may read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from headgate.core.request import Request
+
+
+class Limits(NamedTuple):
+    """Hard limits of the engine; a plan may ask for less, never get more."""
+
+    batch_tokens: int  # tokens in one step
+    running: int  # requests that may hold KV at once
+    block: int = 1  # KV is handed out in blocks of this many tokens
+    decode_width: int = 1  # tokens one decode costs in a step (> 1 with speculation)
+
+
+class View(Protocol):
+    """Live and read-only. Lengths and look-ups are O(1); only iterating costs."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+
+    @property
+    def waiting(self) -> Mapping[int, Request]:
+        """They hold no KV; arrival order, evicted ones first."""
+
+    @property
+    def prefilling(self) -> Mapping[int, Request]:
+        """They hold KV, their prompt is unfinished; admission order."""
+
+    @property
+    def decoding(self) -> Mapping[int, Request]:
+        """They hold KV, their prompt is finished."""
+
+    @property
+    def kv_free(self) -> int:
+        """Tokens, whole free blocks only."""
+
+    @property
+    def kv_total(self) -> int:
+        """Tokens."""
+
+    @property
+    def limits(self) -> Limits:
+        """What the engine cannot exceed."""
