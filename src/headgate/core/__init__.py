@@ -1,0 +1,1 @@
+"""The nouns everyone shares: request, view, plan, policy."""

@@ -1,0 +1,1 @@
+"""The world: virtual time today, a real engine later."""

@@ -1,0 +1,1 @@
+"""Who arrives, when, and how long."""
