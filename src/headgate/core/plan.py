@@ -46,50 +46,51 @@ class Plan(NamedTuple):
 
 def check(plan: Plan, view: View) -> list[str]:
     """Every way in which `plan` makes no sense for `view`; empty when it does."""
-    faults = _bad_decodes(plan, view)
-    if plan.prefill:
-        faults += _bad_prompts(plan, view)
-    if plan.evict:
-        faults += _bad_evictions(plan, view)
-    if min(plan.until) <= 0 and (min(plan.until[0], *plan.until[2:]) <= 0):
-        faults.append(f"a lease of nothing: {plan.until}")
-    if plan.until.time <= view.now:
-        faults.append(f"a lease that ended before it began: until {plan.until.time}, now {view.now}")
-    if plan.chunk <= 0:
-        faults.append(f"chunk {plan.chunk}: must be positive")
-    return faults
-
-
-def _bad_decodes(plan: Plan, view: View) -> list[str]:
+    decode, prefill, budget, chunk, evict, until = plan
     faults: list[str] = []
-    count = 0
-    if plan.decode is ALL:
-        count = len(view.decoding)
-    elif plan.decode is not NONE:
-        assert isinstance(plan.decode, frozenset)
-        count = len(plan.decode)
-        strangers = [id for id in sorted(plan.decode) if id not in view.decoding]
-        if strangers:
-            faults.append(f"decodes requests that are not decoding: {strangers}")
-    width = count * view.limits.decode_width
-    if width > plan.budget or (plan.budget <= 0 and plan.prefill):
-        faults.append(f"budget {plan.budget} below the {width} tokens of its decodes and prompts")
+    decodes = 0
+    if decode is ALL:
+        decodes = len(view.decoding)
+    elif not isinstance(decode, Decodes):
+        decodes = len(decode)
+        faults += _bad_decodes(decode, view)
+    if decodes * view.limits.decode_width > budget or (prefill and budget <= 0) or chunk <= 0:
+        faults.append(f"budget {budget}, chunk {chunk}: too small for {decodes} decodes and its prompts")
+    if prefill:
+        faults += _bad_prompts(plan, view)
+    if evict:
+        faults += _bad_evictions(plan, view)
+    if until is not EACH_STEP:
+        faults += _bad_lease(until, view)
     return faults
+
+
+def _bad_lease(until: Until, view: View) -> list[str]:
+    steps, time, arrivals, prefills, finishes = until
+    if steps < 1 or arrivals < 1 or prefills < 1 or finishes < 1:
+        return [f"a lease of nothing: {until}"]
+    if time <= view.now:
+        return [f"a lease that ended before it began: until {time}, now {view.now}"]
+    return []
+
+
+def _bad_decodes(decode: frozenset[int], view: View) -> list[str]:
+    strangers = sorted(id for id in decode if id not in view.decoding)
+    return [f"decodes requests that are not decoding: {strangers}"] if strangers else []
 
 
 def _bad_prompts(plan: Plan, view: View) -> list[str]:
     faults: list[str] = []
-    evicted = set(plan.evict)
+    prefilling, waiting, evict = view.prefilling, view.waiting, plan.evict
     strangers: list[int] = []
-    new_seen: int | None = None
+    new: int | None = None
     for id in plan.prefill:
-        if id in view.prefilling and id not in evicted:
-            if new_seen is not None:
-                faults.append(f"new prompt {new_seen} before half-done prompt {id}")
-        elif id in view.waiting or id in evicted:
-            new_seen = id
-        else:
+        if id in waiting or id in evict:
+            new = id
+        elif id not in prefilling:
             strangers.append(id)
+        elif new is not None:
+            faults.append(f"new prompt {new} before half-done prompt {id}")
     if strangers:
         faults.append(f"prefills requests that have no prompt to run: {strangers}")
     if len(plan.prefill) > 1 and len(set(plan.prefill)) != len(plan.prefill):

@@ -62,3 +62,7 @@ class Request(Protocol):
     @property
     def evictions(self) -> int:
         """How often its KV was dropped."""
+
+    @property
+    def wasted(self) -> int:
+        """KV tokens those evictions threw away, to be computed again."""

@@ -1,0 +1,208 @@
+"""The one implementation of View: who waits, who prefills, who decodes, kept by O(1) transitions.
+
+Decodes that get a token in every step share one counter, the *tick*. A request stores the tick at
+which it joined; its tokens are the difference. So a step touches nobody: it moves the counter.
+A plan that decodes nobody just leaves the counter still. Only requests that a plan leaves out by
+name (`held`) have a count of their own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from headgate.core.request import Slo
+from headgate.core.view import Limits
+
+NOT_ROLLING = -1
+NO_SLO = Slo()
+
+
+class Entry:
+    """One request in the ledger; policies see it as a read-only `Request`."""
+
+    __slots__ = (
+        "_joined",
+        "_last",
+        "_ledger",
+        "_tokens",
+        "arrival",
+        "end",
+        "evictions",
+        "guess",
+        "id",
+        "kind",
+        "limit",
+        "priority",
+        "prompt",
+        "slo",
+        "todo",
+        "wasted",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        id: int,
+        arrival: float,
+        prompt: int,
+        limit: int,
+        kind: str = "",
+        guess: int | None = None,
+        priority: int = 0,
+        slo: Slo = NO_SLO,
+    ) -> None:
+        self._ledger = ledger
+        self._joined = NOT_ROLLING
+        self._tokens = 0
+        self._last: float | None = None
+        self.id = id
+        self.arrival = arrival
+        self.prompt = prompt
+        self.limit = limit
+        self.kind = kind
+        self.guess = guess
+        self.priority = priority
+        self.slo = slo
+        self.todo = prompt
+        self.evictions = 0
+        self.wasted = 0
+        self.end = NOT_ROLLING  # tick of its last token, where the driver knows it
+
+    @property
+    def generated(self) -> int:
+        """Output tokens so far."""
+        if self._joined == NOT_ROLLING:
+            return self._tokens
+        return self._tokens + self._ledger.tick - self._joined
+
+    @property
+    def last_token(self) -> float | None:
+        """When its newest output token came."""
+        if self._joined == NOT_ROLLING or self._joined == self._ledger.tick:
+            return self._last
+        return self._ledger.ticked
+
+    @property
+    def held_kv(self) -> int:
+        """KV tokens it holds: all known tokens but those to prefill, and but the newest while it decodes."""
+        known = self.prompt + self.generated
+        return known - 1 if self.id in self._ledger.decoding else known - self.todo
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.id}, kind={self.kind!r}, prompt={self.prompt}, todo={self.todo}, "
+            f"generated={self.generated}, evictions={self.evictions})"
+        )
+
+
+class Ledger:
+    """Live state of one engine, as policies read it. Drivers feed it transitions."""
+
+    __slots__ = (
+        "context",
+        "decoding",
+        "held",
+        "kv_free",
+        "kv_total",
+        "limits",
+        "now",
+        "prefilling",
+        "rolling",
+        "tick",
+        "ticked",
+        "waiting",
+    )
+
+    def __init__(self, limits: Limits, kv_total: int) -> None:
+        self.limits = limits
+        self.now = 0.0
+        self.kv_total = kv_total
+        self.kv_free = kv_total
+        self.waiting: OrderedDict[int, Entry] = OrderedDict()
+        self.prefilling: dict[int, Entry] = {}
+        self.decoding: dict[int, Entry] = {}
+        self.held: dict[int, Entry] = {}  # decodes outside the rolling set
+        self.tick = 0  # steps in which the rolling set got a token
+        self.ticked = 0.0  # when the newest tick ended
+        self.rolling = 0  # decodes that share the tick
+        self.context = 0  # KV tokens they hold
+
+    def arrive(self, entry: Entry) -> None:
+        """It joins the end of the queue."""
+        self.waiting[entry.id] = entry
+
+    def admit(self, entry: Entry) -> None:
+        """It leaves the queue for its seat."""
+        del self.waiting[entry.id]
+        self.prefilling[entry.id] = entry
+
+    def join(self, entry: Entry, now: float, rolling: bool) -> None:
+        """Its prompt is done and has brought one token; it decodes from now on."""
+        del self.prefilling[entry.id]
+        self.decoding[entry.id] = entry
+        entry._tokens += 1
+        entry._last = now
+        if rolling:
+            self._roll(entry)
+        else:
+            self.held[entry.id] = entry
+
+    def ticks(self, count: int, now: float) -> None:
+        """The rolling set got a token in each of `count` steps, the last of which ended now."""
+        self.tick += count
+        self.ticked = now
+        self.context += count * self.rolling
+
+    def hold(self, entry: Entry) -> None:
+        """It stops rolling and keeps its KV."""
+        self._stop(entry)
+        self.held[entry.id] = entry
+
+    def resume(self, entry: Entry) -> None:
+        """It rolls again."""
+        del self.held[entry.id]
+        self._roll(entry)
+
+    def evict(self, entry: Entry) -> None:
+        """Its KV is gone; all its tokens must be prefilled again, before anybody else's."""
+        entry.wasted += entry.held_kv
+        self._remove_running(entry)
+        entry.todo = entry.prompt + entry._tokens
+        entry.evictions += 1
+        self.waiting[entry.id] = entry
+        self.waiting.move_to_end(entry.id, last=False)
+
+    def leave(self, entry: Entry) -> None:
+        """It is gone for good, wherever it was."""
+        if entry._joined != NOT_ROLLING:
+            self._stop(entry)
+            del self.decoding[entry.id]
+        elif entry.id in self.waiting:
+            del self.waiting[entry.id]
+        else:
+            self._remove_running(entry)
+
+    def find(self, id: int) -> Entry | None:
+        """The request of that number, if it is still here."""
+        return self.waiting.get(id) or self.prefilling.get(id) or self.decoding.get(id)
+
+    def _remove_running(self, entry: Entry) -> None:
+        if entry._joined != NOT_ROLLING:
+            self._stop(entry)
+        self.held.pop(entry.id, None)
+        self.prefilling.pop(entry.id, None)
+        self.decoding.pop(entry.id, None)
+
+    def _roll(self, entry: Entry) -> None:
+        entry._joined = self.tick
+        self.rolling += 1
+        self.context += entry.prompt + entry._tokens - 1
+
+    def _stop(self, entry: Entry) -> None:
+        ran = self.tick - entry._joined
+        if ran:
+            entry._tokens += ran
+            entry._last = self.ticked
+        entry._joined = NOT_ROLLING
+        self.rolling -= 1
+        self.context -= entry.prompt + entry._tokens - 1

@@ -1,0 +1,83 @@
+"""Who comes next and when: a workload unrolled in time, open or closed loop."""
+
+from __future__ import annotations
+
+from math import inf
+
+from headgate.core.ledger import Entry, Ledger
+from headgate.core.request import Slo
+from headgate.workloads.workload import Workload
+
+
+class Arrivals:
+    """Hands out a workload's requests as handles, each at its time.
+
+    Open loop: at the workload's times. Closed loop: request i is sent as soon as fewer than
+    `clients[i]` requests are outstanding, so one that leaves lets the next one in at that moment.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self.total = len(workload)
+        self.sent = 0
+        self._outstanding = 0
+        self._closed = workload.closed
+        self._times: list[float] = workload.arrival.tolist()
+        self._prompts: list[int] = workload.prompt.tolist()
+        self._limits: list[int] = workload.limit.tolist()
+        self._guesses: list[int] = workload.guess.tolist()
+        self._priorities: list[int] = workload.priority.tolist()
+        self._clients: list[int] = workload.clients.tolist()
+        self._kinds: list[int] = workload.kind.tolist()
+        self._names = [kind.name for kind in workload.kinds]
+        self._slos: list[Slo] = [kind.slo for kind in workload.kinds]
+        self._now = 0.0
+
+        self.next_time = -inf if self._closed else self._times[0]
+
+    @property
+    def pending(self) -> bool:
+        """Is anybody still to come?"""
+        return self.sent < self.total
+
+    def time_of(self, ahead: float) -> float:
+        """When the `ahead`-th next request arrives (1: the next one); inf if never or not known yet."""
+        if self._closed or ahead == 1:
+            return self.next_time
+        index = self.sent + ahead - 1
+        return self._times[int(index)] if index < self.total else inf
+
+    def take(self, ledger: Ledger) -> Entry:
+        """The next request, as a handle of that ledger."""
+        id = self.sent
+        self.sent += 1
+        self._outstanding += 1
+        self._look_ahead()
+        guess = self._guesses[id]
+        kind = self._kinds[id]
+        return Entry(
+            ledger,
+            id,
+            self._now if self._closed else self._times[id],
+            self._prompts[id],
+            self._limits[id],
+            self._names[kind],
+            None if guess < 0 else guess,
+            self._priorities[id],
+            self._slos[kind],
+        )
+
+    def returned(self, now: float) -> None:
+        """One request has left; in a closed loop its client sends the next."""
+        self._outstanding -= 1
+        self._now = now
+        if self._closed:
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """`next_time`: in a closed loop the next one comes at once, or when somebody has left."""
+        if self.sent == self.total:
+            self.next_time = inf
+        elif not self._closed:
+            self.next_time = self._times[self.sent]
+        else:
+            self.next_time = -inf if self._outstanding < self._clients[self.sent] else inf

@@ -1,0 +1,54 @@
+"""KV memory in blocks: who needs a new block in the next step, known without asking anybody.
+
+A decode that rolls grows by one token a step, so it needs a block every `size` steps, always at the
+same remainder of the tick. Counting the rolling requests by that remainder says exactly how many
+blocks a step will take, in O(1).
+"""
+
+from __future__ import annotations
+
+
+class Blocks:
+    """A pool of KV blocks shared by the requests of one engine."""
+
+    __slots__ = ("free", "growers", "size", "total")
+
+    def __init__(self, total: int, size: int) -> None:
+        self.size = size
+        self.total = total
+        self.free = total
+        self.growers = [0] * size  # rolling requests that take a block when tick % size is the index
+
+    def of(self, tokens: int) -> int:
+        """Blocks that hold that many tokens."""
+        return -(-tokens // self.size)
+
+    def roll(self, held: int, tick: int, by: int = 1) -> None:
+        """A request with `held` KV tokens joins (by=1) or leaves (by=-1) the rolling set at `tick`."""
+        self.growers[(tick - held) % self.size] += by
+
+    def due(self, tick: int) -> int:
+        """Blocks the rolling set takes in the step that begins at `tick`."""
+        return self.growers[tick % self.size]
+
+    def affordable(self, tick: int, steps: int, rolling: int) -> int:
+        """How many of the next `steps` steps can be paid for, with nobody joining or leaving."""
+        free = self.free
+        if rolling * (steps // self.size + 1) <= free:
+            return steps
+        rounds = min(steps // self.size, free // rolling)
+        free -= rounds * rolling
+        paid = rounds * self.size
+        while paid < steps and self.growers[(tick + paid) % self.size] <= free:
+            free -= self.growers[(tick + paid) % self.size]
+            paid += 1
+        return paid
+
+    def grow(self, tick: int, steps: int, rolling: int) -> None:
+        """Take the blocks of `steps` steps from `tick` on."""
+        rounds, rest = divmod(steps, self.size)
+        begin = tick % self.size
+        over = begin + rest - self.size
+        self.free -= rounds * rolling + sum(self.growers[begin : begin + rest])
+        if over > 0:
+            self.free -= sum(self.growers[:over])

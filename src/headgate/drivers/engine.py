@@ -1,0 +1,35 @@
+"""What a virtual engine is made of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headgate.core.errors import InputError
+from headgate.cost.model import StepCost
+
+
+class Engine(NamedTuple):
+    """A step cost and the hard limits of one engine."""
+
+    cost: StepCost
+    kv_tokens: int
+    max_model_len: int
+    batch_tokens: int
+    running: int
+    block: int = 16
+
+    def checked(self) -> Engine:
+        """The same, or an error that names what cannot be."""
+        for name in ("kv_tokens", "max_model_len", "batch_tokens", "running", "block"):
+            if getattr(self, name) < 1:
+                raise InputError(f"engine: {name}={getattr(self, name)}; must be at least 1")
+        if self.batch_tokens < self.running:
+            raise InputError(
+                f"engine: a budget of {self.batch_tokens} tokens is below {self.running} running requests; "
+                "a step must hold a token for each decode: raise --budget or lower --slots"
+            )
+        if self.kv_tokens < self.block:
+            raise InputError(
+                f"engine: {self.kv_tokens} KV tokens are less than one block of {self.block}; raise --kv-tokens"
+            )
+        return self

@@ -1,0 +1,371 @@
+"""A virtual engine: runs a policy's plans step by step, or many equal steps at once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import accumulate
+from math import inf
+
+import numpy as np
+
+from headgate.core.errors import RunError
+from headgate.core.ledger import NOT_ROLLING, Entry, Ledger
+from headgate.core.lease import Lease
+from headgate.core.plan import ALL, EACH_STEP, NONE, Plan, check
+from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.core.view import Limits
+from headgate.cost.model import Shape
+from headgate.drivers.blocks import Blocks
+from headgate.drivers.engine import Engine
+from headgate.drivers.listeners import Listeners
+
+LONG_SPAN = 64  # from this many steps on, numpy is faster than plain floats
+
+
+class Replica:
+    """One engine in virtual time. The simulator's loop calls `ask`, `advance` and `settle`, in this order.
+
+    Nothing is done per running request and step: decodes share the ledger's tick, their ends wait in a heap,
+    their KV needs are counted by remainder (`Blocks`). A request is touched when it joins, leaves or is held.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: BatchPolicy,
+        lengths: Sequence[int],
+        observers: Sequence[Observer] = (),
+        leases: bool = True,
+        on_leave: Callable[[float], None] = lambda now: None,
+    ) -> None:
+        self.engine = engine.checked()
+        self.blocks = Blocks(engine.kv_tokens // engine.block, engine.block)
+        limits = Limits(engine.batch_tokens, engine.running, engine.block)
+        self.ledger = Ledger(limits, self.blocks.total * engine.block)
+        self.longest = min(engine.max_model_len, self.ledger.kv_total)  # prompt and output together
+        self._decode_line = engine.cost.decode_line
+        self.lease = Lease()
+        self.plan = Plan()
+        self.now = 0.0
+        self.last_start = 0.0  # when the newest step began
+        self.asked_now = False  # the plan is as fresh as the clock
+        self._lengths = lengths  # true output lengths, by request number; no policy sees them
+        self._observers = tuple(observers)
+        self._leases = leases
+        self._on_leave = on_leave
+        self._ends: list[tuple[int, int]] = []  # heap of (tick of its last token, request); some rows stale
+        self._prompts: list[Entry] = []  # prompts of the plan that are still to run, next one last
+        self.take_over(policy)
+
+    def take_over(self, policy: BatchPolicy) -> None:
+        """Another policy decides from now on."""
+        self.policy = policy
+        self.hear = Listeners((*self._observers, policy))
+        self.lease.ended = True
+        if self.occupied:
+            self.ledger.now = self.now
+            self.ledger.kv_free = self.blocks.free * self.blocks.size
+            policy.adopt(self.ledger)
+
+    @property
+    def occupied(self) -> bool:
+        """Is anybody here?"""
+        ledger = self.ledger
+        return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
+
+    def state(self) -> str:
+        """Who is where, for error messages."""
+        ledger = self.ledger
+        return (
+            f"{len(ledger.waiting)} waiting, {len(ledger.prefilling)} prefilling, "
+            f"{len(ledger.decoding)} decoding ({len(ledger.held)} held), "
+            f"{self.blocks.free} of {self.blocks.total} KV blocks free"
+        )
+
+    # -- comings and goings ---------------------------------------------------------------------
+
+    def receive(self, entry: Entry) -> bool:
+        """A request joins the queue; False if it can never fit and is refused."""
+        for hook in self.hear.arrived:
+            hook(entry, entry.arrival)
+        if entry.prompt >= self.longest:
+            self._tell_finished(entry, End.REFUSED)
+            return False
+        self.ledger.arrive(entry)
+        self.lease.arrival()
+        return True
+
+    def leave(self, entry: Entry, how: End) -> None:
+        """A request leaves before its end: aborted, or out of patience."""
+        self._free_kv(entry)
+        self.ledger.leave(entry)
+        self.lease.ended = True
+        self._tell_finished(entry, how)
+
+    def evict(self, entry: Entry) -> None:
+        """Drop its KV; it goes back to the front of the queue. Ends the lease with the next step."""
+        self._free_kv(entry)
+        self.ledger.evict(entry)
+        self.lease.steps = min(self.lease.steps, 1)
+        for hook in self.hear.evicted:
+            hook(entry, self.now)
+
+    # -- the three calls of the loop --------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Ask the policy for a plan, check it, and put it into force."""
+        ledger = self.ledger
+        ledger.now = self.now
+        ledger.kv_free = self.blocks.free * self.blocks.size
+        plan = self.policy.plan(ledger)
+        faults = check(plan, ledger)
+        if faults:
+            raise RunError(
+                f"policy {type(self.policy).__name__} planned nonsense at {self.now:.6f} s: "
+                f"{'; '.join(faults)}; {self.state()}; {plan}"
+            )
+        self.plan = plan
+        self.asked_now = True
+        self.lease.begin(plan.until if self._leases else EACH_STEP)
+        for id in plan.evict:
+            self.evict(ledger.decoding.get(id) or ledger.prefilling[id])
+        if plan.decode is not ALL or ledger.held:
+            self._choose_decodes()
+        prompts = map(ledger.find, reversed(plan.prefill))
+        self._prompts = [entry for entry in prompts if entry] if plan.prefill else []
+        if self.hear.planned:
+            gauges = self.policy.gauges()
+            for hook in self.hear.planned:
+                hook(plan, self.now, gauges)
+
+    def advance(self, wake: float = inf) -> bool:
+        """Run a step with prompts, or a span of decode steps up to about `wake`. False: nothing could run."""
+        ran = bool(self._prompts) and self._prompt_step()
+        if not ran and self.plan.decode is not NONE and self.ledger.rolling:
+            ran = self._decode_span(wake)
+        if ran:
+            self.asked_now = False
+        else:
+            self.lease.ended = True
+        return ran
+
+    def settle(self) -> None:
+        """Let those go whose last token came with the step that just ended."""
+        ends, ledger = self._ends, self.ledger
+        while ends and ends[0][0] <= ledger.tick:
+            end, id = heappop(ends)
+            entry = ledger.decoding.get(id)
+            if entry is None or entry.end != end:
+                continue
+            self._free_kv(entry)
+            ledger.leave(entry)
+            self.lease.finish()
+            whole = entry.generated >= self._lengths[id]
+            self._tell_finished(entry, End.STOPPED if whole else End.LIMIT)
+            if not self.occupied:
+                self.lease.ended = True
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _prompt_step(self) -> bool:
+        """One step with prompts and, unless the plan holds them, decodes."""
+        ledger = self.ledger
+        decodes = 0 if self.plan.decode is NONE else ledger.rolling
+        if decodes and self.blocks.due(ledger.tick) > self.blocks.free:
+            return False  # decodes come first; without room for them no prompt enters
+        chosen = self._chunks(decodes)
+        if not chosen:
+            return False
+        prefill = behind = 0
+        for entry, tokens in chosen:
+            prefill += tokens
+            behind += entry.prompt + entry.generated - entry.todo
+        context = ledger.context + decodes if decodes else 0
+        start = self.now
+        end = start + self.engine.cost.seconds(Shape(decodes, context, prefill, behind))
+        self._ran(start, [end], decodes, context, prefill, behind)
+        for entry, tokens in chosen:
+            entry.todo -= tokens
+            if not entry.todo:
+                self._join(entry)
+        return True
+
+    def _decode_span(self, wake: float) -> bool:
+        """As many decode-only steps as are sure to be alike: nobody joins, leaves or runs out of KV."""
+        ledger, lease = self.ledger, self.lease
+        if self.blocks.due(ledger.tick) > self.blocks.free and not self._make_room():
+            return False
+        count, tick, start = ledger.rolling, ledger.tick, self.now
+        context = ledger.context + count
+        fixed, slope = self._decode_line(count)
+        steps = self._next_end() - tick
+        if lease.steps < steps:
+            steps = int(lease.steps)
+        stop = wake if wake < lease.time else lease.time
+        if stop < inf:  # steps do not get shorter while nobody leaves, so no more than this are needed
+            steps = min(steps, int((stop - start) / (fixed + slope * context)) + 1)
+        steps = self.blocks.affordable(tick, steps, count)
+        if steps < LONG_SPAN:
+            costs = [fixed + slope * read for read in range(context, context + steps * count, count)]
+            row = list(accumulate(costs, initial=start))
+            if row[-1] > stop:
+                del row[bisect_left(row, stop, 1) + 1 :]
+        else:
+            spent = self.engine.cost.span(count, context, steps)
+            ends = np.cumsum(np.concatenate(([start], spent)))
+            row = ends[: int(np.searchsorted(ends, stop)) + 1].tolist()
+        del row[0]
+        self._ran(start, row, count, context)
+        return True
+
+    def _ran(
+        self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
+    ) -> None:
+        """Book these steps."""
+        blocks, count, end = self.blocks, len(ends), ends[-1]
+        if decodes:
+            blocks.grow(self.ledger.tick, count, decodes)
+            self.ledger.ticks(count, end)
+        self.last_start = ends[-2] if count > 1 else start
+        self.now = end
+        self.lease.ran(count, end)
+        kv = (blocks.total - blocks.free) * blocks.size
+        steps = Steps(start, ends, decodes, context, prefill, behind, kv)
+        for hook in self.hear.stepped:
+            hook(steps)
+
+    def _chunks(self, decodes: int) -> list[tuple[Entry, int]]:
+        """Which prompts run in this step and how far; admits those that are new."""
+        ledger, blocks, limits, prompts = self.ledger, self.blocks, self.ledger.limits, self._prompts
+        room = int(min(self._budget() - decodes * limits.decode_width, self.plan.chunk))
+        spare = blocks.free - (blocks.due(ledger.tick) if decodes else 0)
+        chosen: list[tuple[Entry, int]] = []
+        while prompts and room > 0:
+            entry = prompts[-1]
+            if entry.id in ledger.waiting:
+                if not self._admit(entry, spare):
+                    break
+            elif entry.id not in ledger.prefilling:  # it left meanwhile
+                prompts.pop()
+                continue
+            tokens = min(entry.todo, room)
+            done = entry.prompt + entry.generated - entry.todo
+            need = blocks.of(done + tokens) - blocks.of(done)
+            if need > spare:
+                self._starved_prompt(chosen)
+                break
+            blocks.free -= need
+            spare -= need
+            room -= tokens
+            chosen.append((entry, tokens))
+            if tokens == entry.todo:
+                prompts.pop()
+        return chosen
+
+    def _budget(self) -> float:
+        """Tokens the engine gives this step."""
+        return min(self.plan.budget, self.ledger.limits.batch_tokens)
+
+    def _admit(self, entry: Entry, spare: int) -> bool:
+        """A seat for a new prompt, if there is one and all its KV would fit."""
+        ledger = self.ledger
+        if len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
+            return False
+        if self.blocks.of(entry.todo) > spare:
+            return False
+        ledger.admit(entry)
+        for hook in self.hear.admitted:
+            hook(entry, self.now)
+        return True
+
+    def _join(self, entry: Entry) -> None:
+        """Its prompt is done; the step brought its first token (or, after an eviction, its next)."""
+        rolling = not isinstance(self.plan.decode, frozenset)
+        self.ledger.join(entry, self.now, rolling)
+        self.lease.prefill()
+        if rolling or self._remaining(entry) == 0:
+            self._set_end(entry)
+        if rolling:
+            self.blocks.roll(entry.held_kv, self.ledger.tick)
+        for hook in self.hear.prefilled:
+            hook(entry, self.now)
+
+    # -- who decodes, and what happens when memory runs out -----------------------------------------
+
+    def _choose_decodes(self) -> None:
+        """Hold and resume decodes as the plan says; a plan for none of them only stops the tick."""
+        decode, ledger = self.plan.decode, self.ledger
+        if decode is NONE or (decode is ALL and not ledger.held):
+            return
+        everybody = decode is ALL
+        chosen = frozenset() if everybody else decode
+        assert isinstance(chosen, frozenset)
+        for entry in list(ledger.decoding.values()):
+            held = entry.id in ledger.held
+            runs = everybody or entry.id in chosen
+            if runs and held:
+                ledger.resume(entry)
+                self.blocks.roll(entry.held_kv, ledger.tick)
+                self._set_end(entry)
+                hooks = self.hear.resumed
+            elif not runs and not held:
+                self.blocks.roll(entry.held_kv, ledger.tick, by=-1)
+                ledger.hold(entry)
+                entry.end = NOT_ROLLING
+                hooks = self.hear.held
+            else:
+                continue
+            for hook in hooks:
+                hook(entry, self.now)
+
+    def _make_room(self) -> bool:
+        """KV is short of what the decodes need: ask the policy first, then evict the newest."""
+        if not self.asked_now:
+            return False
+        while self.ledger.rolling and self.blocks.due(self.ledger.tick) > self.blocks.free:
+            self._evict_newest()
+        return self.ledger.rolling > 0
+
+    def _starved_prompt(self, chosen: Sequence[object]) -> None:
+        """A half-done prompt finds no block: the policy is asked first, then the newest is evicted."""
+        if not chosen and self.asked_now:
+            self._evict_newest()
+
+    def _evict_newest(self) -> None:
+        running = self.ledger.prefilling or self.ledger.decoding
+        self.evict(running[next(reversed(running))])
+
+    # -- books ----------------------------------------------------------------------------------------
+
+    def _remaining(self, entry: Entry) -> int:
+        """Tokens still to come, truly."""
+        whole = min(self._lengths[entry.id], entry.limit, self.longest - entry.prompt)
+        return whole - entry.generated
+
+    def _set_end(self, entry: Entry) -> None:
+        entry.end = self.ledger.tick + self._remaining(entry)
+        heappush(self._ends, (entry.end, entry.id))
+
+    def _next_end(self) -> int:
+        """The tick at which somebody's last token comes."""
+        ends, decoding = self._ends, self.ledger.decoding
+        while True:
+            end, id = ends[0]
+            entry = decoding.get(id)
+            if entry is not None and entry.end == end:
+                return end
+            heappop(ends)
+
+    def _free_kv(self, entry: Entry) -> None:
+        ledger, held = self.ledger, entry.held_kv
+        self.blocks.free += self.blocks.of(held)
+        if entry.id in ledger.decoding and entry.id not in ledger.held:
+            self.blocks.roll(held, ledger.tick, by=-1)
+        entry.end = NOT_ROLLING
+
+    def _tell_finished(self, entry: Entry, how: End) -> None:
+        for hook in self.hear.finished:
+            hook(entry, self.now, how)
+        self._on_leave(self.now)

@@ -1,0 +1,116 @@
+"""Virtual time: the event loop. A newcomer should read `run` first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from math import inf
+
+from headgate.core.errors import RunError
+from headgate.core.policy import BatchPolicy, End, Observer
+from headgate.drivers.arrivals import Arrivals
+from headgate.drivers.engine import Engine
+from headgate.drivers.replica import Replica
+from headgate.drivers.watchdog import Watchdog
+from headgate.workloads.workload import Workload
+
+PATIENT_DOG = 3600.0  # seconds of the run without any progress
+REPORT_EVERY = 4096  # turns of the loop between two reports of progress
+
+
+class Simulator:
+    """One engine, one policy, one workload.
+
+    With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped over.
+    Without, the policy is asked at every single step. Both give the same schedule to the last bit.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: BatchPolicy,
+        workload: Workload,
+        observers: tuple[Observer, ...] = (),
+        *,
+        leases: bool = True,
+        watchdog: float = PATIENT_DOG,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.arrivals = Arrivals(workload)
+        self.replica = Replica(
+            engine, policy, workload.output.tolist(), observers, leases, self.arrivals.returned
+        )
+        self._watchdog = Watchdog(watchdog)
+        self._progress = progress
+        self._timers: list[tuple[float, int, End]] = []  # when somebody gives up, if still here
+        self._patience: list[float] = workload.patience.tolist()
+        self._abort: list[float] = workload.abort.tolist()
+
+    def run(self) -> None:
+        """Serve everybody."""
+        arrivals, replica = self.arrivals, self.replica
+        turns = 0
+        while True:
+            if arrivals.next_time <= replica.now or self._timers:
+                self._receive(replica.now)
+            if replica.lease.ended:
+                if not replica.occupied:
+                    if not arrivals.pending:
+                        return
+                    self._wait(arrivals.next_time)
+                    continue
+                replica.ask()
+            if replica.advance(self._wake()):
+                if arrivals.next_time <= replica.last_start:
+                    self._receive(replica.last_start)  # they came before the step that lets others go
+                replica.settle()
+            elif replica.asked_now:
+                self._wait(min(arrivals.next_time, replica.plan.until.time))
+            turns += 1
+            if replica.now >= self._watchdog.next_look:
+                self._look()
+            if self._progress and turns % REPORT_EVERY == 0:
+                self._progress(arrivals.sent)
+
+    def _receive(self, now: float) -> None:
+        """Everybody who has come by now joins the queue; whoever has lost patience leaves it."""
+        arrivals, replica = self.arrivals, self.replica
+        while arrivals.next_time <= now:
+            entry = arrivals.take(replica.ledger)
+            if not replica.receive(entry):
+                continue
+            if self._patience[entry.id] < inf:
+                heappush(self._timers, (entry.arrival + self._patience[entry.id], entry.id, End.ABANDONED))
+            if self._abort[entry.id] < inf:
+                heappush(self._timers, (entry.arrival + self._abort[entry.id], entry.id, End.ABORTED))
+        while self._timers and self._timers[0][0] <= now:
+            _, id, how = heappop(self._timers)
+            left = replica.ledger.find(id)
+            never_ran = left is not None and id in replica.ledger.waiting and left.evictions == 0
+            if left is not None and (how is End.ABORTED or never_ran):
+                replica.leave(left, how)
+
+    def _wake(self) -> float:
+        """The first moment at which something from outside could end the lease."""
+        wake = self._timers[0][0] if self._timers else inf
+        arrivals = self.replica.lease.arrivals
+        return wake if arrivals == inf else min(wake, self.arrivals.time_of(arrivals))
+
+    def _wait(self, until: float) -> None:
+        """Nothing can run: let time pass to the next event."""
+        replica = self.replica
+        if self._timers:
+            until = min(until, self._timers[0][0])
+        if until == inf:
+            raise RunError(
+                f"policy {type(replica.policy).__name__} runs nothing at {replica.now:.6f} s and nothing else "
+                f"will happen; {replica.state()}; {replica.plan}"
+            )
+        replica.now = max(replica.now, until)
+        replica.lease.ended = True
+
+    def _look(self) -> None:
+        starving = self._watchdog.look(self.replica.ledger, self.replica.now)
+        if starving:
+            name = type(self.replica.policy).__name__
+            raise RunError(f"policy {name} starves at {self.replica.now:.3f} s: {starving}; {self.replica.state()}")

@@ -1,0 +1,34 @@
+"""Notices a request that nobody serves, so that a bad policy stops the run instead of spoiling it."""
+
+from __future__ import annotations
+
+from headgate.core.ledger import Ledger
+
+
+class Watchdog:
+    """Looks every `limit` seconds of the run; whoever made no progress between two looks is starving.
+
+    It watches the head of the queue (with a growing queue everybody waits long; a head that never moves
+    is passed over), every half-done prompt and every decode. Detection takes one to two limits.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.next_look = limit
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    def look(self, ledger: Ledger, now: float) -> str | None:
+        """Why the run should stop, or None."""
+        self.next_look = now + self.limit
+        watched = [*ledger.prefilling.values(), *ledger.decoding.values()]
+        if ledger.waiting:
+            watched.append(next(iter(ledger.waiting.values())))
+        before, self._seen = self._seen, {r.id: (r.generated, r.todo) for r in watched}
+        stuck = [id for id, progress in self._seen.items() if before.get(id) == progress]
+        if not stuck:
+            return None
+        first = min(stuck)
+        where = "waiting" if first in ledger.waiting else "half-prefilled" if first in ledger.prefilling else "held"
+        return f"request {first} ({where}) and {len(stuck) - 1} more got nothing for {self.limit:g} s"
+
+

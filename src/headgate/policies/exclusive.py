@@ -1,0 +1,118 @@
+"""EB(k): decode until enough seats are idle, then prefill prompts into them, never both at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+from headgate.core.errors import InputError
+from headgate.core.plan import ALL, NONE, Plan, Until
+from headgate.core.policy import BatchPolicy, End
+from headgate.core.request import Request
+from headgate.core.view import View
+
+NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
+SOMEBODY_MUST_LEAVE = Plan(ALL, until=Until(finishes=1))
+
+
+class Exclusive(BatchPolicy):
+    """Decode until `refill` of `slots` seats could be filled at once; then prefill that many prompts.
+
+    While prompts run, decodes keep their KV and get nothing; while decodes run, no prompt does. With a
+    long queue a refill begins when `refill` seats are idle. With a short one the same *share* decides:
+    a refill begins when the prompts that could enter are at least refill/slots of the batch they would
+    make (`fillable * (slots - refill) >= decoding * refill`, integers only).
+
+    Parameters:
+        slots: N, requests that may hold KV at once.
+        refill: k, from 1 (prefill as soon as anybody can enter: vLLM v0) to `slots` (let the batch run
+            empty: request-level batching).
+
+    Source: "Threshold-Based Exclusive Batching for LLM Inference" (arXiv 2606.00516), section 3, with a
+    fixed k. We differ: (a) the switch is also tested right after a refill, so that k=1 is vLLM v0 at every
+    load; (b) a prompt enters only if its whole KV is free, and one token for each decode beside it
+    (the paper's code can leave half-done prompts stuck); (c) the prompts of a refill are fixed when it begins.
+    """
+
+    def __init__(self, slots: int, refill: int) -> None:
+        if slots < 1:
+            raise InputError(f"eb: slots={slots}; at least one request must be able to run")
+        if not 1 <= refill <= slots:
+            raise InputError(f"eb: refill={refill} is outside 1..{slots} (slots); choose 1 <= k <= N")
+        self.slots = slots
+        self.refill = refill
+        self._batch: dict[int, None] = {}  # prompts of the refill under way, in order
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """One prompt of the refill is done."""
+        self._batch.pop(request.id, None)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It may have left in the middle of the refill."""
+        self._batch.pop(request.id, None)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """An evicted prompt waits for its next turn like any other."""
+        self._batch.pop(request.id, None)
+
+    def gauges(self) -> Mapping[str, float]:
+        """The threshold, and how many prompts the refill under way still has."""
+        return {"refill": self.refill, "slots": self.slots, "refilling": len(self._batch)}
+
+    def plan(self, view: View) -> Plan:
+        """The prompts of the refill under way, or every decode until the next one is due."""
+        if not self._batch:
+            self._batch = dict.fromkeys(self._next_batch(view))
+        if self._batch:
+            return Plan(NONE, tuple(self._batch), until=Until(prefills=len(self._batch)))
+        if not view.waiting:
+            return NOBODY_WAITS
+        return self._decode(view)
+
+    def _next_batch(self, view: View) -> list[int]:
+        if view.prefilling:  # taken over half-way, or the engine refused a part
+            return list(view.prefilling)
+        slots, refill = self._threshold(view)
+        decodes = len(view.decoding)
+        fillable = min(len(view.waiting), slots - decodes)
+        if fillable < 1 or fillable * (slots - refill) < decodes * refill:
+            return []
+        block = view.limits.block
+        room = view.kv_free - decodes
+        batch: list[int] = []
+        for request in islice(view.waiting.values(), fillable):
+            room -= -(-(request.todo + 1) // block) * block
+            if room < 0 and (batch or decodes):
+                break
+            batch.append(request.id)
+        return batch
+
+    def _decode(self, view: View) -> Plan:
+        """Every decode, until enough have left (or come) for the switch to be worth another look."""
+        slots, refill = self._threshold(view)
+        decodes = len(view.decoding)
+        by_seats = refill - (slots - decodes)
+        by_queue = -(-(decodes * refill - len(view.waiting) * (slots - refill)) // refill)
+        if by_queue > by_seats:  # the queue is too short: an arrival may bring the switch forward
+            return Plan(ALL, until=Until(finishes=max(1, by_queue), arrivals=1))
+        if by_seats > 1:
+            return Plan(ALL, until=Until(finishes=by_seats))
+        return SOMEBODY_MUST_LEAVE  # seats are there, memory is not
+
+    def _threshold(self, view: View) -> tuple[int, int]:
+        slots = min(self.slots, view.limits.running)
+        return slots, min(self.refill, slots)
+
+
+class PrefillFirst(Exclusive):
+    """vLLM v0: whenever a prompt can enter, prefill it before any decode runs. EB with k = 1."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots, refill=1)
+
+
+class RequestLevel(Exclusive):
+    """Request-level batching: fill all seats, run the batch until it is empty. EB with k = N."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots, refill=slots)
