@@ -50,7 +50,7 @@ class Replica:
         self.plan = Plan()
         self.now = 0.0
         self.last_start = 0.0  # when the newest step began
-        self.asked_now = False  # the plan is as fresh as the clock
+        self.asked_now = False  # the plan was made for what the view shows now
         self._lengths = lengths  # true output lengths, by request number; no policy sees them
         self._observers = tuple(observers)
         self._leases = leases
@@ -91,7 +91,7 @@ class Replica:
         for hook in self.hear.arrived:
             hook(entry, entry.arrival)
         if entry.prompt >= self.longest:
-            self._tell_finished(entry, End.REFUSED)
+            self._tell_finished(entry, entry.arrival, End.REFUSED)
             return False
         self.ledger.arrive(entry)
         self.lease.arrival()
@@ -102,13 +102,14 @@ class Replica:
         self._free_kv(entry)
         self.ledger.leave(entry)
         self.lease.ended = True
-        self._tell_finished(entry, how)
+        self._tell_finished(entry, self.now, how)
 
     def evict(self, entry: Entry) -> None:
         """Drop its KV; it goes back to the front of the queue. Ends the lease with the next step."""
         self._free_kv(entry)
         self.ledger.evict(entry)
         self.lease.steps = min(self.lease.steps, 1)
+        self.asked_now = False
         for hook in self.hear.evicted:
             hook(entry, self.now)
 
@@ -163,7 +164,7 @@ class Replica:
             ledger.leave(entry)
             self.lease.finish()
             whole = entry.generated >= self._lengths[id]
-            self._tell_finished(entry, End.STOPPED if whole else End.LIMIT)
+            self._tell_finished(entry, self.now, End.STOPPED if whole else End.LIMIT)
             if not self.occupied:
                 self.lease.ended = True
 
@@ -365,7 +366,7 @@ class Replica:
             self.blocks.roll(held, ledger.tick, by=-1)
         entry.end = NOT_ROLLING
 
-    def _tell_finished(self, entry: Entry, how: End) -> None:
+    def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         for hook in self.hear.finished:
-            hook(entry, self.now, how)
-        self._on_leave(self.now)
+            hook(entry, now, how)
+        self._on_leave(now)

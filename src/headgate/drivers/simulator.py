@@ -45,6 +45,7 @@ class Simulator:
         self._timers: list[tuple[float, int, End]] = []  # when somebody gives up, if still here
         self._patience: list[float] = workload.patience.tolist()
         self._abort: list[float] = workload.abort.tolist()
+        self._impatient = min(min(self._patience), min(self._abort)) < inf
 
     def run(self) -> None:
         """Serve everybody."""
@@ -73,8 +74,14 @@ class Simulator:
                 self._progress(arrivals.sent)
 
     def _receive(self, now: float) -> None:
-        """Everybody who has come by now joins the queue; whoever has lost patience leaves it."""
+        """Whoever has lost patience by now leaves; everybody who has come joins the queue."""
         arrivals, replica = self.arrivals, self.replica
+        while self._timers and self._timers[0][0] <= now:
+            _, id, how = heappop(self._timers)
+            left = replica.ledger.find(id)
+            never_ran = left is not None and id in replica.ledger.waiting and left.evictions == 0
+            if left is not None and (how is End.ABORTED or never_ran):
+                replica.leave(left, how)
         while arrivals.next_time <= now:
             entry = arrivals.take(replica.ledger)
             if not replica.receive(entry):
@@ -83,18 +90,16 @@ class Simulator:
                 heappush(self._timers, (entry.arrival + self._patience[entry.id], entry.id, End.ABANDONED))
             if self._abort[entry.id] < inf:
                 heappush(self._timers, (entry.arrival + self._abort[entry.id], entry.id, End.ABORTED))
-        while self._timers and self._timers[0][0] <= now:
-            _, id, how = heappop(self._timers)
-            left = replica.ledger.find(id)
-            never_ran = left is not None and id in replica.ledger.waiting and left.evictions == 0
-            if left is not None and (how is End.ABORTED or never_ran):
-                replica.leave(left, how)
 
     def _wake(self) -> float:
         """The first moment at which something from outside could end the lease."""
-        wake = self._timers[0][0] if self._timers else inf
         arrivals = self.replica.lease.arrivals
-        return wake if arrivals == inf else min(wake, self.arrivals.time_of(arrivals))
+        wake = inf if arrivals == inf else self.arrivals.time_of(arrivals)
+        if self._impatient:  # whoever comes next may leave again before the lease ends
+            wake = min(wake, self.arrivals.next_time)
+            if self._timers:
+                wake = min(wake, self._timers[0][0])
+        return wake
 
     def _wait(self, until: float) -> None:
         """Nothing can run: let time pass to the next event."""
@@ -113,4 +118,6 @@ class Simulator:
         starving = self._watchdog.look(self.replica.ledger, self.replica.now)
         if starving:
             name = type(self.replica.policy).__name__
-            raise RunError(f"policy {name} starves at {self.replica.now:.3f} s: {starving}; {self.replica.state()}")
+            raise RunError(
+                f"policy {name} starves at {self.replica.now:.3f} s: {starving}; {self.replica.state()}"
+            )

@@ -28,7 +28,11 @@ class Watchdog:
         if not stuck:
             return None
         first = min(stuck)
-        where = "waiting" if first in ledger.waiting else "half-prefilled" if first in ledger.prefilling else "held"
+        where = (
+            "waiting"
+            if first in ledger.waiting
+            else "half-prefilled"
+            if first in ledger.prefilling
+            else "held"
+        )
         return f"request {first} ({where}) and {len(stuck) - 1} more got nothing for {self.limit:g} s"
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
@@ -21,7 +21,7 @@ STEPS |= {"prefill": int, "behind": int, "kv": int}
 STAYS = {"request": int, "opened": float, "gap": float, "first_tick": int, "ticks": int}
 PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int}
 REQUEST_TIMES = ("arrival", "admitted", "first_token", "finished")
-REQUEST_COUNTS = ("prompt", "output", "evictions", "wasted")
+REQUEST_COUNTS = ("kind", "cached", "prompt", "output", "evictions", "wasted")
 
 
 class Recorder(Observer):
@@ -31,15 +31,15 @@ class Recorder(Observer):
     so a *stay* (from which tick, for how many) says it all. See `headgate.results.tables` for the columns.
     """
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int, kinds: Sequence[str] = ("",), replica: int = 0) -> None:
+        self._replica = replica
+        self._kinds = {name: index for index, name in enumerate(kinds)}
         self._handles: dict[int, Request] = {}  # those still here
         self._last_before: dict[int, float] = {}  # newest token of those evicted
-        self._requests = {name: array("d", [nan]) * requests for name in REQUEST_TIMES}
-        self._requests |= {name: array("q", [0]) * requests for name in REQUEST_COUNTS}
-        self._requests["how"] = array("b", [STILL_HERE]) * requests
-        self._arrival, self._admitted, self._first, self._finished = (
-            self._requests[name] for name in REQUEST_TIMES
-        )
+        self._times = {name: array("d", [nan]) * requests for name in REQUEST_TIMES}
+        self._counts = {name: array("q", [0]) * requests for name in REQUEST_COUNTS}
+        self._how = array("b", [STILL_HERE]) * requests
+        self._arrival, self._admitted, self._first, self._finished = self._times.values()
         self._steps = array("d")  # row after row; counts are exact as doubles
         self._stays = array("d")
         self._plans = array("d")
@@ -85,7 +85,7 @@ class Recorder(Observer):
         self._close_stay(request.id)
         self._last_before.pop(request.id, None)
         self._finished[request.id] = now
-        self._requests["how"][request.id] = HOW[how]
+        self._how[request.id] = HOW[how]
         self._fill(self._handles.pop(request.id))
 
     def stepped(self, steps: Steps) -> None:
@@ -116,22 +116,26 @@ class Recorder(Observer):
             self._close_stay(id)
         for request in self._handles.values():
             self._fill(request)
-        requests = {name: np.array(column) for name, column in self._requests.items()}
-        came = ~np.isnan(requests["arrival"])
-        requests = {name: column[came] for name, column in requests.items()}
+        came = ~np.isnan(np.array(self._arrival))
+        columns = self._times | self._counts | {"how": self._how}
+        requests = {name: np.array(column)[came] for name, column in columns.items()}
+        steps = _columns(self._steps, STEPS)
+        for table in (requests, steps):
+            table["replica"] = np.full(len(next(iter(table.values()))), self._replica)
         plans = _columns(self._plans, PLANS)
         for name, column in self._gauges.items():
             column.extend([nan] * (len(plans["time"]) - len(column)))
             plans[f"gauge.{name}"] = np.array(column)
         return {
             "requests": {"id": np.flatnonzero(came)} | requests,
-            "steps": _columns(self._steps, STEPS),
+            "steps": steps,
             "stays": _columns(self._stays, STAYS),
             "plans": plans,
         }
 
     def _fill(self, request: Request) -> None:
-        row, id = self._requests, request.id
+        row, id = self._counts, request.id
+        row["kind"][id] = self._kinds[request.kind]
         row["prompt"][id] = request.prompt
         row["output"][id] = request.generated
         row["evictions"][id] = request.evictions

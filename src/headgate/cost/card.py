@@ -1,0 +1,178 @@
+"""A cost card on disk: coefficients, where and how they were measured."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from functools import cached_property
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headgate.core.errors import InputError, unknown
+from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+Range = Annotated[tuple[int, int], Field(description="smallest and largest value measured")]
+
+
+class _Part(BaseModel):
+    """Unknown fields are mistakes, and what was read is not changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Provenance(_Part):
+    """Where the numbers come from, and where they stop being measurements."""
+
+    source: Text  # the log, paper or report
+    measured: Text  # how: what was run, what was timed, how it was fitted
+    date: Text
+    versions: dict[str, str]
+    residuals: dict[str, dict[str, float]] = {}  # part of the data: figure: value; {} where none are known
+    assumptions: list[str] = []  # numbers that nobody measured
+    extrapolated: list[str]  # where the card is used beyond its measurements
+
+
+class Region(_Part):
+    """What one step held while it was measured: decodes, KV tokens all of them read, prompt tokens."""
+
+    decodes: Range
+    context: Range
+    prefill: Range
+
+    def misses(self, shape: Shape) -> tuple[str, ...]:
+        """The features of a step that lie outside; those the step does not have are not counted."""
+        values = {"decodes": shape.decodes, "context": shape.context, "prefill": shape.prefill}
+        bounds = {name: getattr(self, name) for name in values}
+        return tuple(name for name, x in values.items() if x and not bounds[name][0] <= x <= bounds[name][1])
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Region:
+        for name in ("decodes", "context", "prefill"):
+            low, high = getattr(self, name)
+            if not 0 <= low <= high:
+                raise ValueError(f"{name} must be two numbers in order, zero or more, not [{low}, {high}]")
+        return self
+
+
+class Coefficients(_Part):
+    """The three regimes of a `LinearCost`, in seconds."""
+
+    decode: DecodeTerms
+    prefill: PrefillTerms
+    mixed: MixedTerms
+
+
+class Card(_Part):
+    """How long steps take on one GPU with one model, and the limits of the engine they were timed on."""
+
+    name: Text
+    gpu: Text
+    model: Text
+    description: Text
+    kv_tokens: Count  # KV capacity to use unless told otherwise
+    block: Count = 16  # KV tokens per block
+    max_model_len: Count
+    max_running: Count  # the most requests the card is meant for
+    max_batch_tokens: Count  # the most tokens in one step
+    coefficients: Coefficients
+    region: Region
+    provenance: Provenance
+
+    @cached_property
+    def cost(self) -> LinearCost:
+        """The cost object; one per card, so its cache is shared."""
+        terms = self.coefficients
+        return LinearCost(terms.decode, terms.prefill, terms.mixed)
+
+    def text(self) -> str:
+        """The card as it stands in a file."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Writes the card; `load_card` reads it back equal."""
+        Path(path).write_text(self.text(), encoding="utf-8")
+
+
+def list_cards() -> list[str]:
+    """The names of the cards that ship with the package."""
+    return sorted(entry.name[:-5] for entry in _shipped().iterdir() if entry.name.endswith(".json"))
+
+
+def load_card(card: str | Path) -> Card:
+    """A card by built-in name, or by path (anything that ends in .json or holds a slash)."""
+    text = str(card)
+    if isinstance(card, Path) or text.endswith(".json") or "/" in text:
+        path = Path(card)
+        try:
+            return parse_card(path.read_text(encoding="utf-8"), text)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise InputError(
+                f"card file {text}: {reason}; give a readable file or one of the built-in names"
+            ) from None
+        except UnicodeDecodeError:
+            raise InputError(f"card file {text}: not UTF-8 text; a card is a JSON file") from None
+    if text not in list_cards():
+        raise unknown("card", text, list_cards())
+    return parse_card((_shipped() / f"{text}.json").read_text(encoding="utf-8"), text)
+
+
+def parse_card(text: str, where: str) -> Card:
+    """A card from JSON text; `where` is the file that messages name."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise InputError(f"card {where}, {place}: not valid JSON ({error.msg}); mend the file") from None
+    if not isinstance(document, dict):
+        raise InputError(f"card {where}: must be a JSON object with name, gpu, model, ...; see docs/cards.md")
+    try:
+        return Card.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise InputError(f"card {where}: {_explain(error)}") from None
+
+
+def _shipped() -> Traversable:
+    return files("headgate") / "cards"
+
+
+def _explain(error: ValidationError) -> str:
+    """The first fault in words, with the remedy, and how many more there are.
+
+    A misspelled field is two faults, one unknown and one missing; the unknown one says more and goes first.
+    """
+    faults = error.errors(include_url=False)
+    faults.sort(key=lambda fault: fault["type"] not in _UNKNOWN)
+    first = faults[0]
+    field = ".".join(str(part) for part in first["loc"])
+    more = len(faults) - 1
+    if first["type"] in _UNKNOWN:
+        parent, name = first["loc"][:-1], str(first["loc"][-1])
+        missing = {str(f["loc"][-1]) for f in faults if f["type"] == "missing" and f["loc"][:-1] == parent}
+        near = get_close_matches(name, sorted(missing or _fields(parent)), n=1, cutoff=0.5)
+        more -= bool(near and missing)
+        remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(_fields(parent)))}"
+        message = f"unknown field {field!r}; {remedy}"
+    elif first["type"] == "missing":
+        message = f"field {field!r} is missing; add it"
+    else:
+        message = f"{field}: {first['msg'].removeprefix('Value error, ')}"
+    return message + (f" (and {more} more)" if more else "")
+
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def _fields(parent: tuple[int | str, ...]) -> list[str]:
+    """The field names one may write at this place of a card."""
+    here: Any = Card
+    for part in parent:
+        own = here.model_fields
+        here = own[str(part)].annotation
+    return list(getattr(here, "model_fields", None) or here.__dataclass_fields__)

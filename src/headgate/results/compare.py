@@ -1,0 +1,152 @@
+"""Policies on the same requests: paired differences with intervals, never bare means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headgate.core.errors import InputError, unknown
+from headgate.results.figures import Estimate, Spread
+from headgate.results.metrics import without_nan
+from headgate.results.pairing import METRICS, Measured, Metric, refuse_different
+from headgate.results.tables import Run
+
+BETTER, WORSE, SAME = "better", "worse", "no difference seen"
+TOO_FEW, UNKNOWN = "too few requests", "not measured"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One policy against the baseline: its value, the paired difference, absolute and in percent."""
+
+    value: float
+    absolute: Estimate
+    percent: Estimate
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric over all policies.
+
+    `best` has the best value; `level` are those that cannot be told from it by their paired difference.
+    `winner` is the best unless all are level with it.
+    """
+
+    metric: str
+    unit: str
+    higher_is_better: bool
+    method: str  # what the runs were paired by
+    baseline: Estimate
+    others: dict[str, Difference]
+    best: str | None
+    level: tuple[str, ...]
+
+    @property
+    def winner(self) -> str | None:
+        """The best policy, None when no other can be told from it."""
+        return self.best if len(self.level) < len(self.others) else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Policies compared with a baseline, metric by metric."""
+
+    baseline: str
+    policies: tuple[str, ...]  # the baseline first
+    seeds: int
+    rule: str  # what was left out of each run
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]  # what to mind when reading it
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for strict JSON: what is not known is None."""
+        plain = asdict(self)
+        for row, found in zip(plain["rows"], self.rows, strict=True):
+            row["winner"] = found.winner
+        return dict(without_nan(plain))
+
+
+def compare(runs: Mapping[str, Sequence[Run]], baseline: str, window: str = "middle") -> Comparison:
+    """Compare the runs of several policies on the same requests with those of the baseline.
+
+    With several seeds (the same, in the same order for every policy) differences are paired by seed.
+    With one, they are paired within the run: latencies by 20 batches of consecutive arrivals, rates by
+    20 equal shares of the finishes, percentiles and maxima by those of each batch. Intervals are 95 % t
+    intervals of the paired differences. Each row says how it was paired.
+    """
+    if baseline not in runs:
+        raise unknown("baseline", baseline, runs)
+    if len(runs) < 2:
+        raise InputError("a comparison needs at least two policies; name another")
+    seeds = len(runs[baseline])
+    for name, own in runs.items():
+        if len(own) != seeds or not seeds:
+            raise InputError(f"{name!r} has {len(own)} runs, {baseline!r} has {seeds}; run the same seeds")
+        for run, other in zip(own, runs[baseline], strict=True):
+            refuse_different(name, run, baseline, other)
+    order = (baseline, *(name for name in runs if name != baseline))
+    measured = {name: Measured.of(runs[name], window) for name in order}
+    rows = tuple(row for metric in METRICS if (row := _row(metric, measured, baseline, seeds)) is not None)
+    rule = measured[baseline].metrics[0].rule
+    return Comparison(baseline, order, seeds, rule, rows, tuple(_notes(measured)))
+
+
+def _row(metric: Metric, measured: Mapping[str, Measured], baseline: str, seeds: int) -> Row | None:
+    """One metric; None when no policy has it (goodput when nothing was promised)."""
+    spreads = {name: found.spreads[metric.name] for name, found in measured.items()}
+    known = [name for name, spread in spreads.items() if not math.isnan(spread.value)]
+    if not known:
+        return None
+    others = {
+        name: _difference(spread, spreads[baseline], metric.higher)
+        for name, spread in spreads.items()
+        if name != baseline
+    }
+    sign = -1 if metric.higher else 1
+    best = min(known, key=lambda name: sign * spreads[name].value)
+    level = tuple(
+        name for name in known if name != best and not _apart(spreads[name].minus(spreads[best]).estimate())
+    )
+    method = metric.method if seeds == 1 else "by seed"
+    estimate = spreads[baseline].estimate()
+    estimate = estimate.as_share() if metric.unit == "share" else estimate
+    return Row(metric.name, metric.unit, metric.higher, method, estimate, others, best, level)
+
+
+def _difference(spread: Spread, base: Spread, higher: bool) -> Difference:
+    """The paired difference and what it says."""
+    absolute, share = spread.minus(base).estimate(), spread.excess(base).estimate()
+    ends = (None if end is None else 100 * end for end in (share.low, share.high))
+    percent = Estimate(100 * share.value, *ends)
+    if math.isnan(absolute.value):
+        verdict = UNKNOWN
+    elif absolute.low is None:
+        verdict = TOO_FEW
+    elif not _apart(absolute):
+        verdict = SAME
+    else:
+        verdict = BETTER if (absolute.value > 0) == higher else WORSE
+    return Difference(spread.value, absolute, percent, verdict)
+
+
+def _apart(difference: Estimate) -> bool:
+    """Whether the interval of a difference leaves out zero."""
+    return difference.low is not None and difference.high is not None and difference.low * difference.high > 0
+
+
+def _notes(measured: Mapping[str, Measured]) -> list[str]:
+    """What could mislead: runs that were not stationary, and requests only some policies served."""
+    unsettled: dict[str, list[str]] = {}
+    for name, found in measured.items():
+        reasons = dict.fromkeys(one.reason for one in found.metrics if not one.stationary)
+        for reason in list(reasons)[:1]:  # one seed's reason is enough to be warned
+            unsettled.setdefault(reason, []).append(name)
+    notes = [f"not stationary: {', '.join(names)} ({reason})" for reason, names in unsettled.items()]
+    served = {name: sum(one.counts.completed for one in found.metrics) for name, found in measured.items()}
+    if len(set(served.values())) > 1:
+        listed = ", ".join(f"{name} {number}" for name, number in served.items())
+        notes.append(f"not the same number of requests was served to the end: {listed}")
+    return notes

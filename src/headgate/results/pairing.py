@@ -1,0 +1,129 @@
+"""What two runs on the same requests are compared by: each metric with the spread of its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.results.figures import BATCHES, Spread, quantiles, spread_of_mean
+from headgate.results.gaps import Gaps
+from headgate.results.metrics import Metrics, rate_spread, share_spread, summarise
+from headgate.results.promises import Latencies, Promises
+from headgate.results.tables import Floats, Run
+from headgate.results.windows import Window, choose
+
+SAME_MOMENT = 1e-9  # seconds; arrivals closer than this are the same
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One line of a comparison. Times in seconds."""
+
+    name: str
+    unit: str
+    higher: bool  # is better
+    read: Callable[[Metrics], float]
+    method: str  # how runs of one seed are paired
+
+
+SHARES = "by 20 equal shares of the finishes"
+MEANS = "by request in 20 batches of consecutive arrivals"
+TAILS = "by the percentile of each of 20 batches of arrivals"
+MAXIMA = "by the maximum of each of 20 batches of arrivals"
+METRICS = (
+    Metric("request throughput", "requests/s", True, lambda found: found.request_rate.value, SHARES),
+    Metric("total token throughput", "tokens/s", True, lambda found: found.total_rate.value, SHARES),
+    Metric("mean TTFT", "s", False, lambda found: found.ttft.mean.value, MEANS),
+    Metric("p99 TTFT", "s", False, lambda found: found.ttft.p99, TAILS),
+    Metric("mean TPOT", "s", False, lambda found: found.tpot.mean.value, MEANS),
+    Metric("p99 ITL", "s", False, lambda found: found.itl.p99, TAILS),
+    Metric("mean E2E", "s", False, lambda found: found.e2e.mean.value, MEANS),
+    Metric("longest gap", "s", False, lambda found: found.longest_gap, MAXIMA),
+    Metric("goodput", "share", True, lambda found: _kept(found), MEANS),
+)
+
+
+def _kept(found: Metrics) -> float:
+    """Share of the requests whose promises were kept, NaN when nothing was promised."""
+    return found.goodput.share.value if found.goodput else math.nan
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The runs of one policy: each metric with its spread, and the figures behind it, one per seed."""
+
+    spreads: Mapping[str, Spread]
+    metrics: tuple[Metrics, ...]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], window: str) -> Measured:
+        """Parts are the seeds when there are several, else batches within the one run."""
+        found = tuple(summarise(run, window) for run in runs)
+        if len(runs) == 1:
+            return cls(_spreads(runs[0], found[0], window), found)
+        values = {metric.name: np.array([metric.read(one) for one in found]) for metric in METRICS}
+        return cls({name: Spread.of_values(column) for name, column in values.items()}, found)
+
+
+def _spreads(run: Run, found: Metrics, window: str) -> dict[str, Spread]:
+    """Every metric of one run, with its deviations by batch."""
+    chosen, latencies, gaps = choose(run, window), Latencies.of(run), Gaps(run)
+    promises = Promises.of(run, latencies)
+    requests = run.requests
+    means = {"mean TTFT": latencies.ttft, "mean TPOT": latencies.tpot, "mean E2E": latencies.e2e}
+    value = {metric.name: metric.read(found) for metric in METRICS}
+    rate, tokens = np.ones(len(requests["id"])), requests["prompt"] + requests["output"]
+    spreads = {name: spread_of_mean(chosen.batch, column, value[name]) for name, column in means.items()}
+    spreads["request throughput"] = rate_spread(chosen, rate)
+    spreads["total token throughput"] = rate_spread(chosen, tokens.astype(np.float64))
+    spreads["goodput"] = Spread(math.nan, np.empty(0)) if promises is None else share_spread(promises, chosen)
+    tails = {
+        "p99 TTFT": _by_batch(chosen, latencies.ttft, lambda values: float(np.quantile(values, 0.99))),
+        "longest gap": _by_batch(chosen, gaps.longest(), lambda values: float(values.max())),
+        "p99 ITL": _gap_tails(chosen, gaps),
+    }
+    return spreads | {name: Spread.of_values(column, value[name]) for name, column in tails.items()}
+
+
+def _by_batch(window: Window, values: Floats, figure: Callable[[Floats], float]) -> Floats:
+    """A figure of the known values in each batch, NaN where a batch has none."""
+    if not np.any(window.batch >= 0):
+        return np.empty(0)
+    parts = (values[(window.batch == number) & ~np.isnan(values)] for number in range(BATCHES))
+    return np.array([figure(part) if len(part) else math.nan for part in parts])
+
+
+def _gap_tails(window: Window, gaps: Gaps) -> Floats:
+    """The 99th percentile of the gaps between tokens in each batch."""
+    if not np.any(window.batch >= 0):
+        return np.empty(0)
+    samples = (gaps.sample(window.batch == number) for number in range(BATCHES))
+    return np.array([quantiles(sample.values, sample.weights, [0.99])[0] for sample in samples])
+
+
+def refuse_different(name: str, run: Run, baseline: str, other: Run) -> None:
+    """Only runs that met the same requests can be compared.
+
+    Arrivals may differ in a closed loop, where a request is sent when another ends. Outputs must agree
+    where both served the request to its end.
+    """
+    ours, theirs = run.requests, other.requests
+    where = f"{name!r} and {baseline!r} did not meet the same requests"
+    if run.sending != other.sending or run.kinds != other.kinds:
+        raise InputError(f"{where}: one was sent {run.sending}, the other {other.sending}, or kinds differ")
+    if len(ours["id"]) != len(theirs["id"]):
+        numbers = f"{len(ours['id'])} against {len(theirs['id'])}"
+        raise InputError(f"{where}: {numbers} of them; use one workload and seed")
+    both = run.completed() & other.completed()
+    differs = {column: ours[column] != theirs[column] for column in ("id", "kind", "prompt")}
+    differs["output"] = both & (ours["output"] != theirs["output"])
+    if run.sending != "closed":
+        differs["arrival"] = np.abs(ours["arrival"] - theirs["arrival"]) > SAME_MOMENT
+    for column, rows in differs.items():
+        if np.any(rows):
+            first = int(ours["id"][np.argmax(rows)])
+            raise InputError(f"{where}: {column} of request {first} differs; use one workload and seed")

@@ -1,0 +1,102 @@
+"""Arrival processes: when the requests of an open loop come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from headgate.core.errors import InputError, unknown
+from headgate.workloads.columns import Real
+
+
+class ArrivalProcess(Protocol):
+    """Anything that can say when requests arrive."""
+
+    def draw(self, count: int, generator: np.random.Generator) -> Real:
+        """Sorted arrival times in seconds, the first one gap after the start."""
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Independent arrivals at a rate per second: gaps are exponential."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _positive("rate", self.rate)
+
+    def draw(self, count: int, generator: np.random.Generator) -> Real:
+        """Sorted arrival times in seconds."""
+        return np.cumsum(generator.exponential(1 / self.rate, count))
+
+
+@dataclass(frozen=True)
+class GammaArrivals:
+    """Gamma gaps at a rate per second: below 1 burstier than Poisson, 1 the same law, above 1 more even.
+
+    The parameter has the meaning of `vllm bench serve --burstiness`: it is the shape of the gaps. We do not
+    stretch the times to hit the rate exactly, as that tool does, so that the load varies as in the law.
+    """
+
+    rate: float
+    burstiness: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("rate", self.rate)
+        _positive("burstiness", self.burstiness)
+
+    def draw(self, count: int, generator: np.random.Generator) -> Real:
+        """Sorted arrival times in seconds."""
+        return np.cumsum(generator.gamma(self.burstiness, 1 / (self.rate * self.burstiness), count))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Evenly spaced arrivals at a rate per second."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _positive("rate", self.rate)
+
+    def draw(self, count: int, generator: np.random.Generator) -> Real:
+        """Sorted arrival times in seconds; nothing is drawn."""
+        return np.arange(1, count + 1) / self.rate
+
+
+@dataclass(frozen=True)
+class AllAtOnce:
+    """Everybody is there at the start."""
+
+    def draw(self, count: int, generator: np.random.Generator) -> Real:
+        """Zeros; nothing is drawn."""
+        return np.zeros(count)
+
+
+Rated = Poisson | GammaArrivals | Constant
+
+NAMES = ("poisson", "gamma", "constant", "all-at-once")
+
+
+def arrival_process(name: str, rate: float | None = None, burstiness: float | None = None) -> ArrivalProcess:
+    """The arrival process of this name; burstiness belongs to `gamma` alone."""
+    if name not in NAMES:
+        raise unknown("arrival process", name, NAMES)
+    if burstiness is not None and name != "gamma":
+        raise InputError(f"arrivals {name!r} have no burstiness; drop it or choose 'gamma'")
+    if name == "all-at-once":
+        if rate is not None:
+            raise InputError("arrivals 'all-at-once' have no rate; drop it or choose 'poisson'")
+        return AllAtOnce()
+    if rate is None:
+        raise InputError(f"arrivals {name!r} need a rate; give requests per second")
+    if name == "gamma":
+        return GammaArrivals(rate, 1.0 if burstiness is None else burstiness)
+    return Poisson(rate) if name == "poisson" else Constant(rate)
+
+
+def _positive(what: str, value: float) -> None:
+    if not 0 < value < np.inf:
+        raise InputError(f"{what} of arrivals is {value:g}; give a number above 0")

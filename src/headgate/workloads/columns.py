@@ -1,0 +1,112 @@
+"""What every column of a workload must satisfy, and the message when one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headgate.core.errors import InputError
+
+Whole = npt.NDArray[np.int64]
+Real = npt.NDArray[np.float64]
+
+# Longest length of anything: far beyond any context window, and sums of millions of them still fit 64 bits.
+LONGEST = 2**31 - 1
+NO_GUESS = -1
+OPEN_LOOP = 0
+
+
+class Rule(NamedTuple):
+    """What the values of one column must be."""
+
+    whole: bool
+    least: int
+    most: float
+    remedy: str
+    default: float | None = None
+
+
+_LENGTH = f"lengths are whole numbers from 1 to {LONGEST}, fix or drop the row"
+_TIME = "times are seconds of at least 0, fix or drop the row"
+
+RULES: dict[str, Rule] = {
+    "arrival": Rule(False, 0, np.finfo(np.float64).max, _TIME, 0),
+    "prompt": Rule(True, 1, LONGEST, _LENGTH),
+    "output": Rule(True, 1, LONGEST, _LENGTH),
+    "kind": Rule(True, 0, LONGEST, "a kind is an index into kinds", 0),
+    "limit": Rule(True, 1, LONGEST, _LENGTH, LONGEST),
+    "priority": Rule(True, -LONGEST, LONGEST, "priorities are whole numbers, smaller is more urgent"),
+    "patience": Rule(False, 0, np.inf, _TIME, np.inf),
+    "abort": Rule(False, 0, np.inf, _TIME, np.inf),
+    "guess": Rule(True, NO_GUESS, LONGEST, "a guess is a length, or -1 for none", NO_GUESS),
+    "clients": Rule(True, OPEN_LOOP, LONGEST, "clients are whole numbers, 0 in an open loop", OPEN_LOOP),
+}
+
+
+def column(name: str, values: npt.ArrayLike, called: str = "") -> Whole | Real:
+    """A checked, read-only copy of one column in its own type; the error names the first wrong row.
+
+    Args:
+        name: the column whose rule holds.
+        values: one value per row.
+        called: what the error calls the column when it is not one of a workload.
+    """
+    rule, called = RULES[name], called or name
+    try:
+        given = np.array(values)
+        numbers = given.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{called} holds something that is not a number; {rule.remedy}") from None
+    if numbers.ndim != 1:
+        raise InputError(f"{called} has {numbers.ndim} dimensions; give one value per request")
+    wrong = ~((numbers >= rule.least) & (numbers <= rule.most))
+    if rule.whole:
+        wrong |= numbers != np.floor(numbers)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"{called} at row {row} is {given[row]}; {rule.remedy}")
+    # Every whole column is bounded far below 2**53, so the way through float64 loses nothing.
+    checked = numbers.astype(np.int64) if rule.whole else numbers
+    checked.setflags(write=False)
+    return checked
+
+
+def check_together(columns: Mapping[str, Whole | Real], kinds: int) -> None:
+    """What holds between columns: equal lengths, sorted arrivals, known kinds, open or closed, not both."""
+    sizes = {name: len(values) for name, values in columns.items()}
+    requests = sizes["prompt"]
+    for name, size in sizes.items():
+        if size != requests:
+            raise InputError(f"{name} has {size} rows, prompt has {requests}; give one value per request")
+    if requests == 0:
+        raise InputError("a workload has no requests; give at least one")
+    _check_arrivals(columns["arrival"], columns["clients"])
+    beyond = columns["kind"] >= kinds
+    if beyond.any():
+        row = int(np.argmax(beyond))
+        raise InputError(f"kind at row {row} is {columns['kind'][row]}; there are only {kinds} kinds")
+
+
+def _check_arrivals(arrival: Whole | Real, clients: Whole | Real) -> None:
+    """Sorted in an open loop; all zero in a closed one, where the clients decide when a request is sent."""
+    back = np.diff(arrival) < 0
+    if back.any():
+        row = int(np.argmax(back)) + 1
+        raise InputError(
+            f"arrival at row {row} is {arrival[row]}, before the row above it; sort the requests by arrival"
+        )
+    closed = clients > OPEN_LOOP
+    if closed.any() and not closed.all():
+        row = int(np.argmax(closed != closed[0]))
+        raise InputError(
+            f"clients at row {row} is {clients[row]}, at row 0 {clients[0]}: open and closed loop in one "
+            "workload; run them one after the other"
+        )
+    if closed.any() and arrival.any():
+        row = int(np.argmax(arrival > 0))
+        raise InputError(
+            f"arrival at row {row} is {arrival[row]} in a closed loop; drop the arrivals or the clients"
+        )

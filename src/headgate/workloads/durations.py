@@ -1,0 +1,43 @@
+"""Durations and slices of time as people write them: 500ms, 0.5s, 2min, 10min..20min."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from headgate.core.errors import InputError
+
+# Each unit as (multiply, divide): dividing by 1000 rounds once, multiplying by 0.001 would round twice.
+UNITS: dict[str, tuple[float, float]] = {
+    "": (1, 1),
+    "ms": (1, 1000),
+    "s": (1, 1),
+    "min": (60, 1),
+    "h": (3600, 1),
+}
+
+_WRITTEN = re.compile(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([a-z]*)\s*")
+
+
+def duration(text: str) -> float:
+    """Seconds in a text such as `500ms`, `0.5s`, `2min` or `1h`; a plain number is seconds."""
+    found = _WRITTEN.fullmatch(text)
+    if found is None or found[2] not in UNITS:
+        raise InputError(f"{text!r} is not a duration; write 500ms, 0.5s, 2min or 1h")
+    multiply, divide = UNITS[found[2]]
+    seconds = float(found[1]) * multiply / divide
+    if not math.isfinite(seconds):
+        raise InputError(f"{text!r} is too long a duration; write a finite number of seconds")
+    return seconds
+
+
+def slice_text(text: str) -> tuple[float, float]:
+    """Start and end in seconds of a slice such as `10min..20min`; an open end is 0 or infinity."""
+    start_text, dots, end_text = text.partition("..")
+    if not dots:
+        raise InputError(f"{text!r} is not a slice of time; write it as 10min..20min")
+    start = duration(start_text) if start_text.strip() else 0.0
+    end = duration(end_text) if end_text.strip() else math.inf
+    if start >= end:
+        raise InputError(f"slice {text!r} ends before it starts; write the earlier time first")
+    return start, end

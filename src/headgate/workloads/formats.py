@@ -1,0 +1,174 @@
+"""The published trace formats: which columns hold what, and the rows of a file in each."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from headgate.core.errors import InputError, unknown
+from headgate.workloads.text import nanoseconds, seconds
+
+
+class Format(NamedTuple):
+    """Where a trace format keeps the arrival, the lengths and the client of a request.
+
+    Attributes:
+        json: one JSON object per line; otherwise CSV with a header, read by name.
+        arrival: the column of the arrival time.
+        prompt: the column of the prompt length.
+        output: the column of the output length.
+        clock: how one arrival time is read.
+        ticks: units of that clock in a second.
+        calendar: whether the clock is a calendar, so that the first request sets the start.
+        lengths_only: whether files without arrivals exist.
+        client: the column that names a client.
+        mark: a column that tells the format from others with the same ones.
+    """
+
+    json: bool
+    arrival: str
+    prompt: str
+    output: str
+    clock: Callable[[object, str], float] = seconds
+    ticks: int = 1
+    calendar: bool = False
+    lengths_only: bool = False
+    client: str = ""
+    mark: str = ""
+
+    def required(self) -> list[str]:
+        """The columns a file must have."""
+        needed = [self.prompt, self.output]
+        if not self.lengths_only:
+            needed.insert(0, self.arrival)
+        return needed + [name for name in (self.client, self.mark) if name]
+
+
+FORMATS: dict[str, Format] = {
+    "azure": Format(
+        False,
+        "TIMESTAMP",
+        "ContextTokens",
+        "GeneratedTokens",
+        clock=nanoseconds,
+        ticks=1_000_000_000,
+        calendar=True,
+    ),
+    "burstgpt": Format(False, "Timestamp", "Request tokens", "Response tokens"),
+    "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000),
+    "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id"),
+    "vidur": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", lengths_only=True),
+    "vtc": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", client="client"),
+}
+
+
+class Fields(NamedTuple):
+    """What one row says, not yet understood; the arrival is None in a file without arrivals."""
+
+    arrival: object
+    prompt: object
+    output: object
+    client: str | None
+
+
+# The line number, and the fields or the reason why there are none.
+Row = tuple[int, Fields | str]
+
+
+def choose(path: str, text: str, name: str | None) -> str:
+    """The name of the format: the one asked for, or the one that fits the first line best."""
+    if name is not None:
+        if name not in FORMATS:
+            raise unknown("trace format", name, FORMATS)
+        return name
+    first = text.lstrip().splitlines()[0]
+    is_json = first.startswith("{")
+    columns = _keys(first) if is_json else _header(first)
+    fitting = [
+        known
+        for known, each in FORMATS.items()
+        if each.json == is_json and all(need in columns for need in each.required())
+    ]
+    if not fitting:
+        raise InputError(
+            f"{path}:1: no trace format I know ({', '.join(FORMATS)}); name the format or rename the columns"
+        )
+    return max(fitting, key=lambda known: len(FORMATS[known].required()))
+
+
+def rows(path: str, text: str, name: str) -> Iterator[Row]:
+    """Every row of the file that is not blank."""
+    return _json_rows(text, FORMATS[name]) if FORMATS[name].json else _csv_rows(path, text, name)
+
+
+def _csv_rows(path: str, text: str, name: str) -> Iterator[Row]:
+    """Rows of CSV, read by the names in the header: releases of one trace order their columns differently."""
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        header: list[str] = next((_stripped(row) for row in reader if row), [])
+        arrival, prompt, output, client = _places(path, header, name)
+        timed, named = arrival < len(header), client < len(header)
+        for row in reader:
+            if len(row) == len(header):
+                yield (
+                    reader.line_num,
+                    Fields(
+                        row[arrival] if timed else None,
+                        row[prompt],
+                        row[output],
+                        row[client].strip() if named else None,
+                    ),
+                )
+            elif row:
+                yield reader.line_num, f"{len(row)} fields where the header has {len(header)}"
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: broken CSV, {error}; fix the line") from None
+
+
+def _places(path: str, header: Sequence[str], name: str) -> list[int]:
+    """Where arrival, prompt, output and client stand in a row; one past its end when the file has none."""
+    chosen = FORMATS[name]
+    for need in chosen.required():
+        if need not in header:
+            raise InputError(
+                f"{path}:1: no column {need!r}; format {name!r} needs {', '.join(chosen.required())}"
+            )
+    wanted = (chosen.arrival, chosen.prompt, chosen.output, chosen.client)
+    return [header.index(each) if each in header else len(header) for each in wanted]
+
+
+def _json_rows(text: str, chosen: Format) -> Iterator[Row]:
+    """Rows of JSON lines; a missing key becomes None, which no field reader accepts."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        record = _record(line)
+        if record is None:
+            yield number, "not a JSON object"
+        else:
+            get = record.get
+            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), None)
+
+
+def _record(line: str) -> dict[str, object] | None:
+    """One JSON object, or None for anything else (nesting without end included)."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _keys(line: str) -> Sequence[str]:
+    return list(_record(line) or ())
+
+
+def _header(line: str) -> Sequence[str]:
+    return _stripped(line.split(","))
+
+
+def _stripped(cells: Sequence[str]) -> list[str]:
+    return [cell.strip().strip('"') for cell in cells]

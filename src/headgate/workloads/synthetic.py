@@ -1,0 +1,239 @@
+"""Workloads drawn from arrival processes and length laws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.workloads.arrivals import AllAtOnce, ArrivalProcess, Poisson, Rated
+from headgate.workloads.columns import OPEN_LOOP, Real, Whole
+from headgate.workloads.lengths import LengthLaw, Pairs
+from headgate.workloads.streams import stream
+from headgate.workloads.workload import Kind, Workload
+
+
+class Share(NamedTuple):
+    """One class of a mix: its share of the requests, and what its requests look like."""
+
+    share: float
+    kind: Kind
+    prompt: LengthLaw
+    output: LengthLaw
+    patience: float = math.inf
+
+
+class Stage(NamedTuple):
+    """A stretch of requests in which something is different; None: as in the rest of the workload."""
+
+    requests: int
+    rate: float | None = None
+    clients: int | None = None
+    prompt: LengthLaw | None = None
+    output: LengthLaw | None = None
+
+
+class Recipe(NamedTuple):
+    """Everything a drawn workload depends on; see `generate` for the meaning of each."""
+
+    seed: int
+    arrivals: ArrivalProcess | None
+    prompt: LengthLaw | None
+    output: LengthLaw | None
+    pairs: Pairs | None
+    classes: tuple[Share, ...]
+    clients: int | None
+    stages: tuple[Stage, ...]
+
+
+def generate(
+    requests: int | None = None,
+    *,
+    seed: int = 0,
+    arrivals: ArrivalProcess | None = None,
+    prompt: LengthLaw | None = None,
+    output: LengthLaw | None = None,
+    pairs: Pairs | None = None,
+    classes: Sequence[Share] = (),
+    clients: int | None = None,
+    stages: Sequence[Stage] = (),
+    name: str = "",
+) -> Workload:
+    """Draws a workload: the same arguments give the same requests.
+
+    Arrivals, prompts, outputs and classes come from streams of their own, and so do the lengths of each class
+    of a mix and of each stage: changing one law leaves all other draws as they were.
+
+    Args:
+        requests: how many; may be left out when stages say it.
+        seed: one number for the whole workload.
+        arrivals: the arrival process of an open loop; all at once when left out (with stage rates: Poisson).
+        prompt: the law of prompt lengths.
+        output: the law of output lengths.
+        pairs: instead of the two laws, pairs drawn together.
+        classes: instead of the two laws, a mix; shares are taken relative to their sum.
+        clients: makes a closed loop of so many clients.
+        stages: stretches of requests with another rate, number of clients or lengths.
+        name: what reports call it.
+    """
+    stages = tuple(stages) or (Stage(_count(requests)),)
+    recipe = Recipe(seed, arrivals, prompt, output, pairs, tuple(classes), clients, stages)
+    _check(recipe, requests)
+    return _draw(recipe, name)
+
+
+def _draw(recipe: Recipe, name: str) -> Workload:
+    """The workload of a recipe that makes sense."""
+    kind = _kinds(recipe)
+    prompts, outputs = _lengths(recipe, kind)
+    patience = np.array([each.patience for each in recipe.classes])[kind] if recipe.classes else np.inf
+    return Workload.of(
+        prompts,
+        outputs,
+        arrival=_arrivals(recipe),
+        clients=_clients(recipe),
+        kind=kind,
+        patience=patience,
+        kinds=[each.kind for each in recipe.classes] or [Kind()],
+        name=name,
+        origin={"drawn": _described(recipe)},
+    )
+
+
+def _count(requests: int | None) -> int:
+    if requests is None:
+        raise InputError("how many requests? give a number of them, or stages")
+    return requests
+
+
+def _check(recipe: Recipe, requests: int | None) -> None:
+    """The arguments make sense together."""
+    total = 0
+    for number, stage in enumerate(recipe.stages):
+        if stage.requests < 1:
+            raise InputError(f"stage {number} has {stage.requests} requests; give at least 1")
+        if (recipe.classes or recipe.pairs) and (stage.prompt or stage.output):
+            raise InputError(
+                f"stage {number} changes lengths that come from classes or pairs; give laws instead"
+            )
+        total += stage.requests
+    if requests is not None and requests != total:
+        raise InputError(f"{requests} requests, but the stages have {total}; make them agree")
+    laws = recipe.prompt is not None or recipe.output is not None
+    if bool(recipe.classes) + (recipe.pairs is not None) + laws > 1:
+        raise InputError("lengths come from laws, from pairs or from classes; give only one of them")
+    for share in recipe.classes:
+        if not 0 < share.share < math.inf:
+            raise InputError(f"share of kind {share.kind.name!r} is {share.share:g}; give a number above 0")
+    if recipe.arrivals is not None and recipe.clients is not None:
+        raise InputError("an arrival process in a closed loop; drop the arrivals or the clients")
+
+
+def _kinds(recipe: Recipe) -> Whole:
+    """The class of every request."""
+    total = sum(stage.requests for stage in recipe.stages)
+    if not recipe.classes:
+        return np.zeros(total, dtype=np.int64)
+    shares = np.array([share.share for share in recipe.classes])
+    bounds = np.cumsum(shares) / shares.sum()
+    # The last bound is 1 up to rounding; leaving it out keeps every draw inside.
+    return np.searchsorted(bounds[:-1], stream(recipe.seed, "classes").random(total), side="right")
+
+
+def _lengths(recipe: Recipe, kind: Whole) -> tuple[Whole, Whole]:
+    """Prompt and output of every request, stage by stage."""
+    ends = np.cumsum([stage.requests for stage in recipe.stages])
+    parts = [
+        _stage_lengths(recipe, number, kind[end - stage.requests : end])
+        for number, (stage, end) in enumerate(zip(recipe.stages, ends, strict=True))
+    ]
+    return np.concatenate([prompts for prompts, _ in parts]), np.concatenate(
+        [outputs for _, outputs in parts]
+    )
+
+
+def _stage_lengths(recipe: Recipe, number: int, kind: Whole) -> tuple[Whole, Whole]:
+    """Prompt and output of every request of one stage."""
+    stage, count = recipe.stages[number], len(kind)
+    if recipe.classes:
+        return _class_lengths(recipe, number, kind)
+    if recipe.pairs is not None:
+        return recipe.pairs.draw(count, _stream(recipe, "lengths.pairs", number))
+    prompt, output = stage.prompt or recipe.prompt, stage.output or recipe.output
+    if prompt is None or output is None:
+        raise InputError("lengths are missing; give a prompt law and an output law, pairs or classes")
+    return (
+        prompt.draw(count, _stream(recipe, "lengths.prompt", number)),
+        output.draw(count, _stream(recipe, "lengths.output", number)),
+    )
+
+
+def _class_lengths(recipe: Recipe, number: int, kind: Whole) -> tuple[Whole, Whole]:
+    """Prompt and output of every request of one stage of a mix."""
+    prompts, outputs = np.empty_like(kind), np.empty_like(kind)
+    for place, share in enumerate(recipe.classes):
+        rows, name = kind == place, share.kind.name
+        count = int(rows.sum())
+        prompts[rows] = share.prompt.draw(count, _stream(recipe, "lengths.prompt", number, name))
+        outputs[rows] = share.output.draw(count, _stream(recipe, "lengths.output", number, name))
+    return prompts, outputs
+
+
+def _stream(recipe: Recipe, name: str, number: int, kind: str = "") -> np.random.Generator:
+    """The stream of one class in one stage; the first stage has the plain name, as without stages."""
+    stage = f".stage-{number}" if number else ""
+    return stream(recipe.seed, name + stage + (f"/{kind}" if kind else ""))
+
+
+def _arrivals(recipe: Recipe) -> Real:
+    """Arrival times of every request: each stage starts at the last arrival of the one before."""
+    generator = stream(recipe.seed, "arrivals")
+    start, parts = 0.0, []
+    for number, stage in enumerate(recipe.stages):
+        times = start + _process(recipe, number).draw(stage.requests, generator)
+        start = float(times[-1])
+        parts.append(times)
+    return np.concatenate(parts)
+
+
+def _process(recipe: Recipe, number: int) -> ArrivalProcess:
+    """The arrival process of one stage."""
+    stage, process = recipe.stages[number], recipe.arrivals
+    if stage.rate is None:
+        return process or AllAtOnce()
+    if recipe.clients is not None or stage.clients is not None:
+        raise InputError(f"stage {number} has a rate in a closed loop; give it clients instead")
+    if process is None:
+        return Poisson(stage.rate)
+    if isinstance(process, Rated):
+        return replace(process, rate=stage.rate)
+    raise InputError(f"stage {number} has a rate, the arrivals have none; choose 'poisson' or drop the rate")
+
+
+def _clients(recipe: Recipe) -> Whole:
+    """Clients in force at every request."""
+    each = [recipe.clients if stage.clients is None else stage.clients for stage in recipe.stages]
+    for number, clients in enumerate(each):
+        if clients is not None and clients < 1:
+            raise InputError(f"stage {number} has {clients} clients; give at least 1")
+    many = [OPEN_LOOP if clients is None else clients for clients in each]
+    return np.repeat(many, [stage.requests for stage in recipe.stages])
+
+
+def _described(thing: object) -> object:
+    """Plain values that say how something was made; lengths seen before only by their number."""
+    if isinstance(thing, np.ndarray):
+        return {"values": len(thing), "mean": float(thing.mean())}
+    if isinstance(thing, tuple):
+        named = getattr(thing, "_asdict", None)
+        if named is None:
+            return [_described(each) for each in thing]
+        return {key: _described(value) for key, value in named().items() if value not in (None, ())}
+    if is_dataclass(thing) and not isinstance(thing, type):
+        parts = {each.name: _described(getattr(thing, each.name)) for each in fields(thing)}
+        return {"law": type(thing).__name__, **parts}
+    return thing if isinstance(thing, str | int | float) or thing is None else repr(thing)

@@ -1,0 +1,160 @@
+"""Readers for published traces."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.workloads.columns import Real
+from headgate.workloads.formats import FORMATS, Fields, Format, choose, rows
+from headgate.workloads.text import BadFieldError, as_text, read_bytes, tokens
+from headgate.workloads.workload import Kind, Workload
+
+# How many bad rows are kept to be shown; the others are only counted.
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """Rows left out of a trace: how many, and the first few as (line, reason)."""
+
+    count: int = 0
+    first: tuple[tuple[int, str], ...] = ()
+
+    def and_one(self, line: int, reason: str) -> BadRows:
+        """One more."""
+        return BadRows(self.count + 1, (*self.first, (line, reason))[:SHOWN])
+
+
+# One good row: its line, its arrival in ticks of the format's clock, its lengths, its client.
+Entry = tuple[int, float, int, int, str]
+
+
+def read_trace(
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    skip_bad_rows: bool = False,
+    sort: bool = False,
+) -> tuple[Workload, BadRows]:
+    """Reads a published trace, plain or gzip.
+
+    A file of lengths alone gives a workload that is there all at once, until the caller gives it arrivals
+    (`arriving`) or clients (`as_closed`). Calendar times start at the first request; other clocks keep their
+    own zero, so that slices of a trace mean the same as in its publication.
+
+    Args:
+        path: the file.
+        format: a name in FORMATS; told from the first line when left out.
+        skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
+        sort: sorts rows that are out of order instead of refusing the file.
+    """
+    content = read_bytes(path)
+    text = as_text(path, content)
+    name = choose(str(path), text, format)
+    entries, bad = _entries(str(path), text, name, skip_bad_rows)
+    origin = {
+        "trace": Path(path).name,
+        "format": name,
+        "sha256": sha256(content).hexdigest(),
+        "bad_rows": bad.count,
+    }
+    return _table(str(path), entries, FORMATS[name], sort, origin), bad
+
+
+def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
+    """Writes the requests as a Mooncake trace; arrivals are rounded to the millisecond."""
+    if workload.closed:
+        raise InputError("a closed loop has no arrival times to write; save it as a workload instead")
+    stamps = np.rint(workload.arrival * 1000).astype(np.int64).tolist()
+    lengths = zip(stamps, workload.prompt.tolist(), workload.output.tolist(), strict=True)
+    try:
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            for stamp, prompt, output in lengths:
+                record = {"timestamp": stamp, "input_length": prompt, "output_length": output, "hash_ids": []}
+                file.write(json.dumps(record) + "\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written, {error.strerror}; choose another path") from None
+
+
+def _entries(path: str, text: str, name: str, skip_bad_rows: bool) -> tuple[list[Entry], BadRows]:
+    """The good rows of the file, at least one, and the bad ones."""
+    chosen, good, bad = FORMATS[name], [], BadRows()
+    for line, fields in rows(path, text, name):
+        try:
+            good.append(_entry(line, fields, chosen))
+        except BadFieldError as error:
+            if not skip_bad_rows:
+                raise InputError(f"{path}:{line}: {error}; fix the row or pass --skip-bad-rows") from None
+            bad = bad.and_one(line, str(error))
+    if bad.count and not good:
+        line, reason = bad.first[0]
+        raise InputError(f"{path}: all {bad.count} rows are bad, line {line}: {reason}; check the format")
+    if not good:
+        raise InputError(f"{path}: a header and no rows; give a file with requests in it")
+    return good, bad
+
+
+def _entry(line: int, fields: Fields | str, chosen: Format) -> Entry:
+    """One row understood, or a BadFieldError."""
+    if isinstance(fields, str):
+        raise BadFieldError(fields)
+    arrival, prompt, output, client = fields
+    # Only a file of lengths alone has no arrival column; a row that lacks its arrival is bad.
+    timeless = arrival is None and chosen.lengths_only
+    if chosen.client and not client:
+        raise BadFieldError(f"{chosen.client} is missing")
+    return (
+        line,
+        0.0 if timeless else chosen.clock(arrival, chosen.arrival),
+        tokens(prompt, chosen.prompt),
+        tokens(output, chosen.output),
+        client or "",
+    )
+
+
+def _table(
+    path: str, entries: list[Entry], chosen: Format, sort: bool, origin: Mapping[str, object]
+) -> Workload:
+    """The good rows as a workload named after the file."""
+    lines, ticks, prompts, outputs, clients = zip(*entries, strict=True)
+    arrival = _arrivals(ticks, chosen)
+    if not sort:
+        _check_order(path, lines, arrival)
+    order = np.argsort(arrival, kind="stable")
+    kinds, kind = _kinds(clients)
+    return Workload.of(
+        np.array(prompts)[order],
+        np.array(outputs)[order],
+        arrival=arrival[order],
+        kind=np.array(kind)[order],
+        kinds=kinds,
+        name=Path(path).name.split(".")[0],
+        origin=origin,
+    )
+
+
+def _arrivals(ticks: Sequence[float], chosen: Format) -> Real:
+    """Arrival of every row in seconds; whole ticks are subtracted before they become floats."""
+    start = min(ticks) if chosen.calendar else 0
+    return np.array([tick - start for tick in ticks], dtype=np.float64) / chosen.ticks
+
+
+def _check_order(path: str, lines: Sequence[int], arrival: Real) -> None:
+    back = np.diff(arrival) < 0
+    if back.any():
+        line = lines[int(np.argmax(back)) + 1]
+        raise InputError(f"{path}:{line}: arrives before the row above it; sort the file or pass --sort")
+
+
+def _kinds(clients: Sequence[str]) -> tuple[list[Kind], list[int]]:
+    """One kind per client, the shorter names first so that client-9 comes before client-13."""
+    names = sorted(set(clients), key=lambda client: (len(client), client))
+    place = {client: number for number, client in enumerate(names)}
+    return [Kind(f"client-{name}" if name else "") for name in names], [place[client] for client in clients]

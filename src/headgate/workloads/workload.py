@@ -1,0 +1,261 @@
+"""The table of requests; save, load, subset, scale."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headgate.core.errors import InputError
+from headgate.core.request import Slo
+from headgate.workloads import archive
+from headgate.workloads.columns import OPEN_LOOP, RULES, Real, Whole, check_together, column
+from headgate.workloads.summary import Summary, summarise
+
+
+class Kind(NamedTuple):
+    """A class of requests: its name, what its users were promised, and how urgent it is."""
+
+    name: str = ""
+    slo: Slo = Slo()
+    priority: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Who arrives, when, and how long: one row per request, in the order of arrival.
+
+    Drawn or read in full before a run, so that every policy meets the same requests. The columns are checked
+    when the table is made and cannot be written to afterwards.
+
+    Attributes:
+        arrival: seconds from the start, sorted; all zero in a closed loop.
+        prompt: prompt tokens.
+        output: true output tokens, which policies never see.
+        kind: index into `kinds`.
+        limit: most output tokens the request may have.
+        priority: smaller is more urgent.
+        patience: seconds in the queue after which it gives up.
+        abort: seconds after arrival at which its client hangs up.
+        guess: predicted output tokens, -1 when nobody predicts.
+        clients: 0 in an open loop. In a closed one, request i is sent as soon as fewer than clients[i]
+            requests are outstanding, so a schedule of concurrency stages is just this column.
+        kinds: the classes.
+        name: what reports call it.
+        origin: how it was made, for the run's record.
+    """
+
+    arrival: Real
+    prompt: Whole
+    output: Whole
+    kind: Whole
+    limit: Whole
+    priority: Whole
+    patience: Real
+    abort: Real
+    guess: Whole
+    clients: Whole
+    kinds: tuple[Kind, ...] = (Kind(),)
+    name: str = ""
+    origin: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = Counter(kind.name for kind in self.kinds)
+        for name, times in names.items():
+            if times > 1:
+                raise InputError(f"{times} kinds are called {name!r}; give each its own name")
+        for name in RULES:
+            object.__setattr__(self, name, column(name, getattr(self, name)))
+        check_together(self.columns(), len(self.kinds))
+
+    @classmethod
+    def of(
+        cls,
+        prompt: npt.ArrayLike,
+        output: npt.ArrayLike,
+        *,
+        kinds: Sequence[Kind] = (Kind(),),
+        name: str = "",
+        origin: Mapping[str, object] | None = None,
+        **columns: npt.ArrayLike,
+    ) -> Workload:
+        """A workload from the columns that matter; the others get their defaults (one kind, all at once).
+
+        Args:
+            prompt: prompt tokens, one per request.
+            output: true output tokens, one per request.
+            kinds: the classes; `kind` is an index into them.
+            name: what reports call it.
+            origin: how it was made.
+            **columns: any of arrival, kind, limit, priority (that of the kind by default), patience, abort,
+                guess, clients; one value stands for all rows.
+        """
+        requests = np.size(prompt)
+        filled: dict[str, npt.ArrayLike] = {
+            key: np.full(requests, rule.default) for key, rule in RULES.items() if rule.default is not None
+        }
+        for key, values in columns.items():
+            if key not in RULES:
+                raise InputError(f"a workload has no column {key!r}; choose from: {', '.join(RULES)}")
+            filled[key] = np.full(requests, values) if np.ndim(values) == 0 else values
+        if "priority" not in filled:
+            filled["priority"] = _priorities(kinds, filled["kind"])
+        filled.update(prompt=prompt, output=output)
+        return cls(**filled, kinds=tuple(kinds), name=name, origin=dict(origin or {}))  # type: ignore[arg-type]
+
+    def columns(self) -> dict[str, Whole | Real]:
+        """The columns by name."""
+        return {name: getattr(self, name) for name in RULES}
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same requests; name and origin do not count."""
+        if not isinstance(other, Workload):
+            return NotImplemented
+        theirs = other.columns()
+        return self.kinds == other.kinds and all(
+            np.array_equal(mine, theirs[name]) for name, mine in self.columns().items()
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether clients, not a clock, decide when the next request is sent."""
+        return bool(self.clients[0] != OPEN_LOOP)
+
+    def head(self, requests: int) -> Workload:
+        """The first requests, or all of them when there are fewer."""
+        if requests < 1:
+            raise InputError(f"the first {requests} requests of a workload are none; ask for at least 1")
+        return self.subset(slice(0, requests))
+
+    def subset(self, rows: slice | npt.NDArray[np.bool_]) -> Workload:
+        """The requests in a slice or where a mask is true; their times stay as they are."""
+        if not isinstance(rows, slice):
+            rows = np.asarray(rows)
+            if rows.dtype != np.bool_ or rows.shape != (len(self),):
+                raise InputError(f"a mask needs one true or false for each of the {len(self)} requests")
+        return self._with({name: values[rows] for name, values in self.columns().items()})
+
+    def between(self, start: float, end: float) -> Workload:
+        """The requests that arrive from `start` to just before `end`, the clock set to zero at `start`."""
+        self._open_only("slice of time")
+        inside = (self.arrival >= start) & (self.arrival < end)
+        if not inside.any():
+            raise InputError(
+                f"nobody arrives from {start:g} s to {end:g} s; the workload spans "
+                f"{self.arrival[0]:g} s to {self.arrival[-1]:g} s"
+            )
+        part = self.subset(inside)
+        return part.arriving(part.arrival - start)
+
+    def scale_rate(self, factor: float) -> Workload:
+        """The same requests arriving `factor` times as fast."""
+        self._open_only("rate")
+        if not 0 < factor < np.inf:
+            raise InputError(f"the rate cannot be scaled by {factor:g}; give a number above 0")
+        return self.arriving(self.arrival / factor)
+
+    def cap(self, prompt: int | None = None, output: int | None = None) -> Workload:
+        """Lengths cut to at most these; a guess beyond the cut output is cut with it."""
+        changed = self.columns()
+        for name, most in (("prompt", prompt), ("output", output), ("guess", output)):
+            if most is not None and most < 1:
+                raise InputError(f"{name} lengths cannot be capped at {most}; give at least 1")
+            if most is not None:
+                changed[name] = np.minimum(changed[name], most)
+        return self._with(changed)
+
+    def merge(self, *others: Workload) -> Workload:
+        """All requests of all workloads by arrival; ties keep the order given, so closed loops take turns."""
+        parts = (self, *others)
+        place = {kind: 0 for part in parts for kind in part.kinds}
+        place.update((kind, number) for number, kind in enumerate(place))
+        joined = {name: np.concatenate([part.columns()[name] for part in parts]) for name in RULES}
+        joined["kind"] = np.concatenate(
+            [np.array([place[kind] for kind in part.kinds])[part.kind] for part in parts]
+        )
+        order = np.argsort(joined["arrival"], kind="stable")
+        names = "+".join(dict.fromkeys(part.name for part in parts if part.name))
+        return Workload(
+            **{name: values[order] for name, values in joined.items()},
+            kinds=tuple(place),
+            name=names,
+            origin={"merged": [dict(part.origin) for part in parts]},
+        )
+
+    def arriving(self, times: npt.ArrayLike) -> Workload:
+        """The same requests in an open loop, arriving at these times."""
+        return self._with({**self.columns(), "arrival": times, "clients": np.zeros(len(self))})
+
+    def all_at_once(self) -> Workload:
+        """The same requests, all present at the start."""
+        return self.arriving(np.zeros(len(self)))
+
+    def as_closed(self, clients: int | Sequence[tuple[int, int]]) -> Workload:
+        """The same requests in a closed loop of so many clients.
+
+        Args:
+            clients: a number, or stages as (requests, clients); the last stage holds for all requests left.
+        """
+        stages = [(len(self), clients)] if isinstance(clients, int | np.integer) else list(clients)
+        for number, (requests, many) in enumerate(stages):
+            if requests < 1 or many < 1:
+                raise InputError(
+                    f"stage {number} has {requests} requests and {many} clients; give at least 1"
+                )
+        named = sum(requests for requests, _ in stages)
+        if not stages or named > len(self):
+            raise InputError(f"the stages have {named} requests, the workload {len(self)}; make them agree")
+        schedule = np.repeat([many for _, many in stages], [requests for requests, _ in stages])
+        schedule = np.append(schedule, np.full(len(self) - named, stages[-1][1]))
+        return self._with({**self.columns(), "arrival": np.zeros(len(self)), "clients": schedule})
+
+    def summary(self) -> Summary:
+        """Its size in numbers: requests, span, rate, burstiness, lengths."""
+        return summarise(self.arrival, self.prompt, self.output)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the table to one npz file."""
+        kinds = [[kind.name, *kind.slo, kind.priority] for kind in self.kinds]
+        archive.write(path, self.columns(), {"kinds": kinds, "name": self.name, "origin": dict(self.origin)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Workload:
+        """Reads a table that `save` wrote."""
+        columns, header = archive.read(path)
+        try:
+            kinds = tuple(
+                Kind(str(name), Slo(first, between), int(priority))
+                for name, first, between, priority in header["kinds"]
+            )
+            return cls(
+                **columns,
+                kinds=kinds,
+                name=str(header["name"]),
+                origin=dict(header["origin"]),
+            )
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        except (KeyError, TypeError, ValueError):
+            raise archive.foreign(path) from None
+
+    def _with(self, columns: Mapping[str, npt.ArrayLike]) -> Workload:
+        """The same workload with other columns, checked again."""
+        return replace(self, **columns)  # type: ignore[arg-type]
+
+    def _open_only(self, what: str) -> None:
+        if self.closed:
+            raise InputError(f"a closed loop has no arrival times, so no {what}; choose its clients instead")
+
+
+def _priorities(kinds: Sequence[Kind], kind: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Each request's priority is that of its kind; an unknown kind is reported by the table's own check."""
+    known = np.array([each.priority for each in kinds] or [0])
+    return known[np.minimum(column("kind", kind), len(known) - 1).astype(np.int64)]

@@ -1,0 +1,10 @@
+"""Hypothesis profiles: the same examples in every run of CI, more of them at night."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+settings.register_profile("ci", max_examples=60, derandomize=True, **COMMON)
+settings.register_profile("night", max_examples=2000, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -1,0 +1,173 @@
+"""The laws every batch policy must keep, for random workloads, engines and parameters."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import POLICIES, TESTING, Log, engines, run, workloads
+
+from headgate.core.plan import check
+from headgate.core.policy import BatchPolicy, End
+from headgate.drivers.replica import Replica
+from headgate.drivers.simulator import Simulator
+
+ALL_NAMES = [*POLICIES, *TESTING]
+MAKE = POLICIES | TESTING
+
+
+def served(log: Log, requests: int) -> bool:
+    return sum(event[0] == "finished" for event in log.events) == requests
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
+def test_same_again(name, data, engine, workload):
+    policy = MAKE[name](data.draw, engine)
+    first, second = (run(engine, copy.deepcopy(policy), workload) for _ in range(2))
+    assert first.plans == second.plans
+    assert first.steps == second.steps
+    assert first.events == second.events
+
+
+class AskedTwice(BatchPolicy):
+    """Passes everything on, and asks twice for each plan."""
+
+    def __init__(self, inner: BatchPolicy) -> None:
+        self.inner = inner
+        for hook in ("arrived", "admitted", "prefilled", "held", "resumed", "evicted", "finished", "stepped"):
+            setattr(self, hook, getattr(inner, hook))
+
+    def arrived(self, request, now): ...
+    def admitted(self, request, now): ...
+    def prefilled(self, request, now): ...
+    def held(self, request, now): ...
+    def resumed(self, request, now): ...
+    def evicted(self, request, now): ...
+    def finished(self, request, now, how): ...
+    def stepped(self, steps): ...
+
+    def plan(self, view):
+        first = self.inner.plan(view)
+        assert self.inner.plan(view) == first
+        assert check(first, view) == []
+        return first
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+@given(data=st.data(), engine=engines(), workload=workloads())
+def test_asked_twice_and_always_sensible(name, data, engine, workload):
+    policy = MAKE[name](data.draw, engine)
+    log = run(engine, AskedTwice(policy), workload)
+    assert served(log, len(workload))
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
+def test_leases_and_asking_at_every_step_agree(name, data, engine, workload):
+    policy = MAKE[name](data.draw, engine)
+    leased = run(engine, copy.deepcopy(policy), workload)
+    asked = run(engine, copy.deepcopy(policy), workload, leases=False)
+    assert leased.steps == asked.steps
+    assert leased.events == asked.events
+    assert len(leased.plans) <= len(asked.plans)
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
+def test_everybody_is_served_or_leaves(name, data, engine, workload):
+    log = run(engine, MAKE[name](data.draw, engine), workload)
+    assert served(log, len(workload))
+    longest = min(engine.max_model_len, engine.kv_tokens // engine.block * engine.block)
+    for _, id, _, how, generated, _ in (event for event in log.events if event[0] == "finished"):
+        room = longest - int(workload.prompt[id])
+        whole = min(int(workload.output[id]), int(workload.limit[id]), room)
+        if how in (End.STOPPED, End.LIMIT):
+            assert generated == whole
+            assert (how is End.STOPPED) == (whole == workload.output[id])
+        elif how is End.REFUSED:
+            assert room < 1
+
+
+class Miser(Replica):
+    """An engine that at random gives less than was asked: a smaller budget, or no seat."""
+
+    moods: st.DataObject
+
+    def _budget(self) -> float:
+        budget = super()._budget()
+        return max(len(self.ledger.decoding) + 1, budget // 2) if self.moods.draw(st.booleans()) else budget
+
+    def _admit(self, entry, spare):
+        return not self.moods.draw(st.sampled_from([False, False, True])) and super()._admit(entry, spare)
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+@given(data=st.data(), engine=engines(), workload=workloads())
+def test_refusal_breaks_nothing(name, data, engine, workload):
+    simulator = Simulator(engine, MAKE[name](data.draw, engine), workload, (log := Log(),))
+    simulator.replica.__class__ = Miser
+    simulator.replica.moods = data
+    simulator.patient = True
+    while True:
+        try:
+            simulator.run()
+            break
+        except Exception as stop:
+            if "runs nothing" not in str(stop):
+                raise
+            simulator.replica.lease.ended = True  # refused out of spite: ask again
+    assert served(log, len(workload))
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+@given(data=st.data(), engine=engines(), workload=workloads(), when=st.integers(0, 40))
+def test_take_over_half_way(name, data, engine, workload, when):
+    fresh = MAKE[name](data.draw, engine)
+    simulator = Simulator(engine, MAKE["mixed"](data.draw, engine), workload, (log := Log(),))
+    replica, left = simulator.replica, when
+    advance = replica.advance
+
+    def counted(wake):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            replica.take_over(fresh)
+            replica.ask()
+        return advance(wake)
+
+    replica.advance = counted
+    simulator.run()
+    assert served(log, len(workload))
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
+def test_books_add_up(name, data, engine, workload):
+    simulator = Simulator(engine, MAKE[name](data.draw, engine), workload, (log := Log(),))
+    replica, ledger, blocks = simulator.replica, simulator.replica.ledger, simulator.replica.blocks
+    settle = replica.settle
+
+    def audited():
+        settle()
+        rolling = [r for r in ledger.decoding.values() if r.id not in ledger.held]
+        assert ledger.rolling == len(rolling)
+        assert ledger.context == sum(r.prompt + r.generated - 1 for r in rolling)
+        running = [*ledger.prefilling.values(), *ledger.decoding.values()]
+        assert blocks.total - blocks.free == sum(blocks.of(r.held_kv) for r in running)
+        assert 0 <= blocks.free <= blocks.total
+        assert sum(blocks.growers) == len(rolling)
+        assert len(running) <= engine.running
+        places = [*ledger.waiting, *ledger.prefilling, *ledger.decoding]
+        assert len(places) == len(set(places))
+        gone = sum(event[0] == "finished" for event in log.events)
+        assert gone + len(places) == simulator.arrivals.sent
+
+    replica.settle = audited
+    simulator.run()
+    decoded = sum(step[1] for step in log.steps)
+    by_prompt = sum(event[0] == "prefilled" for event in log.events)
+    assert decoded + by_prompt == sum(event[4] for event in log.events if event[0] == "finished")
+    assert blocks.free == blocks.total

@@ -1,0 +1,311 @@
+"""The table of requests: checks, subsets, scaling, merging, closed loops, summary."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.errors import InputError
+from headgate.core.request import Slo
+from headgate.workloads import Kind, Workload
+from headgate.workloads.columns import LONGEST
+
+CHAT = Kind("chat", Slo(1.0, 0.05), 0)
+BULK = Kind("bulk", Slo(), 5)
+
+
+@st.composite
+def workloads(draw, most=30):
+    rows = draw(st.integers(1, most))
+    numbers = st.lists(st.integers(1, 5000), min_size=rows, max_size=rows)
+    gaps = draw(st.lists(st.floats(0, 100), min_size=rows, max_size=rows))
+    kinds = draw(st.lists(st.integers(0, 1), min_size=rows, max_size=rows))
+    return Workload.of(draw(numbers), draw(numbers), arrival=np.cumsum(gaps), kind=kinds, kinds=(CHAT, BULK))
+
+
+def three(**columns):
+    return Workload.of([10, 20, 30], [1, 2, 3], **{"arrival": [0.0, 1.0, 3.0], **columns})
+
+
+def test_defaults():
+    table = Workload.of([10, 20], [1, 2])
+    assert table.arrival.tolist() == [0.0, 0.0] and table.arrival.dtype == np.float64
+    assert table.kind.tolist() == [0, 0] and table.kinds == (Kind(),)
+    assert table.limit.tolist() == [LONGEST, LONGEST]
+    assert table.priority.tolist() == [0, 0]
+    assert np.isinf(table.patience).all() and np.isinf(table.abort).all()
+    assert table.guess.tolist() == [-1, -1] and table.clients.tolist() == [0, 0]
+    assert all(table.columns()[name].dtype == np.int64 for name in ("prompt", "output", "limit", "clients"))
+    assert len(table) == 2 and not table.closed
+
+
+def test_priority_follows_the_kind_unless_given():
+    assert three(kind=[0, 1, 1], kinds=(CHAT, BULK)).priority.tolist() == [0, 5, 5]
+    assert three(kind=[0, 1, 1], kinds=(CHAT, BULK), priority=[3, 2, 1]).priority.tolist() == [3, 2, 1]
+
+
+def test_one_value_stands_for_all_rows():
+    assert three(patience=2.5, limit=7).patience.tolist() == [2.5] * 3
+    assert three(limit=7).limit.tolist() == [7] * 3
+
+
+def test_columns_are_copies_that_cannot_be_written():
+    lengths = np.array([10, 20])
+    table = Workload.of(lengths, lengths)
+    lengths[0] = 99
+    assert table.prompt.tolist() == [10, 20]
+    with pytest.raises(ValueError, match="read-only"):
+        table.prompt[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"prompt": [1, 0, 1]}, "prompt at row 1 is 0; lengths are whole numbers from 1"),
+        ({"output": [1, 1, -4]}, "output at row 2 is -4; lengths are"),
+        ({"prompt": [1, 2.5, 1]}, "prompt at row 1 is 2.5; lengths are whole"),
+        ({"prompt": [1, float("nan"), 1]}, "prompt at row 1 is nan"),
+        ({"prompt": [1, 2**31, 1]}, "prompt at row 1 is 2147483648"),
+        ({"prompt": [1, 10**30, 1]}, "prompt at row 1 is 10+;"),
+        ({"prompt": ["a", "b", "c"]}, "prompt holds something that is not a number"),
+        ({"prompt": [[1, 2, 3]]}, "prompt has 2 dimensions; give one value per request"),
+        ({"arrival": [0, -1, 2]}, "arrival at row 1 is -1; times are seconds of at least 0"),
+        ({"arrival": [0, 1, float("nan")]}, "arrival at row 2 is nan"),
+        ({"arrival": [0, 1, float("inf")]}, "arrival at row 2 is inf"),
+        ({"arrival": [0, 2, 1]}, "arrival at row 2 is 1.0, before the row above it; sort the requests"),
+        ({"patience": [1, -1, 1]}, "patience at row 1 is -1"),
+        ({"abort": [1, 1, float("nan")]}, "abort at row 2 is nan"),
+        ({"guess": [1, -2, 1]}, "guess at row 1 is -2; a guess is a length, or -1 for none"),
+        ({"limit": [1, 1, 0]}, "limit at row 2 is 0"),
+        ({"clients": [1, 1, -1]}, "clients at row 2 is -1"),
+        ({"kind": [0, 1, 0]}, "kind at row 1 is 1; there are only 1 kinds"),
+        ({"kind": [0, -1, 0]}, "kind at row 1 is -1"),
+        ({"output": [1, 2]}, "output has 2 rows, prompt has 3; give one value per request"),
+        ({"arrival": [0, 0]}, "arrival has 2 rows, prompt has 3"),
+        ({"prompt": [], "output": []}, "a workload has no requests; give at least one"),
+        ({"clients": [4, 4, 0]}, "clients at row 2 is 0, at row 0 4: open and closed loop in one"),
+        ({"clients": 4, "arrival": [0, 0, 1]}, "arrival at row 2 is 1.0 in a closed loop; drop the arrivals"),
+        ({"kinds": (CHAT, Kind("chat"))}, "2 kinds are called 'chat'; give each its own name"),
+        ({"tenant": [1, 2, 3]}, "a workload has no column 'tenant'; choose from: arrival, prompt"),
+    ],
+)
+def test_every_wrong_table_is_one_line(columns, message):
+    with pytest.raises(InputError, match=message) as caught:
+        Workload.of(**{"prompt": [1, 2, 3], "output": [1, 2, 3], **columns})
+    assert "\n" not in str(caught.value)
+
+
+def test_equal_tables_hold_the_same_requests():
+    assert three() == three(name="other", origin={"a": 1})
+    assert three() != three(guess=[1, 2, 3])
+    assert three() != three(kinds=(CHAT,))
+    assert three() != "three"
+
+
+def test_head_and_subset():
+    assert three().head(2).prompt.tolist() == [10, 20]
+    assert three().head(99) == three()
+    assert three().subset(np.array([True, False, True])).arrival.tolist() == [0.0, 3.0]
+    assert three().subset(slice(1, None)).output.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.head(0), "the first 0 requests of a workload are none"),
+        (lambda table: table.subset(np.array([True])), "a mask needs one true or false for each of the 3"),
+        (lambda table: table.subset(np.array([0, 1, 2])), "a mask needs one true or false"),
+        (lambda table: table.subset(slice(0, 0)), "a workload has no requests"),
+        (lambda table: table.between(5, 9), "nobody arrives from 5 s to 9 s; the workload spans 0 s to 3 s"),
+        (lambda table: table.scale_rate(0), "the rate cannot be scaled by 0; give a number above 0"),
+        (lambda table: table.scale_rate(float("nan")), "scaled by nan"),
+        (lambda table: table.scale_rate(float("inf")), "scaled by inf"),
+        (lambda table: table.cap(prompt=0), "prompt lengths cannot be capped at 0; give at least 1"),
+        (lambda table: table.arriving([0, 1]), "arrival has 2 rows, prompt has 3"),
+        (lambda table: table.as_closed(0), "stage 0 has 3 requests and 0 clients; give at least 1"),
+        (lambda table: table.as_closed([(2, 4), (2, 8)]), "the stages have 4 requests, the workload 3"),
+        (lambda table: table.as_closed([]), "the stages have 0 requests"),
+        (lambda table: table.as_closed([(1, 1), (0, 2)]), "stage 1 has 0 requests and 2 clients"),
+        (
+            lambda table: table.as_closed(2).scale_rate(2),
+            "a closed loop has no arrival times, so no rate; choose its clients instead",
+        ),
+        (lambda table: table.as_closed(2).between(0, 1), "a closed loop has no arrival times"),
+        (lambda table: table.merge(table.as_closed(2)), "open and closed loop in one workload"),
+        (lambda table: table.merge(three(kinds=(Kind("", Slo(1.0)),))), "2 kinds are called ''"),
+    ],
+)
+def test_every_wrong_change_is_one_line(change, message):
+    with pytest.raises(InputError, match=message) as caught:
+        change(three())
+    assert "\n" not in str(caught.value)
+
+
+def test_between_moves_the_clock():
+    part = three(patience=[1, 2, 3]).between(0.5, 3.0)
+    assert part.arrival.tolist() == [0.5] and part.prompt.tolist() == [20] and part.patience.tolist() == [2]
+    assert three().between(0.0, np.inf) == three()
+
+
+def test_cap_cuts_lengths_and_guesses():
+    capped = three(guess=[9, -1, 1]).cap(prompt=15, output=2)
+    assert capped.prompt.tolist() == [10, 15, 15]
+    assert capped.output.tolist() == [1, 2, 2]
+    assert capped.guess.tolist() == [2, -1, 1]
+    assert three().cap() == three()
+
+
+@given(workloads(), st.floats(0.01, 100))
+def test_scaling_the_rate_scales_time_and_nothing_else(table, factor):
+    fast = table.scale_rate(factor)
+    assert np.array_equal(fast.arrival, table.arrival / factor)
+    assert fast.all_at_once() == table.all_at_once()
+
+
+@given(workloads(), workloads(), workloads())
+def test_merge_keeps_all_rows_in_order(one, two, three):
+    merged = one.merge(two, three)
+    rows = lambda table: zip(  # noqa: E731
+        table.arrival, table.prompt, table.output, [table.kinds[kind] for kind in table.kind], strict=True
+    )
+    # Sorting in Python is stable, so ties must stand in the order of the arguments.
+    assert list(rows(merged)) == sorted([*rows(one), *rows(two), *rows(three)], key=lambda row: row[0])
+
+
+def test_merge_maps_kinds():
+    merged = three(kinds=(CHAT,), name="a").merge(three(kinds=(BULK, CHAT), kind=[0, 1, 0], name="b"))
+    assert merged.kinds == (CHAT, BULK)
+    assert merged.kind.tolist() == [0, 1, 0, 0, 0, 1]
+    assert merged.priority.tolist() == [0, 5, 0, 0, 0, 5]
+    assert merged.name == "a+b"
+
+
+def test_closed_loop_of_one_size():
+    closed = three().as_closed(4)
+    assert closed.closed and closed.clients.tolist() == [4, 4, 4] and not closed.arrival.any()
+    assert three().as_closed(np.int64(4)) == closed
+
+
+def test_closed_loop_in_stages():
+    closed = Workload.of([1] * 6, [1] * 6).as_closed([(1, 32), (2, 512), (1, 8)])
+    assert closed.clients.tolist() == [32, 512, 512, 8, 8, 8]
+    assert closed.merge(closed).clients.tolist() == [32, 512, 512, 8, 8, 8] * 2
+
+
+def test_a_closed_loop_opens_again():
+    assert three().as_closed(4).arriving([0.0, 1.0, 3.0]) == three()
+    assert not three().as_closed(4).all_at_once().closed
+
+
+def test_summary_of_a_known_table():
+    arrival = [0.0, 0.5, 0.6, 2.5]
+    table = Workload.of([10, 20, 30, 40], [1, 1, 1, 5], arrival=arrival)
+    summary = table.summary()
+    assert summary.requests == 4 and summary.span == 2.5 and summary.rate == 1.6
+    assert summary.prompt.mean == 25 and summary.prompt.p50 == 25 and summary.prompt.p90 == pytest.approx(37)
+    assert summary.output.mean == 2 and summary.output.p99 == pytest.approx(4.88)
+    # Three seconds with 3, 0 and 1 arrivals.
+    assert summary.burstiness == pytest.approx(np.var([3, 0, 1]) / np.mean([3, 0, 1]))
+
+
+def test_summary_where_nobody_arrives_by_the_clock():
+    assert three().as_closed(4).summary()[:4] == (3, 0.0, None, None)
+    assert three().all_at_once().summary().rate is None
+
+
+def test_summary_of_years_needs_no_memory():
+    assert Workload.of([1, 1], [1, 1], arrival=[0, 1e12]).summary().burstiness == pytest.approx(1.0)
+
+
+@given(workloads())
+def test_save_and_load_are_inverse(tmp_path_factory, table):
+    path = tmp_path_factory.getbasetemp() / "table.npz"
+    table.save(path)
+    assert Workload.load(path) == table
+
+
+def test_save_keeps_everything(tmp_path):
+    table = three(
+        kind=[0, 1, 0], kinds=(CHAT, BULK), guess=[1, -1, 2], patience=[1, np.inf, 2], abort=9, limit=5
+    )
+    table = Workload(**table.columns(), kinds=table.kinds, name="n", origin={"seed": 3, "path": tmp_path})
+    path = tmp_path / "without_suffix"
+    table.save(path)
+    again = Workload.load(path)
+    assert again == table and again.name == "n"
+    assert again.origin == {"seed": 3, "path": str(tmp_path)}
+    closed = table.as_closed([(1, 3), (2, 9)])
+    closed.save(path)
+    assert Workload.load(path) == closed
+
+
+def test_save_where_nothing_can_be_written(tmp_path):
+    with pytest.raises(InputError, match=r"t\.npz: cannot be written, No such file or directory; choose"):
+        three().save(tmp_path / "missing" / "t.npz")
+
+
+def _plain_array(path):
+    with path.open("wb") as file:
+        np.save(file, np.arange(3))
+
+
+def _saved_with(path, **changes):
+    three().save(path)
+    with np.load(path) as stored:
+        columns = {**stored, **changes}
+    np.savez(path, **{name: values for name, values in columns.items() if values is not None})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: None, "cannot be read, No such file or directory; check the path"),
+        (lambda path: path.mkdir(), "cannot be read, Is a directory"),
+        (lambda path: path.write_bytes(b""), "not a saved workload, or a damaged one"),
+        (lambda path: path.write_bytes(b"garbage" * 99), "not a saved workload"),
+        (lambda path: np.savez(path, a=np.arange(3)), "not a saved workload"),
+        (lambda path: _plain_array(path), "not a saved workload"),
+        (lambda path: np.savez(path, header=np.array([{}], dtype=object)), "not a saved workload"),
+        (lambda path: _saved_with(path, prompt=None), "not a saved workload"),
+        (lambda path: _saved_with(path, header=np.array("{}")), "not a saved workload"),
+        (lambda path: _saved_with(path, header=np.array("[1]")), "not a saved workload"),
+        (lambda path: _saved_with(path, header=np.array("nonsense")), "not a saved workload"),
+        (lambda path: _saved_with(path, header=_header(kinds=[["a"]])), "not a saved workload"),
+        (
+            lambda path: _saved_with(path, header=_header(format="headgate workload 9")),
+            "not a saved workload",
+        ),
+        (lambda path: _saved_with(path, header=_header(kinds=None)), "not a saved workload"),
+        (lambda path: _saved_with(path, prompt=np.array([1, 0, 1])), r"t\.npz: prompt at row 1 is 0"),
+        (
+            lambda path: _saved_with(path, prompt=np.array([1, 1])),
+            r"t\.npz: arrival has 3 rows, prompt has 2",
+        ),
+    ],
+)
+def test_broken_and_foreign_files(tmp_path, spoil, message):
+    path = tmp_path / "t.npz"
+    spoil(path)
+    with pytest.raises(InputError, match=message) as caught:
+        Workload.load(path)
+    assert "\n" not in str(caught.value) and "t.npz: " in str(caught.value)
+
+
+def _header(**changes):
+    header = {"format": "headgate workload 1", "kinds": [["", None, None, 0]], "name": "", "origin": {}}
+    return np.array(json.dumps({**header, **changes}))
+
+
+@given(st.integers(0, 2000), st.integers(0, 255))
+def test_a_flipped_byte_never_escapes_as_another_error(tmp_path_factory, place, byte):
+    path = tmp_path_factory.getbasetemp() / "flipped.npz"
+    three().save(path)
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] = byte
+    path.write_bytes(content)
+    try:
+        Workload.load(path)
+    except InputError as error:
+        assert "\n" not in str(error)

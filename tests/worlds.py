@@ -1,0 +1,184 @@
+"""Small engines, workloads, costs and policies that tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from headgate.core.plan import ALL, NONE, Plan, Until
+from headgate.core.policy import BatchPolicy, Observer
+from headgate.core.view import View
+from headgate.cost.model import Shape
+from headgate.drivers.engine import Engine
+from headgate.drivers.simulator import Simulator
+from headgate.policies import BATCH
+from headgate.workloads.workload import Workload
+
+
+class Line:
+    """A step cost with round numbers: a constant and a price for everything in the step."""
+
+    def __init__(
+        self,
+        fixed: float = 1.0,
+        prefill: float = 0.01,
+        decode: float = 0.05,
+        context: float = 0.001,
+        behind: float = 0.0005,
+    ) -> None:
+        self.fixed, self.prefill, self.decode, self.context, self.behind = (
+            fixed,
+            prefill,
+            decode,
+            context,
+            behind,
+        )
+
+    def decode_line(self, decodes: int) -> tuple[float, float]:
+        return self.fixed + self.decode * decodes, self.context
+
+    def seconds(self, shape: Shape) -> float:
+        fixed, slope = self.decode_line(shape.decodes)
+        alone = fixed + slope * shape.context
+        if not shape.prefill:
+            return alone
+        return alone + self.prefill * shape.prefill + self.behind * shape.behind
+
+    def span(self, decodes: int, context: int, steps: int) -> np.ndarray[Any, Any]:
+        fixed, slope = self.decode_line(decodes)
+        return fixed + slope * (context + decodes * np.arange(steps))
+
+
+class Log(Observer):
+    """Writes down everything: steps one by one, and all other events in the order they were told."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, int, int, int, int]] = []
+        self.events: list[tuple[Any, ...]] = []
+        self.plans: list[tuple[float, Plan]] = []
+        self.kv: list[int] = []
+
+    def arrived(self, request, now):
+        self.events.append(("arrived", request.id, now))
+
+    def admitted(self, request, now):
+        self.events.append(("admitted", request.id, now))
+
+    def prefilled(self, request, now):
+        self.events.append(("prefilled", request.id, now, request.generated))
+
+    def evicted(self, request, now):
+        self.events.append(("evicted", request.id, now, request.generated, request.wasted))
+
+    def finished(self, request, now, how):
+        self.events.append(("finished", request.id, now, how, request.generated, request.evictions))
+
+    def planned(self, plan, now, gauges):
+        self.plans.append((now, plan))
+
+    def stepped(self, steps):
+        for index, end in enumerate(steps.ends):
+            context = steps.context + index * steps.decodes
+            self.steps.append((float(end), steps.decodes, context, steps.prefill, steps.behind))
+        self.kv.append(steps.kv)
+
+
+def run(engine: Engine, policy: BatchPolicy, workload: Workload, **options: Any) -> Log:
+    """Serve the workload to the end and say what happened."""
+    log = Log()
+    Simulator(engine, policy, workload, (log,), **options).run()
+    return log
+
+
+class EveryOther(BatchPolicy):
+    """Decodes the half that is furthest behind, by name; for testing named decodes."""
+
+    def plan(self, view: View) -> Plan:
+        behind = sorted(view.decoding.values(), key=lambda request: (request.generated, request.id))
+        chosen = frozenset(request.id for request in behind[: (len(behind) + 1) // 2])
+        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
+        new = [*view.waiting][: max(0, seats)]
+        return Plan(chosen, (*view.prefilling, *new))
+
+
+class Evicting(BatchPolicy):
+    """Mixed batching that throws out every third request once, at its third token; for testing evictions."""
+
+    def plan(self, view: View) -> Plan:
+        out = [r.id for r in view.decoding.values() if r.id % 3 == 0 and r.generated == 3 and not r.evictions]
+        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
+        new = [*view.waiting][: max(0, seats)]
+        return Plan(ALL, (*view.prefilling, *new), evict=tuple(out))
+
+
+class Timed(BatchPolicy):
+    """Decodes for one second, prefills for one second, by the clock; for testing leases in time."""
+
+    def plan(self, view: View) -> Plan:
+        second = int(view.now)
+        until = Until(time=float(second + 1))
+        prompts = (*view.prefilling, *[*view.waiting][: view.limits.running])
+        if second % 2 or not view.decoding:
+            return Plan(NONE, prompts, until=until) if prompts else Plan(ALL, until=Until(steps=1))
+        return Plan(ALL, until=until)
+
+
+def draw_policy(name: str) -> Callable[[st.DrawFn, Engine], BatchPolicy]:
+    """How to make a random policy of that name for an engine."""
+
+    def draw(draw: st.DrawFn, engine: Engine) -> BatchPolicy:
+        slots = draw(st.integers(1, engine.running + 2), label="slots")
+        if name == "mixed":
+            return BATCH[name](slots=slots, budget=draw(st.integers(slots, engine.batch_tokens + slots)))
+        if name == "eb":
+            return BATCH[name](slots=slots, refill=draw(st.integers(1, slots), label="refill"))
+        return BATCH[name](slots=slots)
+
+    return draw
+
+
+TESTING: dict[str, Callable[[st.DrawFn, Engine], BatchPolicy]] = {
+    "every-other": lambda draw, engine: EveryOther(),
+    "evicting": lambda draw, engine: Evicting(),
+    "timed": lambda draw, engine: Timed(),
+}
+POLICIES = {name: draw_policy(name) for name in BATCH}
+
+
+@st.composite
+def workloads(draw: st.DrawFn, impatient: bool = False) -> Workload:
+    """A few requests, open or closed loop, with ties in time."""
+    count = draw(st.integers(1, 25), label="requests")
+
+    def column(elements: st.SearchStrategy[Any]) -> list[Any]:
+        return draw(st.lists(elements, min_size=count, max_size=count))
+
+    columns: dict[str, Any] = {}
+    if draw(st.booleans(), label="closed loop"):
+        columns["clients"] = column(st.integers(1, 8))
+    else:
+        gaps = column(st.sampled_from([0.0, 0.0, 0.3, 1.7, 12.25, 60.5]))
+        columns["arrival"] = np.cumsum(gaps)
+    if impatient:
+        columns["patience"] = column(st.sampled_from([np.inf, 2.5, 20.0]))
+        columns["abort"] = column(st.sampled_from([np.inf, np.inf, 3.5, 30.0]))
+    columns["limit"] = column(st.sampled_from([2**31 - 1, 1, 7]))
+    return Workload.of(column(st.integers(1, 60)), column(st.sampled_from([1, 2, 3, 9, 30, 140])), **columns)
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> Engine:
+    """A small engine, often short of KV."""
+    block = draw(st.sampled_from([1, 4, 16]))
+    running = draw(st.integers(1, 8))
+    return Engine(
+        cost=Line(context=draw(st.sampled_from([0.0, 0.001]))),
+        kv_tokens=draw(st.integers(max(block, 64), 600)),
+        max_model_len=draw(st.sampled_from([50, 100, 10_000])),
+        batch_tokens=draw(st.integers(running, 64)),
+        running=running,
+        block=block,
+    )
