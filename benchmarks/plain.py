@@ -57,6 +57,7 @@ class PlainEngine:
         self.limits = Limits(engine.batch_tokens, engine.running, engine.block)
         self.kv_total = engine.kv_tokens // engine.block * engine.block
         self.longest = min(engine.max_model_len, self.kv_total)
+        self.asked_now = False
         self.next_row = 0
         self.outstanding = 0
 
@@ -81,7 +82,8 @@ class PlainEngine:
                 observer.planned(plan, self.now, self.policy.gauges())
             for id in plan.evict:
                 self._evict(self.decoding.get(id) or self.prefilling[id])
-            if not self._step(plan):
+            self.asked_now = not plan.evict  # after an eviction the plan is no longer for what there is
+            if not self._step(plan) and self.asked_now:
                 self.now = max(self.now, min(self._next_arrival(), plan.until.time))
 
     def _next_arrival(self) -> float:
@@ -113,6 +115,8 @@ class PlainEngine:
         decodes = self._decodes(plan)
         evicted = False
         while decodes and self._growth(decodes) * self.engine.block > self.kv_free:
+            if not self.asked_now and not evicted:
+                return False
             self._evict(self._newest())
             evicted = True
             decodes = [request for request in decodes if request.id in self.decoding]
@@ -143,7 +147,7 @@ class PlainEngine:
             return list(self.decoding.values())
         if plan.decode is NONE:
             return []
-        return [request for request in self.decoding.values() if request.id in plan.decode]  # type: ignore[operator]
+        return [request for request in self.decoding.values() if request.id in plan.decode]
 
     def _growth(self, decodes: list[PlainRequest]) -> int:
         return sum(self._blocks(request.kv + 1) - self._blocks(request.kv) for request in decodes)
@@ -168,7 +172,7 @@ class PlainEngine:
             tokens = min(room, request.todo)
             need = self._blocks(request.kv + tokens) - self._blocks(request.kv)
             if need > spare:
-                if not chunks:
+                if not chunks and self.asked_now:
                     self._evict(self._newest())
                 break
             spare -= need
@@ -204,6 +208,7 @@ class PlainEngine:
         request.kv = 0
         request.todo = request.prompt + request.generated
         request.evictions += 1
+        self.asked_now = False
         self.waiting = {request.id: request} | self.waiting
         self._tell("evicted", request, self.now)
 

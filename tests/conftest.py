@@ -1,4 +1,4 @@
-"""Hypothesis profiles: the same examples in every run of CI, more of them at night."""
+"""Hypothesis profiles (the same examples in every run of CI, more at night) and --update-golden."""
 
 import os
 
@@ -8,3 +8,7 @@ COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Heal
 settings.register_profile("ci", max_examples=60, derandomize=True, **COMMON)
 settings.register_profile("night", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden schedules")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
 
 from headgate.core.plan import ALL, NONE, Plan, Until
-from headgate.core.policy import BatchPolicy, Observer
+from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.view import View
 from headgate.cost.model import Shape
 from headgate.drivers.engine import Engine
@@ -91,6 +92,65 @@ def run(engine: Engine, policy: BatchPolicy, workload: Workload, **options: Any)
     log = Log()
     Simulator(engine, policy, workload, (log,), **options).run()
     return log
+
+
+class Batch(NamedTuple):
+    """What ran in one step, or in each of several equal ones."""
+
+    start: float
+    ends: tuple[float, ...]
+    decodes: tuple[tuple[int, int], ...]  # (request, position of the token it read), in the first step
+    chunks: tuple[tuple[int, int, int], ...]  # (request, its first position, tokens); positions from 1
+    evicted: tuple[int, ...]  # since the batch before
+
+
+class _Newest(Observer):
+    """The steps and evictions since the last look."""
+
+    def __init__(self) -> None:
+        self.steps: list[Steps] = []
+        self.out: list[int] = []
+
+    def stepped(self, steps):
+        self.steps.append(steps)
+
+    def evicted(self, request, now):
+        self.out.append(request.id)
+
+
+def batches(
+    engine: Engine,
+    policy: BatchPolicy,
+    workload: Workload,
+    observers: tuple[Observer, ...] = (),
+    **options: Any,
+) -> list[Batch]:
+    """Serve the workload and say exactly who ran in each step: every request is compared before and after."""
+    simulator = Simulator(engine, policy, workload, (newest := _Newest(), *observers), **options)
+    replica, ledger = simulator.replica, simulator.replica.ledger
+    advance, found = replica.advance, []
+
+    def watched(wake: float = inf) -> bool:
+        todo = [(r, r.todo) for r in (*ledger.prefilling.values(), *ledger.waiting.values())]
+        tokens = [(r, r.generated) for r in ledger.decoding.values()]
+        if not advance(wake):
+            return False
+        steps = newest.steps.pop()
+        order = {id: place for place, id in enumerate(replica.plan.prefill)}
+        ran = sorted(((r, n) for r, n in todo if r.todo < n), key=lambda row: order[row[0].id])
+        chunks = tuple((r.id, 1 + r.prompt + r.generated - (r.todo == 0) - n, n - r.todo) for r, n in ran)
+        decodes = tuple((r.id, r.prompt + n) for r, n in tokens if r.generated > n)
+        assert not newest.steps
+        assert steps.prefill == sum(length for _, _, length in chunks)
+        assert steps.decodes == len(decodes)
+        assert all(r.generated in (n, n + len(steps.ends)) for r, n in tokens)
+        found.append(Batch(steps.start, tuple(steps.ends), decodes, chunks, tuple(newest.out)))
+        newest.out.clear()
+        return True
+
+    replica.advance = watched
+    simulator.run()
+    return found
 
 
 class EveryOther(BatchPolicy):

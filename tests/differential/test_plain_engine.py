@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 
 import pytest
-from benchmarks.plain import PlainEngine
 from hypothesis import given
 from hypothesis import strategies as st
+
+from benchmarks.plain import PlainEngine
 from worlds import POLICIES, TESTING, Log, engines, run, workloads
 
 MAKE = POLICIES | TESTING

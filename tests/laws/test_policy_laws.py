@@ -7,12 +7,12 @@ import copy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import POLICIES, TESTING, Log, engines, run, workloads
 
 from headgate.core.plan import check
 from headgate.core.policy import BatchPolicy, End
 from headgate.drivers.replica import Replica
 from headgate.drivers.simulator import Simulator
+from worlds import POLICIES, TESTING, Log, engines, run, workloads
 
 ALL_NAMES = [*POLICIES, *TESTING]
 MAKE = POLICIES | TESTING

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
+
+UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class InputError(ValueError):
@@ -20,3 +23,29 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     remedy = f"did you mean {near[0]!r}?" if near else f"choose from: {', '.join(known)}"
     return InputError(f"unknown {what} {name!r}; {remedy}")
+
+
+def first_fault(
+    faults: Sequence[Mapping[str, Any]], fields: Callable[[tuple[int | str, ...]], Iterable[str]]
+) -> str:
+    """The first of a validator's faults in words, with the remedy, and how many more there are.
+
+    `fields` names what may stand at a place. A misspelled field is two faults, one unknown and one missing;
+    the unknown one says more and goes first.
+    """
+    ordered = sorted(faults, key=lambda fault: fault["type"] not in UNKNOWN_FIELD)
+    first, more = ordered[0], len(ordered) - 1
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] in UNKNOWN_FIELD:
+        parent, name = first["loc"][:-1], str(first["loc"][-1])
+        missing = {str(f["loc"][-1]) for f in faults if f["type"] == "missing" and f["loc"][:-1] == parent}
+        known = sorted(missing or fields(parent))
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
+        more -= bool(near and missing)
+        remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(fields(parent)))}"
+        message = f"unknown field {field!r}; {remedy}"
+    elif first["type"] == "missing":
+        message = f"field {field!r} is missing; add it"
+    else:
+        message = f"{field}: {first['msg'].removeprefix('Value error, ')}"
+    return message + (f" (and {more} more)" if more else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from functools import cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from headgate.core.errors import InputError, unknown
+from headgate.core.errors import InputError, first_fault, unknown
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
 
 Text = Annotated[str, Field(min_length=1)]
@@ -135,38 +134,11 @@ def parse_card(text: str, where: str) -> Card:
     try:
         return Card.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise InputError(f"card {where}: {_explain(error)}") from None
+        raise InputError(f"card {where}: {first_fault(error.errors(include_url=False), _fields)}") from None
 
 
 def _shipped() -> Traversable:
     return files("headgate") / "cards"
-
-
-def _explain(error: ValidationError) -> str:
-    """The first fault in words, with the remedy, and how many more there are.
-
-    A misspelled field is two faults, one unknown and one missing; the unknown one says more and goes first.
-    """
-    faults = error.errors(include_url=False)
-    faults.sort(key=lambda fault: fault["type"] not in _UNKNOWN)
-    first = faults[0]
-    field = ".".join(str(part) for part in first["loc"])
-    more = len(faults) - 1
-    if first["type"] in _UNKNOWN:
-        parent, name = first["loc"][:-1], str(first["loc"][-1])
-        missing = {str(f["loc"][-1]) for f in faults if f["type"] == "missing" and f["loc"][:-1] == parent}
-        near = get_close_matches(name, sorted(missing or _fields(parent)), n=1, cutoff=0.5)
-        more -= bool(near and missing)
-        remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(_fields(parent)))}"
-        message = f"unknown field {field!r}; {remedy}"
-    elif first["type"] == "missing":
-        message = f"field {field!r} is missing; add it"
-    else:
-        message = f"{field}: {first['msg'].removeprefix('Value error, ')}"
-    return message + (f" (and {more} more)" if more else "")
-
-
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:

@@ -11,8 +11,8 @@ from math import inf
 import numpy as np
 
 from headgate.core.errors import RunError
-from headgate.core.ledger import NOT_ROLLING, Entry, Ledger
 from headgate.core.lease import Lease
+from headgate.core.ledger import NOT_ROLLING, Entry, Ledger
 from headgate.core.plan import ALL, EACH_STEP, NONE, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.view import Limits

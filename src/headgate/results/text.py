@@ -59,24 +59,24 @@ def _latencies(metrics: Metrics) -> Table:
     table = _table("", "mean", "95 % interval", "median", "p90", "p95", "p99", "std")
     rows = {"TTFT": metrics.ttft, "TPOT": metrics.tpot, "ITL": metrics.itl, "E2E": metrics.e2e}
     for name, found in rows.items():
-        scale, unit = _time_unit(found.mean.value)
+        scale, unit = time_unit(found.mean.value)
         values = (found.median, found.p90, found.p95, found.p99, found.std)
-        mean, interval = _number(found.mean.value * scale), _interval(found.mean, scale)
-        table.add_row(f"{name} ({unit})", mean, interval, *(_number(value * scale) for value in values))
+        mean, interval = number(found.mean.value * scale), _interval(found.mean, scale)
+        table.add_row(f"{name} ({unit})", mean, interval, *(number(value * scale) for value in values))
     return table
 
 
 def _facts(metrics: Metrics) -> Table:
     """What is one number, with its unit."""
-    engine, (scale, unit) = metrics.engine, _time_unit(metrics.longest_gap)
+    engine, (scale, unit) = metrics.engine, time_unit(metrics.longest_gap)
     rates = {"Requests": metrics.request_rate, "Output tokens": metrics.output_rate}
     rates |= {"All tokens": metrics.total_rate}
-    rows = [(name, f"{_number(rate.value)} /s", _interval(rate)) for name, rate in rates.items()]
+    rows = [(name, f"{number(rate.value)} /s", _interval(rate)) for name, rate in rates.items()]
     if metrics.goodput is not None:
-        good = f"{_number(metrics.goodput.rate.value)} requests/s with every promise kept"
+        good = f"{number(metrics.goodput.rate.value)} requests/s with every promise kept"
         rows.append(("Goodput", _kept(metrics.goodput), good))
-    gap = f"{_number(metrics.longest_gap * scale)} {unit}"
-    measured = f"{_number(metrics.seconds)} s measured of {_number(metrics.duration)} s"
+    gap = f"{number(metrics.longest_gap * scale)} {unit}"
+    measured = f"{number(metrics.seconds)} s measured of {number(metrics.duration)} s"
     shares = ", ".join(f"{_percent(share)} {name}" for name, share in engine.time.items())
     rows += [
         ("Longest gap", gap, "between two tokens of one request"),
@@ -95,8 +95,8 @@ def _facts(metrics: Metrics) -> Table:
 def _memory(engine: Engine) -> tuple[str, str]:
     """Mean and peak KV, as shares where the size is known."""
     if math.isnan(engine.kv_tokens):
-        return f"{_number(engine.kv_mean)}", f"tokens, peak {_number(engine.kv_peak)}"
-    peak = f"peak {_percent(engine.kv_peak / engine.kv_tokens)}, of {_number(engine.kv_tokens)} tokens"
+        return f"{number(engine.kv_mean)}", f"tokens, peak {number(engine.kv_peak)}"
+    peak = f"peak {_percent(engine.kv_peak / engine.kv_tokens)}, of {number(engine.kv_tokens)} tokens"
     return _percent(engine.kv_mean / engine.kv_tokens), peak
 
 
@@ -112,8 +112,8 @@ def _kinds(kinds: tuple[KindMetrics, ...]) -> Table:
     """One line per kind of request."""
     table = _table("kind", "requests", "TTFT mean / p99", "TPOT mean / p99", "E2E mean", "goodput")
     for kind in kinds:
-        scale, unit = _time_unit(kind.e2e.mean.value)
-        whole = f"{_number(kind.e2e.mean.value * scale)} {unit}"
+        scale, unit = time_unit(kind.e2e.mean.value)
+        whole = f"{number(kind.e2e.mean.value * scale)} {unit}"
         cells = (_pair(kind.ttft), _pair(kind.tpot), whole, _kept(kind.goodput))
         table.add_row(kind.name or "-", str(kind.measured), *cells)
     return table
@@ -121,8 +121,8 @@ def _kinds(kinds: tuple[KindMetrics, ...]) -> Table:
 
 def _pair(found: Figures) -> str:
     """Mean and 99th percentile in one unit."""
-    scale, unit = _time_unit(found.mean.value)
-    return f"{_number(found.mean.value * scale)} / {_number(found.p99 * scale)} {unit}"
+    scale, unit = time_unit(found.mean.value)
+    return f"{number(found.mean.value * scale)} / {number(found.p99 * scale)} {unit}"
 
 
 def _kept(goodput: Goodput | None) -> str:
@@ -140,7 +140,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     head.add_row(*(Text(cell, style="bold") for cell in cells))
     parts: list[RenderableType] = [head, Text("-" * WIDTH, style="dim")]
     for row in comparison.rows:
-        scale, unit = (1.0, row.unit) if row.unit != "s" else _time_unit(row.baseline.value)
+        scale, unit = (1.0, row.unit) if row.unit != "s" else time_unit(row.baseline.value)
         wish = "higher" if row.higher_is_better else "lower"
         parts.append(Text.assemble((row.metric, "bold"), f" ({unit}, {wish} is better)"))
         parts.append(_metric(row, comparison.baseline, scale))
@@ -153,11 +153,11 @@ def _metric(row: Row, baseline: str, scale: float) -> Table:
     from rich.text import Text
 
     table = _columns()
-    value, interval = _number(row.baseline.value * scale), _interval(row.baseline, scale)
+    value, interval = number(row.baseline.value * scale), _interval(row.baseline, scale)
     table.add_row(_marked(row, baseline), value, interval, "baseline")
     for name, found in row.others.items():
         verdict = Text(found.verdict, style=STYLES.get(found.verdict, ""))
-        table.add_row(_marked(row, name), _number(found.value * scale), _change(found), verdict)
+        table.add_row(_marked(row, name), number(found.value * scale), _change(found), verdict)
     return table
 
 
@@ -218,12 +218,12 @@ def _columns() -> Table:
     return table
 
 
-def _time_unit(seconds: float) -> tuple[float, str]:
+def time_unit(seconds: float) -> tuple[float, str]:
     """Milliseconds below a second."""
     return (1.0, "s") if seconds >= 1 else (1000.0, "ms")
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Four digits that matter."""
     if math.isnan(value):
         return "-"
@@ -241,4 +241,4 @@ def _interval(estimate: Estimate, scale: float = 1.0) -> str:
     """An interval, a dash when there is none."""
     if estimate.low is None or estimate.high is None:
         return "-"
-    return f"[{_number(estimate.low * scale)}, {_number(estimate.high * scale)}]"
+    return f"[{number(estimate.low * scale)}, {number(estimate.high * scale)}]"

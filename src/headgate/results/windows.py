@@ -17,6 +17,7 @@ MIDDLE = (
     "Latencies: without the first 10 % and the last 10 % of the requests in the order they were sent. "
     "Rates, steps and KV: between the moments when 10 % and 90 % of the finishes had happened."
 )
+FIRST_ROUND = " Of a closed loop the first request of every client is left out too: {} that came at once."
 ALL = "Everything: all requests, and rates from the first arrival to the last finish."
 AT_ONCE = " Here rates are over everything, because too many requests finished at the same moment."
 TOO_FEW = f"Everything, because fewer than {FEWEST} requests were served to their end."
@@ -51,17 +52,30 @@ def choose(run: Run, window: str = "middle") -> Window:
     rule = ALL if window == "all" else MIDDLE if trim else TOO_FEW
     total = len(run.requests["id"])
     keep = np.zeros(total, bool)
-    keep[int(total * trim) : total - int(total * trim)] = True
-    drop = int(len(order) * trim)
+    warm_up, tail = int(total * trim), int(total * trim)
+    opening = _first_round(run) if trim else 0
+    if opening > warm_up:
+        warm_up, rule = opening, rule + FIRST_ROUND.format(opening)
+    keep[warm_up : total - tail] = True
     times = run.requests["finished"][order]
-    if drop and times[drop - 1] == times[-drop - 1]:
-        drop, rule = 0, rule + AT_ONCE
+    early, late = (len(order) * part // total if total else 0 for part in (warm_up, tail))
+    if early and late and times[early - 1] == times[-late - 1]:
+        early, late, rule = 0, 0, rule + AT_ONCE
     begin, end = run.span()
-    low = float(times[drop - 1]) if drop else begin
-    high = float(times[len(times) - drop - 1]) if len(times) else end
-    counted = order[drop : len(order) - drop]
+    low = float(times[early - 1]) if early else begin
+    high = float(times[len(times) - late - 1]) if len(times) else end
+    counted = order[early : len(order) - late]
     share, edges = _shares(total, counted, run.requests["finished"][counted], low)
     return Window(rule, keep, batches(keep), low, high, counted, share, edges)
+
+
+def _first_round(run: Run) -> int:
+    """How many requests a closed loop sent at its start; 0 when leaving them out would leave too little."""
+    arrival = run.requests["arrival"]
+    if run.sending != "closed" or not len(arrival):
+        return 0
+    opening = int(np.count_nonzero(arrival == arrival[0]))
+    return opening if opening <= len(arrival) // 2 else 0
 
 
 def _shares(total: int, counted: Integers, times: Floats, low: float) -> tuple[Integers, Floats]:

@@ -1,0 +1,62 @@
+"""The commands. `main` turns every mistake of the user into one line and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import typer
+
+from headgate import __version__
+from headgate.cli.compare import compare
+from headgate.cli.demo import demo
+from headgate.cli.doctor import doctor
+from headgate.cli.simulate import simulate
+from headgate.core.errors import InputError, RunError
+
+app = typer.Typer(
+    help="headgate decides when the prefill and decode work of an LLM run on a GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True),
+) -> None:
+    """Decide when prefill and decode run."""
+    if show:
+        print(f"headgate {__version__}")
+        raise typer.Exit()
+
+
+app.command()(demo)
+app.command()(simulate)
+app.command()(compare)
+app.command()(doctor)
+
+
+def main() -> None:
+    """Exit codes: 0 done, 1 the run failed, 2 the input was wrong."""
+    try:
+        code = app(standalone_mode=False)
+    except InputError as error:
+        code = _say(str(error), 2)
+    except RunError as error:
+        code = _say(str(error), 1)
+    except click.ClickException as error:
+        code = _say(f"{error.format_message()} (see headgate --help)", 2)
+    except (KeyboardInterrupt, click.Abort):
+        code = _say("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(message: str, code: int) -> int:
+    print(f"headgate: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,128 @@
+"""The words of a run as flags, defined once for every command that runs one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, Optional, get_type_hints
+
+import typer
+
+from headgate.core.errors import InputError
+from headgate.spec.words import Experiment, experiment, read_words
+
+
+class Word(NamedTuple):
+    """One flag: its name in an experiment file, its type and what it means."""
+
+    name: str
+    kind: type
+    help: str
+    panel: str
+
+
+ENGINE, LENGTHS, LOAD, TRACE = "Engine", "Lengths", "Load", "Trace"
+WORDS = (
+    Word("card", str, "cost card: a built-in name (see `headgate doctor`) or a file", ENGINE),
+    Word("slots", int, "requests that may run at once, vLLM's max_num_seqs [256]", ENGINE),
+    Word("budget", int, "tokens in one step, vLLM's max_num_batched_tokens [8192]", ENGINE),
+    Word("kv_tokens", int, "KV memory in tokens [the card's]", ENGINE),
+    Word("block", int, "KV tokens per block [the card's]", ENGINE),
+    Word("model_len", int, "most tokens of one request, prompt and output [the card's]", ENGINE),
+    Word("workload", str, "length law: fixed, uniform, geometric, gamma, lognormal, lengths=FILE", LENGTHS),
+    Word("prompt", float, "mean prompt tokens [512]", LENGTHS),
+    Word("output", float, "mean output tokens [512]", LENGTHS),
+    Word("prompt_law", str, "another law for prompts alone", LENGTHS),
+    Word("output_law", str, "another law for outputs alone", LENGTHS),
+    Word("shape", float, "shape of gamma lengths [2]", LENGTHS),
+    Word("sigma", float, "sigma of lognormal lengths [1]", LENGTHS),
+    Word("spread", float, "half-width of uniform lengths, as a share of the mean [0.5]", LENGTHS),
+    Word("cap_prompt", int, "cut longer prompts to this", LENGTHS),
+    Word("cap_output", int, "cut longer outputs to this", LENGTHS),
+    Word("clients", int, "closed loop: so many clients, each sends when its last request returns [64]", LOAD),
+    Word("rate", float, "open loop: requests per second", LOAD),
+    Word("arrivals", str, "of an open loop: poisson, gamma, constant, all-at-once", LOAD),
+    Word("burstiness", float, "of gamma arrivals; 1 is Poisson, smaller is burstier", LOAD),
+    Word("all_at_once", bool, "everybody is there at the start", LOAD),
+    Word("requests", int, "how many requests [1000, or the whole trace]", LOAD),
+    Word("seed", int, "one number for all randomness [0]", LOAD),
+    Word("ttft", str, "promised time to first token, such as 500ms (for goodput)", LOAD),
+    Word("tpot", str, "promised time per output token, such as 50ms (for goodput)", LOAD),
+    Word("patience", str, "seconds in the queue after which a request gives up", LOAD),
+    Word("abort", str, "seconds after arrival at which every client hangs up", LOAD),
+    Word("watchdog", str, "stop when a request gets nothing for so long [1h]", LOAD),
+    Word("trace", str, "a trace file, or a bundled one: azure-conv, azure-code", TRACE),
+    Word("format", str, "azure, burstgpt, mooncake, qwen, vidur, vtc [told from the file]", TRACE),
+    Word("slice", str, "a part of the trace, such as 10min..20min", TRACE),
+    Word("scale_rate", float, "send it so many times faster", TRACE),
+    Word("skip_bad_rows", bool, "leave out bad rows and say how many", TRACE),
+    Word("sort", bool, "sort a trace that is out of order", TRACE),
+)
+
+
+def takes_words(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all flags of a run; it gets them as `words`, an Experiment."""
+    hints = get_type_hints(command, include_extras=True)
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
+        for parameter in inspect.signature(command).parameters.values()
+        if parameter.name != "words"
+    ]
+
+    @functools.wraps(command)
+    def with_words(**values: Any) -> None:
+        flags = {word.name: values.pop(word.name) for word in WORDS}
+        file, mix, settings = values.pop("file"), values.pop("mix"), values.pop("set")
+        command(words=gather(file, mix, flags, settings), **values)
+
+    flags = [_parameter(word.name, word.kind, word.help, word.panel) for word in WORDS]
+    extra = [
+        inspect.Parameter(
+            "file",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                Optional[str], typer.Argument(help="an experiment file (TOML); flags override what it says")
+            ],
+        ),
+        _parameter("set", list, "a parameter of the policy, NAME=VALUE; may be repeated", "Policy"),
+        _parameter("mix", str, "classes of requests from a TOML file with [[classes]] tables", LENGTHS),
+    ]
+    with_words.__signature__ = inspect.Signature([*extra, *own, *flags])  # type: ignore[attr-defined]
+    with_words.__annotations__ = {p.name: p.annotation for p in (*extra, *own, *flags)}
+    return with_words
+
+
+def _parameter(name: str, kind: type, help: str, panel: str) -> inspect.Parameter:
+    shown: Any = list[str] if kind is list else kind
+    flag = "--" + name.replace("_", "-")
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[Optional[shown], typer.Option(flag, help=help, rich_help_panel=panel)],
+    )
+
+
+def gather(
+    file: str | None, mix: str | None, flags: dict[str, Any], settings: list[str] | None
+) -> Experiment:
+    """The words of a file, overridden by flags."""
+    words = read_words(file) if file else {}
+    if mix:
+        classes = read_words(mix)
+        if set(classes) != {"classes"}:
+            raise InputError(f"mix file {mix}: must hold [[classes]] tables and nothing else; see the docs")
+        words |= classes
+    words |= {name: value for name, value in flags.items() if value is not None}
+    if settings:
+        words["set"] = {**words.get("set", {}), **dict(map(_setting, settings))}
+    return experiment(words, f"experiment file {file}: " if file else "")
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InputError(f"--set {text!r} is not NAME=VALUE; write it as --set refill=48")
+    return name.strip(), value.strip()

@@ -1,0 +1,148 @@
+"""Averages learned one value at a time: Ema, TimedEma, Mean, Window, Rate.
+
+All keep one law: `update(x, n=n)` leaves exactly, to the last bit, what n single updates leave, so that a
+simulator may jump over n equal steps. Where a closed form would round differently we fold the values one by one.
+`value` is None before the first update.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import exp, fsum, isfinite, sqrt
+
+from headgate.core.errors import InputError
+
+
+class Ema:
+    """An exponential average by updates: a value's weight halves with every `half_life` later ones.
+
+    The first value is taken whole. A weight of the new value of 0.3 (the smoothing of theta in the EB
+    paper's public code) is a half-life of log(0.5) / log(0.7) = 1.943 updates.
+    """
+
+    def __init__(self, half_life: float) -> None:
+        self._weight = 1 - 0.5 ** (1 / _positive("half_life", half_life))
+        self._value: float | None = None
+
+    def update(self, x: float, n: int = 1) -> None:
+        """n equal values at once."""
+        for _ in range(n):
+            before = self._value
+            self._value = x if before is None else before + self._weight * (x - before)
+            if self._value == before:  # a fixed point: further equal values change nothing
+                break
+
+    @property
+    def value(self) -> float | None:
+        """The average so far."""
+        return self._value
+
+
+class TimedEma:
+    """An exponential average by time, quick to rise and slow to fall (or the reverse).
+
+    `rising` and `falling` are time constants in seconds: after one of them a step in x is followed by 63 %.
+    For N_obs of EB+ (arXiv 2606.00516, equation 8). The paper says "moving average"; its public code weighs
+    per scheduler step (0.3 up, 0.03 down), so there the memory shrinks when steps become shorter. Ours does not.
+    """
+
+    def __init__(self, rising: float, falling: float) -> None:
+        self._rising = _positive("rising", rising)
+        self._falling = _positive("falling", falling)
+        self._value: float | None = None
+
+    def update(self, x: float, seconds: float, n: int = 1) -> None:
+        """Equal values, n of them, each of which lasted that many seconds."""
+        if not seconds >= 0:
+            raise InputError(f"a value lasted seconds={seconds}; time must be >= 0, give the step's duration")
+        for _ in range(n):
+            before = self._value
+            if before is None:
+                self._value = x
+                continue
+            constant = self._rising if x > before else self._falling
+            self._value = before + (1 - exp(-seconds / constant)) * (x - before)
+            if self._value == before:
+                break
+
+    @property
+    def value(self) -> float | None:
+        """The average so far."""
+        return self._value
+
+
+class Mean:
+    """The mean of everything seen."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._count = 0
+
+    def update(self, x: float, n: int = 1) -> None:
+        """n equal values at once."""
+        for _ in range(n):
+            self._total += x
+        self._count += n
+
+    @property
+    def value(self) -> float | None:
+        """The mean so far."""
+        return self._total / self._count if self._count else None
+
+
+class Window:
+    """The mean of the last `size` values. Their order does not matter: the sum is exact, rounded once."""
+
+    def __init__(self, size: int) -> None:
+        self._values: deque[float] = deque(maxlen=_whole("size", size))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def update(self, x: float, n: int = 1) -> None:
+        """n equal values at once."""
+        self._values.extend([x] * min(n, self._values.maxlen or n))
+
+    @property
+    def value(self) -> float | None:
+        """The mean of the window."""
+        return fsum(self._values) / len(self._values) if self._values else None
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation of the window (divided by its size, not by one less)."""
+        mean = self.value
+        if mean is None:
+            return None
+        return sqrt(fsum((x - mean) ** 2 for x in self._values) / len(self._values))
+
+
+class Rate:
+    """Events per second over the last `size` gaps between them: gaps seen by the seconds they took."""
+
+    def __init__(self, size: int) -> None:
+        self._gaps = Window(size)
+
+    def update(self, seconds: float, n: int = 1) -> None:
+        """Events, n of them, each this many seconds after the one before."""
+        if not seconds >= 0:
+            raise InputError(f"a gap of {seconds} seconds; gaps must be >= 0, give events in order of time")
+        self._gaps.update(seconds, n)
+
+    @property
+    def value(self) -> float | None:
+        """Events per second; None also while all came at the same moment."""
+        gap = self._gaps.value
+        return 1 / gap if gap else None
+
+
+def _positive(name: str, x: float) -> float:
+    if not (isfinite(x) and x > 0):
+        raise InputError(f"{name}={x}; it must be finite and > 0, give a positive number")
+    return x
+
+
+def _whole(name: str, x: int) -> int:
+    if x < 1:
+        raise InputError(f"{name}={x}; it must be >= 1, keep at least one value")
+    return x

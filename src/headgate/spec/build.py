@@ -1,0 +1,217 @@
+"""Words become objects: a workload, an engine, a policy."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from headgate.core.errors import InputError, unknown
+from headgate.core.policy import BatchPolicy
+from headgate.core.request import Slo
+from headgate.cost.card import Card
+from headgate.drivers.engine import Engine
+from headgate.policies import BATCH
+from headgate.spec.words import ClassWords, Experiment, Lengths, StageWords
+from headgate.workloads.arrivals import ArrivalProcess, arrival_process
+from headgate.workloads.bundled import BUNDLED, bundled
+from headgate.workloads.durations import slice_text
+from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
+from headgate.workloads.streams import stream
+from headgate.workloads.synthetic import Share, Stage, generate
+from headgate.workloads.traces import BadRows, read_trace
+from headgate.workloads.workload import Kind, Workload
+
+DEFAULT_LENGTH = 512.0
+DEFAULT_REQUESTS = 1000
+DEFAULT_CLIENTS = 64
+DEFAULT_SLOTS = 256
+DEFAULT_BUDGET = 8192
+
+
+def make_engine(words: Experiment, card: Card) -> Engine:
+    """The card's engine, with what the words change."""
+    slots = words.slots or min(DEFAULT_SLOTS, card.max_running)
+    if slots > card.max_running:
+        raise InputError(
+            f"slots={slots} is more than card {card.name} is meant for; choose at most {card.max_running}"
+        )
+    budget = words.budget or max(slots, min(DEFAULT_BUDGET, card.max_batch_tokens))
+    if budget > card.max_batch_tokens:
+        raise InputError(
+            f"budget={budget} is more than card {card.name} is meant for; choose at most {card.max_batch_tokens}"
+        )
+    kv_tokens = words.kv_tokens or card.kv_tokens
+    length = words.model_len or card.max_model_len
+    return Engine(card.cost, kv_tokens, length, budget, slots, words.block or card.block).checked()
+
+
+def split_policy(text: str) -> tuple[str, dict[str, str]]:
+    """`eb:refill=48,slots=256` as a name and its settings."""
+    name, _, rest = text.partition(":")
+    settings: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"policy {text!r}: {part!r} is not NAME=VALUE; write it as eb:refill=48")
+        settings[key.strip()] = value.strip()
+    return name.strip(), settings
+
+
+def make_policy(name: str, settings: dict[str, Any], engine: Engine) -> tuple[BatchPolicy, dict[str, Any]]:
+    """A policy by name and settings, and all its parameters; slots and budget default to the engine's."""
+    if name not in BATCH:
+        raise unknown("policy", name, BATCH)
+    wanted = inspect.signature(BATCH[name]).parameters
+    for given in settings:
+        if given not in wanted:
+            raise unknown(f"parameter of policy {name}", given, wanted)
+    values: dict[str, Any] = {}
+    defaults = {"slots": engine.running, "budget": engine.batch_tokens}
+    for parameter in wanted.values():
+        if parameter.name in settings:
+            values[parameter.name] = _typed(name, parameter, settings[parameter.name])
+        elif parameter.name in defaults:
+            values[parameter.name] = defaults[parameter.name]
+        elif parameter.default is parameter.empty:
+            raise InputError(f"policy {name} needs {parameter.name}; pass --set {parameter.name}=VALUE")
+    for limit, most in defaults.items():
+        if values.get(limit, 0) > most:
+            raise InputError(
+                f"policy {name}: {limit}={values[limit]} exceeds the engine's {most}; raise --{limit}"
+            )
+    return BATCH[name](**values), values
+
+
+def _typed(policy: str, parameter: inspect.Parameter, value: object) -> object:
+    """A setting in the type its parameter has (annotations are text)."""
+    text, kind = str(value), str(parameter.annotation).removesuffix(" | None")
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError:
+        what = "a whole number" if kind == "int" else "a number"
+        raise InputError(f"policy {policy}: {parameter.name}={text!r} is not {what}; mend it") from None
+    return text
+
+
+def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload, BadRows]:
+    """The requests, drawn or read; with the rows of a trace that were left out."""
+    seed = words.seed if seed is None else seed
+    if words.trace is None:
+        workload, bad = _drawn(words, seed), BadRows()
+    else:
+        workload, bad = _traced(words, words.trace, seed)
+    if words.cap_prompt or words.cap_output:
+        workload = workload.cap(words.cap_prompt, words.cap_output)
+    columns: dict[str, Any] = {}
+    if words.patience is not None:
+        columns["patience"] = np.full(len(workload), words.patience)
+    if words.abort is not None:
+        columns["abort"] = np.full(len(workload), words.abort)
+    if (words.ttft or words.tpot) and not words.classes:
+        columns["kinds"] = tuple(kind._replace(slo=Slo(words.ttft, words.tpot)) for kind in workload.kinds)
+    return replace(workload, **columns), bad
+
+
+def _drawn(words: Experiment, seed: int) -> Workload:
+    for word in ("format", "slice", "scale_rate", "skip_bad_rows", "sort"):
+        if getattr(words, word):
+            raise InputError(f"{_flag(word)} is about traces; give --trace FILE or drop it")
+    clients, process = _load(words)
+    requests = words.requests or (None if words.stages else DEFAULT_REQUESTS)
+    stages = [_stage(words, stage) for stage in words.stages]
+    name = words.workload if not words.classes else "mix"
+    if words.classes:
+        shares = [_share(share) for share in words.classes]
+        return generate(
+            requests, seed=seed, arrivals=process, classes=shares, clients=clients, stages=stages, name=name
+        )
+    prompt, output = _law(words, "prompt"), _law(words, "output")
+    return generate(
+        requests,
+        seed=seed,
+        arrivals=process,
+        prompt=prompt,
+        output=output,
+        clients=clients,
+        stages=stages,
+        name=name,
+    )
+
+
+def _load(words: Experiment) -> tuple[int | None, ArrivalProcess | None]:
+    """How requests are sent: clients of a closed loop, or an arrival process."""
+    given = [flag for flag in ("clients", "rate", "all_at_once") if getattr(words, flag)]
+    if len(given) > 1:
+        raise InputError(f"{_flag(given[0])} and {_flag(given[1])} are two kinds of load; choose one")
+    if words.all_at_once or words.arrivals == "all-at-once":
+        return None, None
+    if words.rate is not None:
+        name = words.arrivals or ("gamma" if words.burstiness else "poisson")
+        return None, arrival_process(name, words.rate, words.burstiness)
+    if words.arrivals or words.burstiness:
+        raise InputError("--arrivals and --burstiness need --rate; give requests per second")
+    if any(stage.rate for stage in words.stages):
+        return None, None
+    clients = words.clients
+    return (clients or (None if any(s.clients for s in words.stages) else DEFAULT_CLIENTS)), None
+
+
+def _law(words: Lengths, which: str, mean: float | None = None) -> LengthLaw:
+    name = getattr(words, f"{which}_law") or words.workload
+    mean = mean or getattr(words, which)
+    if name.startswith(FROM_FILE):
+        return length_law(name, mean)
+    own = {"gamma": "shape", "lognormal": "sigma", "uniform": "spread"}.get(name, "")
+    value = getattr(words, own) if own else None
+    return length_law(name, mean or DEFAULT_LENGTH, **({} if value is None else {own: value}))
+
+
+def _share(share: ClassWords) -> Share:
+    kind = Kind(share.name, Slo(share.ttft, share.tpot), share.priority)
+    return Share(share.share, kind, _law(share, "prompt"), _law(share, "output"), share.patience or inf)
+
+
+def _stage(words: Experiment, stage: StageWords) -> Stage:
+    prompt = _law(words, "prompt", stage.prompt) if stage.prompt else None
+    output = _law(words, "output", stage.output) if stage.output else None
+    return Stage(stage.requests, stage.rate, stage.clients, prompt, output)
+
+
+def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows]:
+    for word in ("prompt", "output", "prompt_law", "output_law", "classes", "stages"):
+        if getattr(words, word):
+            raise InputError(f"{_flag(word)} makes lengths, but --trace brings its own; drop one of the two")
+    if trace in BUNDLED:
+        workload, bad = bundled(trace), BadRows()
+    else:
+        workload, bad = read_trace(trace, words.format, words.skip_bad_rows, words.sort)
+    if words.slice:
+        workload = workload.between(*slice_text(words.slice))
+    if words.requests:
+        if words.requests > len(workload):
+            raise InputError(
+                f"--requests {words.requests}, but the trace has {len(workload)}; ask for fewer or drop it"
+            )
+        workload = workload.head(words.requests)
+    if words.scale_rate:
+        workload = workload.scale_rate(words.scale_rate)
+    if words.clients or words.rate or words.all_at_once or words.arrivals:
+        clients, process = _load(words)
+        if clients:
+            workload = workload.as_closed(clients)
+        elif process is None:
+            workload = workload.all_at_once()
+        else:
+            workload = workload.arriving(process.draw(len(workload), stream(seed, "arrivals")))
+    return workload, bad
+
+
+def _flag(word: str) -> str:
+    return "--" + word.replace("_", "-")

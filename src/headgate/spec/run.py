@@ -1,0 +1,103 @@
+"""An experiment is carried out: one policy, one seed, one run."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from headgate import __version__
+from headgate.core.errors import RunError
+from headgate.cost.card import Card, load_card
+from headgate.drivers.engine import Engine
+from headgate.drivers.simulator import Simulator
+from headgate.results.recorder import Recorder
+from headgate.results.tables import Run
+from headgate.spec.build import make_engine, make_policy, make_workload
+from headgate.spec.words import Experiment
+from headgate.workloads.workload import Workload
+
+
+class Prepared:
+    """All that several policies share: the card, the engine and, seed by seed, the requests."""
+
+    def __init__(self, words: Experiment) -> None:
+        self.words = words
+        self.card: Card = load_card(words.card)
+        self.engine: Engine = make_engine(words, self.card)
+        self.workload, self.bad_rows = make_workload(words)
+        self._seeds: dict[int, Workload] = {words.seed: self.workload}
+
+    def requests(self, seed: int) -> Workload:
+        """The requests of one seed; every policy meets the same."""
+        if seed not in self._seeds:
+            self._seeds[seed], _ = make_workload(self.words, seed)
+        return self._seeds[seed]
+
+
+def carry_out(
+    prepared: Prepared,
+    policy: str,
+    settings: dict[str, Any],
+    seed: int | None = None,
+    label: str = "",
+    progress: Callable[[int], None] | None = None,
+) -> Run:
+    """Serve the requests under the policy. An interrupted or failed run comes back too, marked as such."""
+    seed = prepared.words.seed if seed is None else seed
+    workload = prepared.requests(seed)
+    chosen, parameters = make_policy(policy, settings, prepared.engine)
+    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    simulator = Simulator(
+        prepared.engine,
+        chosen,
+        workload,
+        (recorder,),
+        watchdog=prepared.words.watchdog,
+        progress=progress,
+    )
+    outcome = "finished"
+    try:
+        simulator.run()
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+    except RunError as error:
+        outcome = f"failed: {error}"
+    meta = _meta(prepared, workload, policy, parameters, seed) | {
+        "label": label or policy,
+        "outcome": outcome,
+    }
+    return Run(meta, **recorder.tables())
+
+
+def _meta(
+    prepared: Prepared, workload: Workload, policy: str, parameters: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    engine, card, words = prepared.engine, prepared.card, prepared.words
+    load = "closed" if workload.closed else "open" if np.ptp(workload.arrival) else "all-at-once"
+    return {
+        "headgate": __version__,
+        "driver": "simulator",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv[1:],
+        "policy": policy,
+        "parameters": parameters,
+        "seed": seed,
+        "card": card.name,
+        "model": card.model,
+        "gpu": card.gpu,
+        "provenance": card.provenance.source,
+        "engine": {name: value for name, value in engine._asdict().items() if name != "cost"},
+        "kv_tokens": engine.kv_tokens,
+        "workload": {"name": workload.name, "requests": len(workload), **workload.origin},
+        "load": load,
+        "clients": int(workload.clients.max()) or None,
+        "rate": words.rate if load == "open" else None,
+        "burstiness": words.burstiness or 1.0,
+        "kinds": [{"name": kind.name, **kind.slo._asdict()} for kind in workload.kinds],
+        "versions": {"python": platform.python_version(), "numpy": np.__version__},
+    }
