@@ -56,20 +56,23 @@ class PlainEngine:
         self.decoding: dict[int, PlainRequest] = {}
         self.limits = Limits(engine.batch_tokens, engine.running, engine.block)
         self.kv_total = engine.kv_tokens // engine.block * engine.block
-        self.longest = min(engine.max_model_len, self.kv_total)
+        self.longest = engine.longest
         self.asked_now = False
         self.next_row = 0
         self.outstanding = 0
 
     @property
     def running(self) -> list[PlainRequest]:
+        """Everybody who holds KV."""
         return [*self.decoding.values(), *self.prefilling.values()]
 
     @property
     def kv_free(self) -> int:
+        """Tokens, whole free blocks only; counted afresh at every call."""
         return self.kv_total - sum(self._blocks(request.kv) for request in self.running) * self.engine.block
 
     def run(self) -> None:
+        """Serve everybody."""
         while self.next_row < len(self.workload) or self.waiting or self.running:
             self._receive()
             if not (self.waiting or self.running):

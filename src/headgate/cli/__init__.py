@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-import click
 import typer
 
 from headgate import __version__
@@ -14,6 +13,9 @@ from headgate.cli.demo import demo
 from headgate.cli.doctor import doctor
 from headgate.cli.simulate import simulate
 from headgate.core.errors import InputError, RunError
+
+# Typer brings its own copy of click from some version on; this is the base of all usage errors in either.
+UsageFault = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
     help="headgate decides when the prefill and decode work of an LLM run on a GPU.",
@@ -47,13 +49,15 @@ def main() -> None:
         code = _say(str(error), 2)
     except RunError as error:
         code = _say(str(error), 1)
-    except click.ClickException as error:
-        code = _say(f"{error.format_message()} (see headgate --help)", 2)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         code = _say("interrupted", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
+    except Exception as error:
+        if not isinstance(error, UsageFault):
+            raise
+        code = _say(f"{error.format_message().rstrip('.')}; see headgate --help", 2)  # type: ignore[attr-defined]
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,13 +34,13 @@ Examples:
 def compare(
     words: Experiment,
     policy: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel="Policy"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="so many seeds, from --seed on")] = 1,
-    out: Annotated[Optional[str], typer.Option(help="folder for the runs [runs/NNNN-compare]")] = None,
+    out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-compare)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace run folders that exist")] = False,
-    json: Annotated[Optional[str], typer.Option(help="the comparison as JSON, to a file or -")] = None,
+    json: Annotated[str | None, typer.Option(help="the comparison as JSON, to a file or -")] = None,
 ) -> None:
     """Run them."""
     from headgate.results.compare import compare as compare_runs
@@ -56,9 +56,11 @@ def compare(
     prepared = Prepared(words)
     if seeds > 1 and prepared.requests(words.seed) == prepared.requests(words.seed + 1):
         raise InputError("a trace at its own times is the same for every seed; drop --seeds")
+    say = sys.stderr if json == "-" else sys.stdout
+    for note in prepared.notes():
+        print(f"note: {note}", file=say)
     runs = run_all(prepared, wanted, seeds, folder, overwrite)
     result = compare_runs(runs, wanted[0])
-    say = sys.stderr if json == "-" else sys.stdout
     show(overview_table(result), say)
     show(comparison_table(result), say)
     print(f"run folders: {folder}", file=say)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,7 +18,7 @@ SCENES = {
 
 
 def demo(
-    out: Annotated[Optional[str], typer.Option(help="folder for the runs [runs/NNNN-demo]")] = None,
+    out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-demo)")] = None,
 ) -> None:
     """Ten minutes of real conversations on an H200, under several policies. No GPU needed.
 

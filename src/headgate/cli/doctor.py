@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ OPTIONAL = {"vllm": "the scheduler plug-in (not part of this release)"}
 
 
 def doctor(
-    json: Annotated[Optional[str], typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
 ) -> None:
     """Say which versions are here, and which policies, cards and traces there are to choose from.
 

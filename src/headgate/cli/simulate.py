@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -31,11 +31,11 @@ Examples:
 def simulate(
     words: Experiment,
     policy: Annotated[
-        Optional[str], typer.Option(help="mixed, eb, v0, request-level", rich_help_panel="Policy")
+        str | None, typer.Option(help="mixed, eb, v0, request-level", rich_help_panel="Policy")
     ] = None,
-    out: Annotated[Optional[str], typer.Option(help="run folder [runs/NNNN-...]")] = None,
+    out: Annotated[str | None, typer.Option(help="run folder (default: runs/NNNN-...)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a run folder that exists")] = False,
-    json: Annotated[Optional[str], typer.Option(help="figures as JSON, to a file or - for stdout")] = None,
+    json: Annotated[str | None, typer.Option(help="figures as JSON, to a file or - for stdout")] = None,
     detailed: Annotated[bool, typer.Option(help="with --json: every request's TTFT and ITLs")] = False,
 ) -> None:
     """Run it."""
@@ -50,9 +50,8 @@ def simulate(
     folder = run_folder(out, f"{name}-seed{words.seed}", overwrite)
     prepared = Prepared(words)
     say = sys.stderr if json == "-" else sys.stdout
-    if prepared.bad_rows.count:
-        line, reason = prepared.bad_rows.first[0]
-        print(f"left out {prepared.bad_rows.count} bad rows; the first, line {line}: {reason}", file=say)
+    for note in prepared.notes():
+        print(f"note: {note}", file=say)
     with bar(name, len(prepared.workload)) as progress:
         run = carry_out(prepared, name, {**words.set, **settings}, progress=progress)
     save(run, folder, overwrite)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, Optional, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
@@ -25,35 +25,40 @@ class Word(NamedTuple):
 ENGINE, LENGTHS, LOAD, TRACE = "Engine", "Lengths", "Load", "Trace"
 WORDS = (
     Word("card", str, "cost card: a built-in name (see `headgate doctor`) or a file", ENGINE),
-    Word("slots", int, "requests that may run at once, vLLM's max_num_seqs [256]", ENGINE),
-    Word("budget", int, "tokens in one step, vLLM's max_num_batched_tokens [8192]", ENGINE),
-    Word("kv_tokens", int, "KV memory in tokens [the card's]", ENGINE),
-    Word("block", int, "KV tokens per block [the card's]", ENGINE),
-    Word("model_len", int, "most tokens of one request, prompt and output [the card's]", ENGINE),
+    Word("slots", int, "requests that may run at once, vLLM's max_num_seqs (default: 256)", ENGINE),
+    Word("budget", int, "tokens in one step, vLLM's max_num_batched_tokens (default: 8192)", ENGINE),
+    Word("kv_tokens", int, "KV memory in tokens (default: the card's)", ENGINE),
+    Word("block", int, "KV tokens per block (default: the card's)", ENGINE),
+    Word("model_len", int, "most tokens of one request, prompt and output (default: the card's)", ENGINE),
     Word("workload", str, "length law: fixed, uniform, geometric, gamma, lognormal, lengths=FILE", LENGTHS),
-    Word("prompt", float, "mean prompt tokens [512]", LENGTHS),
-    Word("output", float, "mean output tokens [512]", LENGTHS),
+    Word("prompt", float, "mean prompt tokens (default: 512)", LENGTHS),
+    Word("output", float, "mean output tokens (default: 512)", LENGTHS),
     Word("prompt_law", str, "another law for prompts alone", LENGTHS),
     Word("output_law", str, "another law for outputs alone", LENGTHS),
-    Word("shape", float, "shape of gamma lengths [2]", LENGTHS),
-    Word("sigma", float, "sigma of lognormal lengths [1]", LENGTHS),
-    Word("spread", float, "half-width of uniform lengths, as a share of the mean [0.5]", LENGTHS),
+    Word("shape", float, "shape of gamma lengths (default: 2)", LENGTHS),
+    Word("sigma", float, "sigma of lognormal lengths (default: 1)", LENGTHS),
+    Word("spread", float, "half-width of uniform lengths, as a share of the mean (default: 0.5)", LENGTHS),
     Word("cap_prompt", int, "cut longer prompts to this", LENGTHS),
     Word("cap_output", int, "cut longer outputs to this", LENGTHS),
-    Word("clients", int, "closed loop: so many clients, each sends when its last request returns [64]", LOAD),
+    Word(
+        "clients",
+        int,
+        "closed loop: so many clients, each sends when its last request returns (default: 64)",
+        LOAD,
+    ),
     Word("rate", float, "open loop: requests per second", LOAD),
     Word("arrivals", str, "of an open loop: poisson, gamma, constant, all-at-once", LOAD),
     Word("burstiness", float, "of gamma arrivals; 1 is Poisson, smaller is burstier", LOAD),
     Word("all_at_once", bool, "everybody is there at the start", LOAD),
-    Word("requests", int, "how many requests [1000, or the whole trace]", LOAD),
-    Word("seed", int, "one number for all randomness [0]", LOAD),
+    Word("requests", int, "how many requests (default: 1000, or the whole trace)", LOAD),
+    Word("seed", int, "one number for all randomness (default: 0)", LOAD),
     Word("ttft", str, "promised time to first token, such as 500ms (for goodput)", LOAD),
     Word("tpot", str, "promised time per output token, such as 50ms (for goodput)", LOAD),
     Word("patience", str, "seconds in the queue after which a request gives up", LOAD),
     Word("abort", str, "seconds after arrival at which every client hangs up", LOAD),
-    Word("watchdog", str, "stop when a request gets nothing for so long [1h]", LOAD),
+    Word("watchdog", str, "stop when a request gets nothing for so long (default: 1h)", LOAD),
     Word("trace", str, "a trace file, or a bundled one: azure-conv, azure-code", TRACE),
-    Word("format", str, "azure, burstgpt, mooncake, qwen, vidur, vtc [told from the file]", TRACE),
+    Word("format", str, "azure, burstgpt, mooncake, qwen, vidur, vtc (default: told from the file)", TRACE),
     Word("slice", str, "a part of the trace, such as 10min..20min", TRACE),
     Word("scale_rate", float, "send it so many times faster", TRACE),
     Word("skip_bad_rows", bool, "leave out bad rows and say how many", TRACE),
@@ -83,11 +88,11 @@ def takes_words(command: Callable[..., None]) -> Callable[..., None]:
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[
-                Optional[str], typer.Argument(help="an experiment file (TOML); flags override what it says")
+                str | None, typer.Argument(help="an experiment file (TOML); flags override what it says")
             ],
         ),
         _parameter("set", list, "a parameter of the policy, NAME=VALUE; may be repeated", "Policy"),
-        _parameter("mix", str, "classes of requests from a TOML file with [[classes]] tables", LENGTHS),
+        _parameter("mix", str, "classes of requests from a TOML file of class tables", LENGTHS),
     ]
     with_words.__signature__ = inspect.Signature([*extra, *own, *flags])  # type: ignore[attr-defined]
     with_words.__annotations__ = {p.name: p.annotation for p in (*extra, *own, *flags)}
@@ -101,7 +106,7 @@ def _parameter(name: str, kind: type, help: str, panel: str) -> inspect.Paramete
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[Optional[shown], typer.Option(flag, help=help, rich_help_panel=panel)],
+        annotation=Annotated[shown | None, typer.Option(flag, help=help, rich_help_panel=panel)],
     )
 
 

@@ -18,6 +18,11 @@ class Engine(NamedTuple):
     running: int
     block: int = 16
 
+    @property
+    def longest(self) -> int:
+        """The most tokens one request may have, prompt and output together."""
+        return min(self.max_model_len, self.kv_tokens // self.block * self.block)
+
     def checked(self) -> Engine:
         """The same, or an error that names what cannot be."""
         for name in ("kv_tokens", "max_model_len", "batch_tokens", "running", "block"):
@@ -30,6 +35,6 @@ class Engine(NamedTuple):
             )
         if self.kv_tokens < self.block:
             raise InputError(
-                f"engine: {self.kv_tokens} KV tokens are less than one block of {self.block}; raise --kv-tokens"
+                f"engine: {self.kv_tokens} KV tokens are less than a block of {self.block}; raise --kv-tokens"
             )
         return self

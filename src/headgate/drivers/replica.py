@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
 
@@ -12,23 +11,22 @@ import numpy as np
 
 from headgate.core.errors import RunError
 from headgate.core.lease import Lease
-from headgate.core.ledger import NOT_ROLLING, Entry, Ledger
-from headgate.core.plan import ALL, EACH_STEP, NONE, Plan, check
+from headgate.core.ledger import Entry
+from headgate.core.plan import ALL, EACH_STEP, NONE, Decodes, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
-from headgate.core.view import Limits
 from headgate.cost.model import Shape
-from headgate.drivers.blocks import Blocks
 from headgate.drivers.engine import Engine
 from headgate.drivers.listeners import Listeners
+from headgate.drivers.residents import Residents
 
 LONG_SPAN = 64  # from this many steps on, numpy is faster than plain floats
 
 
-class Replica:
+class Replica(Residents):
     """One engine in virtual time. The simulator's loop calls `ask`, `advance` and `settle`, in this order.
 
     Nothing is done per running request and step: decodes share the ledger's tick, their ends wait in a heap,
-    their KV needs are counted by remainder (`Blocks`). A request is touched when it joins, leaves or is held.
+    their KV needs are counted by remainder. A request is touched when it joins, leaves or is held.
     """
 
     def __init__(
@@ -40,22 +38,16 @@ class Replica:
         leases: bool = True,
         on_leave: Callable[[float], None] = lambda now: None,
     ) -> None:
-        self.engine = engine.checked()
-        self.blocks = Blocks(engine.kv_tokens // engine.block, engine.block)
-        limits = Limits(engine.batch_tokens, engine.running, engine.block)
-        self.ledger = Ledger(limits, self.blocks.total * engine.block)
-        self.longest = min(engine.max_model_len, self.ledger.kv_total)  # prompt and output together
-        self._decode_line = engine.cost.decode_line
+        super().__init__(engine.checked(), lengths)
         self.lease = Lease()
         self.plan = Plan()
         self.now = 0.0
         self.last_start = 0.0  # when the newest step began
         self.asked_now = False  # the plan was made for what the view shows now
-        self._lengths = lengths  # true output lengths, by request number; no policy sees them
+        self._cost = engine.cost
         self._observers = tuple(observers)
         self._leases = leases
         self._on_leave = on_leave
-        self._ends: list[tuple[int, int]] = []  # heap of (tick of its last token, request); some rows stale
         self._prompts: list[Entry] = []  # prompts of the plan that are still to run, next one last
         self.take_over(policy)
 
@@ -65,24 +57,8 @@ class Replica:
         self.hear = Listeners((*self._observers, policy))
         self.lease.ended = True
         if self.occupied:
-            self.ledger.now = self.now
-            self.ledger.kv_free = self.blocks.free * self.blocks.size
+            self._refresh_view()
             policy.adopt(self.ledger)
-
-    @property
-    def occupied(self) -> bool:
-        """Is anybody here?"""
-        ledger = self.ledger
-        return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
-
-    def state(self) -> str:
-        """Who is where, for error messages."""
-        ledger = self.ledger
-        return (
-            f"{len(ledger.waiting)} waiting, {len(ledger.prefilling)} prefilling, "
-            f"{len(ledger.decoding)} decoding ({len(ledger.held)} held), "
-            f"{self.blocks.free} of {self.blocks.total} KV blocks free"
-        )
 
     # -- comings and goings ---------------------------------------------------------------------
 
@@ -99,14 +75,14 @@ class Replica:
 
     def leave(self, entry: Entry, how: End) -> None:
         """A request leaves before its end: aborted, or out of patience."""
-        self._free_kv(entry)
+        self._free(entry)
         self.ledger.leave(entry)
         self.lease.ended = True
         self._tell_finished(entry, self.now, how)
 
     def evict(self, entry: Entry) -> None:
         """Drop its KV; it goes back to the front of the queue. Ends the lease with the next step."""
-        self._free_kv(entry)
+        self._free(entry)
         self.ledger.evict(entry)
         self.lease.steps = min(self.lease.steps, 1)
         self.asked_now = False
@@ -117,9 +93,8 @@ class Replica:
 
     def ask(self) -> None:
         """Ask the policy for a plan, check it, and put it into force."""
+        self._refresh_view()
         ledger = self.ledger
-        ledger.now = self.now
-        ledger.kv_free = self.blocks.free * self.blocks.size
         plan = self.policy.plan(ledger)
         faults = check(plan, ledger)
         if faults:
@@ -154,16 +129,9 @@ class Replica:
 
     def settle(self) -> None:
         """Let those go whose last token came with the step that just ended."""
-        ends, ledger = self._ends, self.ledger
-        while ends and ends[0][0] <= ledger.tick:
-            end, id = heappop(ends)
-            entry = ledger.decoding.get(id)
-            if entry is None or entry.end != end:
-                continue
-            self._free_kv(entry)
-            ledger.leave(entry)
+        while self._ends and self._ends[0][0] <= self.ledger.tick and (entry := self._pop_finished()):
             self.lease.finish()
-            whole = entry.generated >= self._lengths[id]
+            whole = entry.generated >= self._lengths[entry.id]
             self._tell_finished(entry, self.now, End.STOPPED if whole else End.LIMIT)
             if not self.occupied:
                 self.lease.ended = True
@@ -185,12 +153,12 @@ class Replica:
             behind += entry.prompt + entry.generated - entry.todo
         context = ledger.context + decodes if decodes else 0
         start = self.now
-        end = start + self.engine.cost.seconds(Shape(decodes, context, prefill, behind))
+        end = start + self._cost.seconds(Shape(decodes, context, prefill, behind))
         self._ran(start, [end], decodes, context, prefill, behind)
         for entry, tokens in chosen:
             entry.todo -= tokens
             if not entry.todo:
-                self._join(entry)
+                self._complete(entry)
         return True
 
     def _decode_span(self, wake: float) -> bool:
@@ -200,7 +168,7 @@ class Replica:
             return False
         count, tick, start = ledger.rolling, ledger.tick, self.now
         context = ledger.context + count
-        fixed, slope = self._decode_line(count)
+        fixed, slope = self._cost.decode_line(count)
         steps = self._next_end() - tick
         if lease.steps < steps:
             steps = int(lease.steps)
@@ -214,7 +182,7 @@ class Replica:
             if row[-1] > stop:
                 del row[bisect_left(row, stop, 1) + 1 :]
         else:
-            spent = self.engine.cost.span(count, context, steps)
+            spent = self._cost.span(count, context, steps)
             ends = np.cumsum(np.concatenate(([start], spent)))
             row = ends[: int(np.searchsorted(ends, stop)) + 1].tolist()
         del row[0]
@@ -281,15 +249,10 @@ class Replica:
             hook(entry, self.now)
         return True
 
-    def _join(self, entry: Entry) -> None:
+    def _complete(self, entry: Entry) -> None:
         """Its prompt is done; the step brought its first token (or, after an eviction, its next)."""
-        rolling = not isinstance(self.plan.decode, frozenset)
-        self.ledger.join(entry, self.now, rolling)
+        self._join(entry, self.now, rolling=isinstance(self.plan.decode, Decodes))
         self.lease.prefill()
-        if rolling or self._remaining(entry) == 0:
-            self._set_end(entry)
-        if rolling:
-            self.blocks.roll(entry.held_kv, self.ledger.tick)
         for hook in self.hear.prefilled:
             hook(entry, self.now)
 
@@ -298,73 +261,39 @@ class Replica:
     def _choose_decodes(self) -> None:
         """Hold and resume decodes as the plan says; a plan for none of them only stops the tick."""
         decode, ledger = self.plan.decode, self.ledger
-        if decode is NONE or (decode is ALL and not ledger.held):
+        if decode is NONE:
             return
-        everybody = decode is ALL
-        chosen = frozenset() if everybody else decode
-        assert isinstance(chosen, frozenset)
-        for entry in list(ledger.decoding.values()):
-            held = entry.id in ledger.held
-            runs = everybody or entry.id in chosen
-            if runs and held:
-                ledger.resume(entry)
-                self.blocks.roll(entry.held_kv, ledger.tick)
-                self._set_end(entry)
-                hooks = self.hear.resumed
-            elif not runs and not held:
-                self.blocks.roll(entry.held_kv, ledger.tick, by=-1)
-                ledger.hold(entry)
-                entry.end = NOT_ROLLING
-                hooks = self.hear.held
-            else:
-                continue
-            for hook in hooks:
+        chosen = ledger.decoding if isinstance(decode, Decodes) else decode
+        for entry in [held for held in ledger.held.values() if held.id in chosen]:
+            self._resume(entry)
+            for hook in self.hear.resumed:
                 hook(entry, self.now)
+        if len(chosen) == ledger.rolling:
+            return
+        for entry in list(ledger.decoding.values()):
+            if entry.id not in chosen and entry.id not in ledger.held:
+                self._hold(entry)
+                for hook in self.hear.held:
+                    hook(entry, self.now)
 
     def _make_room(self) -> bool:
         """KV is short of what the decodes need: ask the policy first, then evict the newest."""
         if not self.asked_now:
             return False
         while self.ledger.rolling and self.blocks.due(self.ledger.tick) > self.blocks.free:
-            self._evict_newest()
+            self.evict(self._newest())
         return self.ledger.rolling > 0
 
     def _starved_prompt(self, chosen: Sequence[object]) -> None:
         """A half-done prompt finds no block: the policy is asked first, then the newest is evicted."""
         if not chosen and self.asked_now:
-            self._evict_newest()
-
-    def _evict_newest(self) -> None:
-        running = self.ledger.prefilling or self.ledger.decoding
-        self.evict(running[next(reversed(running))])
+            self.evict(self._newest())
 
     # -- books ----------------------------------------------------------------------------------------
 
-    def _remaining(self, entry: Entry) -> int:
-        """Tokens still to come, truly."""
-        whole = min(self._lengths[entry.id], entry.limit, self.longest - entry.prompt)
-        return whole - entry.generated
-
-    def _set_end(self, entry: Entry) -> None:
-        entry.end = self.ledger.tick + self._remaining(entry)
-        heappush(self._ends, (entry.end, entry.id))
-
-    def _next_end(self) -> int:
-        """The tick at which somebody's last token comes."""
-        ends, decoding = self._ends, self.ledger.decoding
-        while True:
-            end, id = ends[0]
-            entry = decoding.get(id)
-            if entry is not None and entry.end == end:
-                return end
-            heappop(ends)
-
-    def _free_kv(self, entry: Entry) -> None:
-        ledger, held = self.ledger, entry.held_kv
-        self.blocks.free += self.blocks.of(held)
-        if entry.id in ledger.decoding and entry.id not in ledger.held:
-            self.blocks.roll(held, ledger.tick, by=-1)
-        entry.end = NOT_ROLLING
+    def _refresh_view(self) -> None:
+        self.ledger.now = self.now
+        self.ledger.kv_free = self.blocks.free * self.blocks.size
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         for hook in self.hear.finished:

@@ -15,14 +15,14 @@ from headgate.drivers.watchdog import Watchdog
 from headgate.workloads.workload import Workload
 
 PATIENT_DOG = 3600.0  # seconds of the run without any progress
-REPORT_EVERY = 4096  # turns of the loop between two reports of progress
+REPORT_EVERY = 256  # requests between two reports of progress
 
 
 class Simulator:
     """One engine, one policy, one workload.
 
-    With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped over.
-    Without, the policy is asked at every single step. Both give the same schedule to the last bit.
+    With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped
+    over. Without, the policy is asked at every single step. Both give the same schedule to the last bit.
     """
 
     def __init__(
@@ -50,28 +50,25 @@ class Simulator:
     def run(self) -> None:
         """Serve everybody."""
         arrivals, replica = self.arrivals, self.replica
-        turns = 0
         while True:
             if arrivals.next_time <= replica.now or self._timers:
                 self._receive(replica.now)
             if replica.lease.ended:
-                if not replica.occupied:
-                    if not arrivals.pending:
-                        return
+                if replica.occupied:
+                    replica.ask()
+                elif arrivals.pending:
                     self._wait(arrivals.next_time)
                     continue
-                replica.ask()
+                else:
+                    return
             if replica.advance(self._wake()):
                 if arrivals.next_time <= replica.last_start:
                     self._receive(replica.last_start)  # they came before the step that lets others go
                 replica.settle()
             elif replica.asked_now:
                 self._wait(min(arrivals.next_time, replica.plan.until.time))
-            turns += 1
             if replica.now >= self._watchdog.next_look:
                 self._look()
-            if self._progress and turns % REPORT_EVERY == 0:
-                self._progress(arrivals.sent)
 
     def _receive(self, now: float) -> None:
         """Whoever has lost patience by now leaves; everybody who has come joins the queue."""
@@ -84,6 +81,8 @@ class Simulator:
                 replica.leave(left, how)
         while arrivals.next_time <= now:
             entry = arrivals.take(replica.ledger)
+            if self._progress and entry.id % REPORT_EVERY == 0:
+                self._progress(entry.id)
             if not replica.receive(entry):
                 continue
             if self._patience[entry.id] < inf:
@@ -108,8 +107,8 @@ class Simulator:
             until = min(until, self._timers[0][0])
         if until == inf:
             raise RunError(
-                f"policy {type(replica.policy).__name__} runs nothing at {replica.now:.6f} s and nothing else "
-                f"will happen; {replica.state()}; {replica.plan}"
+                f"policy {type(replica.policy).__name__} runs nothing at {replica.now:.6f} s and nothing "
+                f"else will happen; {replica.state()}; {replica.plan}"
             )
         replica.now = max(replica.now, until)
         replica.lease.ended = True

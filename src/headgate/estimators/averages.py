@@ -1,7 +1,8 @@
 """Averages learned one value at a time: Ema, TimedEma, Mean, Window, Rate.
 
 All keep one law: `update(x, n=n)` leaves exactly, to the last bit, what n single updates leave, so that a
-simulator may jump over n equal steps. Where a closed form would round differently we fold the values one by one.
+simulator may jump over n equal steps. Where a closed form would round differently the values are folded one by
+one.
 `value` is None before the first update.
 """
 
@@ -25,7 +26,7 @@ class Ema:
         self._value: float | None = None
 
     def update(self, x: float, n: int = 1) -> None:
-        """n equal values at once."""
+        """Equal values, n of them."""
         for _ in range(n):
             before = self._value
             self._value = x if before is None else before + self._weight * (x - before)
@@ -43,7 +44,7 @@ class TimedEma:
 
     `rising` and `falling` are time constants in seconds: after one of them a step in x is followed by 63 %.
     For N_obs of EB+ (arXiv 2606.00516, equation 8). The paper says "moving average"; its public code weighs
-    per scheduler step (0.3 up, 0.03 down), so there the memory shrinks when steps become shorter. Ours does not.
+    per scheduler step (0.3 up, 0.03 down), so its memory shrinks with the steps; ours does not.
     """
 
     def __init__(self, rising: float, falling: float) -> None:
@@ -79,7 +80,7 @@ class Mean:
         self._count = 0
 
     def update(self, x: float, n: int = 1) -> None:
-        """n equal values at once."""
+        """Equal values, n of them."""
         for _ in range(n):
             self._total += x
         self._count += n
@@ -100,7 +101,7 @@ class Window:
         return len(self._values)
 
     def update(self, x: float, n: int = 1) -> None:
-        """n equal values at once."""
+        """Equal values, n of them."""
         self._values.extend([x] * min(n, self._values.maxlen or n))
 
     @property

@@ -78,7 +78,9 @@ def life_table(
     others are only known to have lived that long), `entries` the ages at which we began to watch each (a
     request watched from age a on is at risk at a+1, a+2, ...). Where the oldest request still lives, the
     curve goes on with the pooled rate (endings / iterations watched), which is the exposure estimate; the
-    usual alternatives, dropping to zero or never falling, put the mean far too low or at infinity.
+    usual alternatives, dropping to zero or never falling, put the mean far too low or at infinity. Late
+    entries can leave an age at which all of very few end while older ones live; there one more is counted at
+    risk, or the whole curve beyond would be zero.
     """
     last = np.asarray(ends, dtype=np.int64)
     first = np.zeros_like(last) if entries is None else entries
@@ -87,6 +89,7 @@ def life_table(
     joins = np.bincount(first + 1, minlength=oldest + 2)
     leaves = np.bincount(last + 1, minlength=oldest + 2)
     at_risk = np.cumsum(joins - leaves)[: oldest + 1]
+    at_risk[:oldest] += (ended == at_risk)[:oldest] & (ended[:oldest] > 0)
     ratio = np.divide(ended, at_risk, out=np.zeros(oldest + 1), where=at_risk > 0)
     curve = np.cumprod(1 - ratio)
     watched = int((last - first).sum())
@@ -101,7 +104,7 @@ def checked_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
     whole = seen.astype(np.int64)
     if np.any(whole != seen) or np.any(whole < 1):
         raise InputError(
-            f"an output of {seen.min():g} decode iterations; need whole numbers >= 1, leave out requests that "
-            "ended with their first token (they never decode)"
+            f"an output of {seen.min():g} decode iterations; need whole numbers >= 1, leave out requests "
+            "that ended with their first token (they never decode)"
         )
     return whole

@@ -1,0 +1,1 @@
+"""Pure functions: numbers in, a decision out."""

@@ -30,8 +30,8 @@ class Exclusive(BatchPolicy):
 
     Source: "Threshold-Based Exclusive Batching for LLM Inference" (arXiv 2606.00516), section 3, with a
     fixed k. We differ: (a) the switch is also tested right after a refill, so that k=1 is vLLM v0 at every
-    load; (b) a prompt enters only if its whole KV is free, and one token for each decode beside it
-    (the paper's code can leave half-done prompts stuck); (c) the prompts of a refill are fixed when it begins.
+    load; (b) a prompt enters only if its whole KV is free, and one token for each decode beside it (the
+    paper's code can leave half-done prompts stuck); (c) the prompts of a refill are fixed when it begins.
     """
 
     def __init__(self, slots: int, refill: int) -> None:

@@ -1,4 +1,4 @@
-"""All policies and metrics of a comparison at a glance: one line per policy, the winner of each metric marked."""
+"""A comparison at a glance: one line per policy, the winner of each metric marked."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,8 @@ def make_engine(words: Experiment, card: Card) -> Engine:
     budget = words.budget or max(slots, min(DEFAULT_BUDGET, card.max_batch_tokens))
     if budget > card.max_batch_tokens:
         raise InputError(
-            f"budget={budget} is more than card {card.name} is meant for; choose at most {card.max_batch_tokens}"
+            f"budget={budget} is more than card {card.name} is meant for; "
+            f"choose at most {card.max_batch_tokens}"
         )
     kv_tokens = words.kv_tokens or card.kv_tokens
     length = words.model_len or card.max_model_len
@@ -119,6 +121,21 @@ def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload,
     return replace(workload, **columns), bad
 
 
+def too_long(workload: Workload, engine: Engine) -> int:
+    """How many requests can never fit, because their prompt alone fills the model or the KV.
+
+    Such requests are refused one by one in a run; when nobody is left the input is wrong.
+    """
+    number = int(np.count_nonzero(workload.prompt >= engine.longest))
+    if number == len(workload):
+        raise InputError(
+            f"no request fits: the shortest prompt has {workload.prompt.min()} tokens, prompt and output may "
+            f"have {engine.longest} (model length {engine.max_model_len}, KV {engine.kv_tokens}); raise "
+            "--model-len or --kv-tokens, or cut prompts with --cap-prompt"
+        )
+    return number
+
+
 def _drawn(words: Experiment, seed: int) -> Workload:
     for word in ("format", "slice", "scale_rate", "skip_bad_rows", "sort"):
         if getattr(words, word):
@@ -188,10 +205,7 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
     for word in ("prompt", "output", "prompt_law", "output_law", "classes", "stages"):
         if getattr(words, word):
             raise InputError(f"{_flag(word)} makes lengths, but --trace brings its own; drop one of the two")
-    if trace in BUNDLED:
-        workload, bad = bundled(trace), BadRows()
-    else:
-        workload, bad = read_trace(trace, words.format, words.skip_bad_rows, words.sort)
+    workload, bad = _read(words, trace)
     if words.slice:
         workload = workload.between(*slice_text(words.slice))
     if words.requests:
@@ -202,15 +216,23 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
         workload = workload.head(words.requests)
     if words.scale_rate:
         workload = workload.scale_rate(words.scale_rate)
-    if words.clients or words.rate or words.all_at_once or words.arrivals:
-        clients, process = _load(words)
-        if clients:
-            workload = workload.as_closed(clients)
-        elif process is None:
-            workload = workload.all_at_once()
-        else:
-            workload = workload.arriving(process.draw(len(workload), stream(seed, "arrivals")))
-    return workload, bad
+    if not (words.clients or words.rate or words.all_at_once or words.arrivals):
+        return workload, bad
+    clients, process = _load(words)
+    if clients:
+        return workload.as_closed(clients), bad
+    if process is None:
+        return workload.all_at_once(), bad
+    return workload.arriving(process.draw(len(workload), stream(seed, "arrivals"))), bad
+
+
+def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
+    """A bundled trace by its name, any other by its path."""
+    if trace in BUNDLED:
+        return bundled(trace), BadRows()
+    if "/" not in trace and "." not in trace and not Path(trace).exists():
+        raise unknown("trace", trace, BUNDLED)
+    return read_trace(trace, words.format, words.skip_bad_rows, words.sort)
 
 
 def _flag(word: str) -> str:

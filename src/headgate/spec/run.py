@@ -17,7 +17,7 @@ from headgate.drivers.engine import Engine
 from headgate.drivers.simulator import Simulator
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
-from headgate.spec.build import make_engine, make_policy, make_workload
+from headgate.spec.build import make_engine, make_policy, make_workload, too_long
 from headgate.spec.words import Experiment
 from headgate.workloads.workload import Workload
 
@@ -30,7 +30,21 @@ class Prepared:
         self.card: Card = load_card(words.card)
         self.engine: Engine = make_engine(words, self.card)
         self.workload, self.bad_rows = make_workload(words)
+        self.too_long = too_long(self.workload, self.engine)
         self._seeds: dict[int, Workload] = {words.seed: self.workload}
+
+    def notes(self) -> list[str]:
+        """What was left out of the input, or will be refused."""
+        notes = []
+        if self.bad_rows.count:
+            line, reason = self.bad_rows.first[0]
+            notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")
+        if self.too_long:
+            notes.append(
+                f"{self.too_long} of {len(self.workload)} requests will be refused: their prompt leaves no "
+                f"room in {self.engine.longest} tokens (model length or KV); --cap-prompt cuts them"
+            )
+        return notes
 
     def requests(self, seed: int) -> Workload:
         """The requests of one seed; every policy meets the same."""

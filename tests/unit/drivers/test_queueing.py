@@ -52,8 +52,7 @@ def short_or_long(rng: np.random.Generator) -> tuple[np.ndarray, float, float]:
     return lengths, (5 * 1 + 121) / 6, (5 * 1 + 121**2) / 6
 
 
-@pytest.mark.parametrize("law", [geometric, short_or_long])
-@pytest.mark.parametrize("name", ["mixed", "v0"])
+@pytest.mark.parametrize(("law", "name"), [(geometric, "v0"), (short_or_long, "mixed")])
 def test_one_seat_waits_as_pollaczek_and_khinchine_say(law, name):
     rng = np.random.default_rng(6)
     output, mean, square = law(rng)
