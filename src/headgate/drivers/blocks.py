@@ -34,8 +34,6 @@ class Blocks:
     def affordable(self, tick: int, steps: int, rolling: int) -> int:
         """How many of the next `steps` steps can be paid for, with nobody joining or leaving."""
         free = self.free
-        if rolling * (steps // self.size + 1) <= free:
-            return steps
         rounds = min(steps // self.size, free // rolling)
         free -= rounds * rolling
         paid = rounds * self.size

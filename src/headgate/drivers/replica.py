@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import inf
 
@@ -20,6 +20,8 @@ from headgate.drivers.listeners import Listeners
 from headgate.drivers.residents import Residents
 
 LONG_SPAN = 64  # from this many steps on, numpy is faster than plain floats
+
+NO_GAUGES: Mapping[str, float] = {}
 
 
 class Replica(Residents):
@@ -55,6 +57,7 @@ class Replica(Residents):
         """Another policy decides from now on."""
         self.policy = policy
         self.hear = Listeners((*self._observers, policy))
+        self._has_gauges = type(policy).gauges is not BatchPolicy.gauges
         self.lease.ended = True
         if self.occupied:
             self._refresh_view()
@@ -111,10 +114,9 @@ class Replica(Residents):
             self._choose_decodes()
         prompts = map(ledger.find, reversed(plan.prefill))
         self._prompts = [entry for entry in prompts if entry] if plan.prefill else []
-        if self.hear.planned:
-            gauges = self.policy.gauges()
-            for hook in self.hear.planned:
-                hook(plan, self.now, gauges)
+        gauges = self.policy.gauges() if self._has_gauges else NO_GAUGES
+        for hook in self.hear.planned:
+            hook(plan, self.now, gauges)
 
     def advance(self, wake: float = inf) -> bool:
         """Run a step with prompts, or a span of decode steps up to about `wake`. False: nothing could run."""
@@ -164,9 +166,10 @@ class Replica(Residents):
     def _decode_span(self, wake: float) -> bool:
         """As many decode-only steps as are sure to be alike: nobody joins, leaves or runs out of KV."""
         ledger, lease = self.ledger, self.lease
-        if self.blocks.due(ledger.tick) > self.blocks.free and not self._make_room():
+        blocks, tick, start = self.blocks, ledger.tick, self.now
+        if blocks.growers[tick % blocks.size] > blocks.free and not self._make_room():
             return False
-        count, tick, start = ledger.rolling, ledger.tick, self.now
+        count = ledger.rolling
         context = ledger.context + count
         fixed, slope = self._cost.decode_line(count)
         steps = self._next_end() - tick
@@ -175,7 +178,8 @@ class Replica(Residents):
         stop = wake if wake < lease.time else lease.time
         if stop < inf:  # steps do not get shorter while nobody leaves, so no more than this are needed
             steps = min(steps, int((stop - start) / (fixed + slope * context)) + 1)
-        steps = self.blocks.affordable(tick, steps, count)
+        if count * (steps // blocks.size + 1) > blocks.free:
+            steps = blocks.affordable(tick, steps, count)
         if steps < LONG_SPAN:
             costs = [fixed + slope * read for read in range(context, context + steps * count, count)]
             row = list(accumulate(costs, initial=start))

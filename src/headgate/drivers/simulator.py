@@ -49,7 +49,7 @@ class Simulator:
 
     def run(self) -> None:
         """Serve everybody."""
-        arrivals, replica = self.arrivals, self.replica
+        arrivals, replica, impatient = self.arrivals, self.replica, self._impatient
         while True:
             if arrivals.next_time <= replica.now or self._timers:
                 self._receive(replica.now)
@@ -61,7 +61,7 @@ class Simulator:
                     continue
                 else:
                     return
-            if replica.advance(self._wake()):
+            if replica.advance(inf if replica.lease.arrivals == inf and not impatient else self._wake()):
                 if arrivals.next_time <= replica.last_start:
                     self._receive(replica.last_start)  # they came before the step that lets others go
                 replica.settle()

@@ -1,7 +1,7 @@
 """Averages learned one value at a time: Ema, TimedEma, Mean, Window, Rate.
 
 All keep one law: `update(x, n=n)` leaves exactly, to the last bit, what n single updates leave, so that a
-simulator may jump over n equal steps. Where a closed form would round differently the values are folded one by
+simulator may jump over n equal steps. Where a closed form would round differently values are folded one by
 one.
 `value` is None before the first update.
 """

@@ -11,7 +11,8 @@ from headgate.core.policy import BatchPolicy
 from headgate.core.request import Request
 from headgate.core.view import View
 
-NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
+ARRIVAL = Until(arrivals=1)
+NOBODY_WAITS = Plan(ALL, until=ARRIVAL)
 NO_PLACE_LEFT = Plan(ALL, until=Until(finishes=1))
 
 
@@ -47,9 +48,11 @@ class Mixed(BatchPolicy):
             oldest = islice(view.decoding, self.budget // width)
             return Plan(frozenset(oldest), budget=self.budget)
         prompts = tuple(self._prompts(view))
-        if prompts:
-            return Plan(ALL, prompts, self.budget)
-        return NO_PLACE_LEFT if view.waiting else NOBODY_WAITS
+        if not prompts:
+            return NO_PLACE_LEFT if view.waiting else NOBODY_WAITS
+        if len(prompts) == len(view.waiting) + len(view.prefilling):  # the same until somebody comes
+            return Plan(ALL, prompts, self.budget, until=ARRIVAL)
+        return Plan(ALL, prompts, self.budget)
 
     def _prompts(self, view: View) -> Iterator[int]:
         decodes = len(view.decoding)

@@ -38,9 +38,11 @@ class Recorder(Observer):
         self._last_before: dict[int, float] = {}  # newest token of those evicted
         self._times = {name: array("d", [nan]) * requests for name in REQUEST_TIMES}
         self._counts = {name: array("q", [0]) * requests for name in REQUEST_COUNTS}
+        self._prompt, self._kind = self._counts["prompt"], self._counts["kind"]
         self._how = array("b", [STILL_HERE]) * requests
         self._arrival, self._admitted, self._first, self._finished = self._times.values()
         self._steps = array("d")  # row after row; counts are exact as doubles
+        self._add_steps = self._steps.extend
         self._stays = array("d")
         self._plans = array("d")
         self._stay_of: dict[int, int] = {}  # request to where its open stay's last number stands
@@ -50,8 +52,11 @@ class Recorder(Observer):
 
     def arrived(self, request: Request, now: float) -> None:
         """A new row."""
-        self._handles[request.id] = request
-        self._arrival[request.id] = now
+        id = request.id
+        self._handles[id] = request
+        self._arrival[id] = now
+        self._prompt[id] = request.prompt
+        self._kind[id] = self._kinds[request.kind]
 
     def admitted(self, request: Request, now: float) -> None:
         """Its first seat counts."""
@@ -82,19 +87,21 @@ class Recorder(Observer):
 
     def finished(self, request: Request, now: float, how: End) -> None:
         """Its row is complete."""
-        self._close_stay(request.id)
-        self._last_before.pop(request.id, None)
-        self._finished[request.id] = now
-        self._how[request.id] = HOW[how]
-        self._fill(self._handles.pop(request.id))
+        id = request.id
+        self._close_stay(id)
+        if self._last_before:
+            self._last_before.pop(id, None)
+        self._finished[id] = now
+        self._how[id] = HOW[how]
+        self._fill(self._handles.pop(id))
 
     def stepped(self, steps: Steps) -> None:
         """One row for the whole run of them."""
         start, ends, decodes, context, prefill, behind, kv = steps
         count = len(ends)
-        self._steps.extend(
-            (start, ends[0] - start, ends[-1] - start, count, decodes, context, prefill, behind, kv)
-        )
+        whole = ends[-1] - start
+        first = whole if count == 1 else ends[0] - start
+        self._add_steps((start, first, whole, count, decodes, context, prefill, behind, kv))
         self._step += count
         if decodes:
             self._tick += count
@@ -135,11 +142,10 @@ class Recorder(Observer):
 
     def _fill(self, request: Request) -> None:
         row, id = self._counts, request.id
-        row["kind"][id] = self._kinds[request.kind]
-        row["prompt"][id] = request.prompt
         row["output"][id] = request.generated
-        row["evictions"][id] = request.evictions
-        row["wasted"][id] = request.wasted
+        if request.evictions:
+            row["evictions"][id] = request.evictions
+            row["wasted"][id] = request.wasted
 
     def _open_stay(self, id: int, opened: float, gap: float) -> None:
         self._stays.extend((id, opened, gap, self._tick, 0))
