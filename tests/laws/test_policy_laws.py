@@ -96,7 +96,7 @@ class Miser(Replica):
 
     moods: st.DataObject
 
-    def _budget(self) -> float:
+    def _budget(self) -> int:
         budget = super()._budget()
         return max(len(self.ledger.decoding) + 1, budget // 2) if self.moods.draw(st.booleans()) else budget
 

@@ -69,6 +69,11 @@ class Entry:
         self.end = NOT_ROLLING  # tick of its last token, where the driver knows it
 
     @property
+    def rolls(self) -> bool:
+        """Does it share the tick?"""
+        return self._joined != NOT_ROLLING
+
+    @property
     def generated(self) -> int:
         """Output tokens so far."""
         if self._joined == NOT_ROLLING:
@@ -85,7 +90,9 @@ class Entry:
     @property
     def held_kv(self) -> int:
         """KV tokens it holds: all known tokens but those to prefill, and but the newest while it decodes."""
-        known = self.prompt + self.generated
+        if self._joined != NOT_ROLLING:
+            return self.prompt + self._tokens + self._ledger.tick - self._joined - 1
+        known = self.prompt + self._tokens
         return known - 1 if self.id in self._ledger.decoding else known - self.todo
 
     def __repr__(self) -> str:
@@ -185,6 +192,10 @@ class Ledger:
     def find(self, id: int) -> Entry | None:
         """The request of that number, if it is still here."""
         return self.waiting.get(id) or self.prefilling.get(id) or self.decoding.get(id)
+
+    def known(self, id: int) -> Entry:
+        """The request of that number, which must be here."""
+        return self.waiting.get(id) or self.prefilling.get(id) or self.decoding[id]
 
     def _remove_running(self, entry: Entry) -> None:
         if entry._joined != NOT_ROLLING:

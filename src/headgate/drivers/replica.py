@@ -109,11 +109,10 @@ class Replica(Residents):
         self.asked_now = True
         self.lease.begin(plan.until if self._leases else EACH_STEP)
         for id in plan.evict:
-            self.evict(ledger.decoding.get(id) or ledger.prefilling[id])
+            self.evict(ledger.known(id))
         if plan.decode is not ALL or ledger.held:
             self._choose_decodes()
-        prompts = map(ledger.find, reversed(plan.prefill))
-        self._prompts = [entry for entry in prompts if entry] if plan.prefill else []
+        self._prompts = [*map(ledger.known, reversed(plan.prefill))]
         gauges = self.policy.gauges() if self._has_gauges else NO_GAUGES
         for hook in self.hear.planned:
             hook(plan, self.now, gauges)
@@ -150,14 +149,14 @@ class Replica(Residents):
         if not chosen:
             return False
         prefill = behind = 0
-        for entry, tokens in chosen:
+        for _, tokens, done in chosen:
             prefill += tokens
-            behind += entry.prompt + entry.generated - entry.todo
+            behind += done
         context = ledger.context + decodes if decodes else 0
         start = self.now
         end = start + self._cost.seconds(Shape(decodes, context, prefill, behind))
         self._ran(start, [end], decodes, context, prefill, behind)
-        for entry, tokens in chosen:
+        for entry, tokens, _ in chosen:
             entry.todo -= tokens
             if not entry.todo:
                 self._complete(entry)
@@ -209,12 +208,14 @@ class Replica(Residents):
         for hook in self.hear.stepped:
             hook(steps)
 
-    def _chunks(self, decodes: int) -> list[tuple[Entry, int]]:
-        """Which prompts run in this step and how far; admits those that are new."""
-        ledger, blocks, limits, prompts = self.ledger, self.blocks, self.ledger.limits, self._prompts
-        room = int(min(self._budget() - decodes * limits.decode_width, self.plan.chunk))
+    def _chunks(self, decodes: int) -> list[tuple[Entry, int, int]]:
+        """Which prompts run in this step, for how many tokens, behind how many; admits those that are new."""
+        ledger, blocks, prompts, size = self.ledger, self.blocks, self._prompts, self.blocks.size
+        room = self._budget() - decodes * ledger.limits.decode_width
+        if self.plan.chunk < room:
+            room = int(self.plan.chunk)
         spare = blocks.free - (blocks.due(ledger.tick) if decodes else 0)
-        chosen: list[tuple[Entry, int]] = []
+        chosen: list[tuple[Entry, int, int]] = []
         while prompts and room > 0:
             entry = prompts[-1]
             if entry.id in ledger.waiting:
@@ -223,23 +224,25 @@ class Replica(Residents):
             elif entry.id not in ledger.prefilling:  # it left meanwhile
                 prompts.pop()
                 continue
-            tokens = min(entry.todo, room)
-            done = entry.prompt + entry.generated - entry.todo
-            need = blocks.of(done + tokens) - blocks.of(done)
+            todo = entry.todo
+            tokens = todo if todo < room else room
+            done = entry.prompt + entry.generated - todo
+            need = -(-(done + tokens) // size) - -(-done // size)
             if need > spare:
                 self._starved_prompt(chosen)
                 break
             blocks.free -= need
             spare -= need
             room -= tokens
-            chosen.append((entry, tokens))
-            if tokens == entry.todo:
+            chosen.append((entry, tokens, done))
+            if tokens == todo:
                 prompts.pop()
         return chosen
 
-    def _budget(self) -> float:
+    def _budget(self) -> int:
         """Tokens the engine gives this step."""
-        return min(self.plan.budget, self.ledger.limits.batch_tokens)
+        most = self.ledger.limits.batch_tokens
+        return most if self.plan.budget >= most else int(self.plan.budget)
 
     def _admit(self, entry: Entry, spare: int) -> bool:
         """A seat for a new prompt, if there is one and all its KV would fit."""
@@ -255,10 +258,16 @@ class Replica(Residents):
 
     def _complete(self, entry: Entry) -> None:
         """Its prompt is done; the step brought its first token (or, after an eviction, its next)."""
-        self._join(entry, self.now, rolling=isinstance(self.plan.decode, Decodes))
+        rolling = isinstance(
+            self.plan.decode, Decodes
+        )  # a plan that names its decodes does not name this one
+        self._join(entry, self.now, rolling)
         self.lease.prefill()
         for hook in self.hear.prefilled:
             hook(entry, self.now)
+        if not rolling:
+            for hook in self.hear.held:
+                hook(entry, self.now)
 
     # -- who decodes, and what happens when memory runs out -----------------------------------------
 

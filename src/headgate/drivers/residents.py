@@ -69,11 +69,10 @@ class Residents:
 
     def _free(self, entry: Entry) -> None:
         """Give its blocks back; call it before the ledger lets it go."""
-        ledger, blocks = self.ledger, self.blocks
-        held = entry.held_kv
+        blocks, held = self.blocks, entry.held_kv
         blocks.free += -(-held // blocks.size)
-        if entry.id in ledger.decoding and entry.id not in ledger.held:
-            blocks.roll(held, ledger.tick, by=-1)
+        if entry.rolls:
+            blocks.roll(held, self.ledger.tick, by=-1)
         entry.end = NOT_ROLLING
 
     def _pop_finished(self) -> Entry | None:

@@ -11,7 +11,7 @@ from headgate.core.errors import InputError
 
 
 class ExactPhases(NamedTuple):
-    """For every threshold k = 1 .. N (at index k - 1): mean iterations of a phase and seats refilled after."""
+    """For every threshold k = 1 .. N (at index k - 1): mean iterations of a phase, seats refilled."""
 
     iterations: NDArray[np.float64]
     refilled: NDArray[np.float64]

@@ -143,7 +143,7 @@ def amortised_prefill(costs: PhaseCosts, tokens: float, budget: int, switch: flo
 
 def _line(constant: float, each: float, free: int, ends: tuple[int, int]) -> tuple[float, float]:
     """(fixed, per request) of constant + each * max(n - free, 0) through the two values of n."""
-    few, many = (each * max(n - free, 0) for n in ends)
-    slope = (many - few) / (ends[1] - ends[0])
-    fixed = constant + many - slope * ends[1]
-    return (fixed, slope) if fixed > 0 or not constant else (constant, many / ends[1])
+    few, many = (max(n - free, 0) for n in ends)
+    paying = (many - few) / (ends[1] - ends[0])
+    fixed = constant + each * (many - paying * ends[1])
+    return (fixed, each * paying) if fixed > 0 or not constant else (constant, each * many / ends[1])

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from headgate.core.errors import InputError
 from headgate.estimators.hazard import LinearHazard
 
+FLAT = 1e-20  # slopes below this many p0 squared change no digit, and their roots overflow
+
 
 class RestartPhase(NamedTuple):
     """A decode phase of the restart model: its iterations T, and tokens decoded per seat J."""
@@ -38,7 +40,7 @@ def restart_phase(share: float, hazard: LinearHazard) -> RestartPhase:
         )
     end = sqrt(square)
     iterations = 2 * zeta / (p0 + end) if zeta else 0.0
-    if eta == 0:
+    if abs(eta) < FLAT * p0**2:
         return RestartPhase(iterations, theta / p0)
     scale = sqrt(2 * abs(eta))
     if eta > 0:

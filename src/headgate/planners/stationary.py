@@ -15,7 +15,7 @@ TERMS = 8  # cohorts counted in the quick bound that rules most phase lengths ou
 
 
 class StationaryShare(NamedTuple):
-    """The best share, the iterations of its decode phase, and its fixed cost per request and seat, likewise."""
+    """The best share, the iterations of its phase, its fixed cost per seat in iterations."""
 
     share: float
     phase: int

@@ -6,6 +6,8 @@ from headgate.core.policy import BatchPolicy
 from headgate.policies.exclusive import Exclusive, PrefillFirst, RequestLevel
 from headgate.policies.mixed import Mixed
 
+__all__ = ["BATCH", "Exclusive", "Mixed", "PrefillFirst", "RequestLevel"]
+
 BATCH: dict[str, type[BatchPolicy]] = {
     "mixed": Mixed,
     "eb": Exclusive,

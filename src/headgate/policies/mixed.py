@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 
 from headgate.core.errors import InputError
@@ -43,39 +42,37 @@ class Mixed(BatchPolicy):
 
     def plan(self, view: View) -> Plan:
         """All decodes; prompts while seats and budget last."""
-        width = view.limits.decode_width
-        if len(view.decoding) * width > self.budget:  # only after taking over a fuller engine
-            oldest = islice(view.decoding, self.budget // width)
-            return Plan(frozenset(oldest), budget=self.budget)
-        prompts = tuple(self._prompts(view))
-        if not prompts:
-            return NO_PLACE_LEFT if view.waiting else NOBODY_WAITS
-        if len(prompts) == len(view.waiting) + len(view.prefilling):  # the same until somebody comes
-            return Plan(ALL, prompts, self.budget, until=ARRIVAL)
-        return Plan(ALL, prompts, self.budget)
-
-    def _prompts(self, view: View) -> Iterator[int]:
-        decodes = len(view.decoding)
+        waiting, prefilling, decodes = view.waiting, view.prefilling, len(view.decoding)
         room = self.budget - decodes * view.limits.decode_width
-        for request in view.prefilling.values():
-            if room <= 0:
+        if room < 0:  # only after taking over a fuller engine
+            oldest = islice(view.decoding, self.budget // view.limits.decode_width)
+            return Plan(frozenset(oldest), budget=self.budget)
+        if not waiting and not prefilling:
+            return NOBODY_WAITS
+        prompts: list[int] = []
+        for request in prefilling.values():
+            if room > 0:
+                prompts.append(request.id)
+                room -= request.todo
+        seats = min(self.slots, view.limits.running) - decodes - len(prefilling)
+        if seats > 0 and room > 0 and waiting:
+            self._admit(view, seats, room, prompts)
+        if not prompts:
+            return NO_PLACE_LEFT
+        if len(prompts) == len(waiting) + len(prefilling):  # the same until somebody comes
+            return Plan(ALL, tuple(prompts), self.budget, until=ARRIVAL)
+        return Plan(ALL, tuple(prompts), self.budget)
+
+    def _admit(self, view: View, seats: int, room: int, prompts: list[int]) -> None:
+        """Add new prompts in the order of the queue; none if the first cannot fit before somebody leaves."""
+        for request in view.waiting.values():
+            if not prompts and not _fits(request, view):
                 return
-            yield request.id
+            prompts.append(request.id)
             room -= request.todo
-        seats = min(self.slots, view.limits.running) - decodes - len(view.prefilling)
-        if room <= 0 or seats <= 0 or not view.waiting:
-            return
-        queue = iter(view.waiting.values())
-        head = next(queue)
-        if not view.prefilling and not _fits(head, view):
-            return
-        yield head.id
-        room -= head.todo
-        for request in islice(queue, seats - 1):
-            if room <= 0:
+            seats -= 1
+            if room <= 0 or seats <= 0:
                 return
-            yield request.id
-            room -= request.todo
 
 
 def _fits(request: Request, view: View) -> bool:

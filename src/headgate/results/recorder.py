@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from math import nan
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ STEPS = {"start": float, "first": float, "seconds": float, "count": int, "decode
 STEPS |= {"prefill": int, "behind": int, "kv": int}
 STAYS = {"request": int, "opened": float, "gap": float, "first_tick": int, "ticks": int}
 PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int}
+STEP_ROW, STAY_ROW, PLAN_ROW = (Struct(f"{len(columns)}d").pack for columns in (STEPS, STAYS, PLANS))
+TICKS = Struct("d")
 REQUEST_TIMES = ("arrival", "admitted", "first_token", "finished")
 REQUEST_COUNTS = ("kind", "cached", "prompt", "output", "evictions", "wasted")
 
@@ -41,11 +44,12 @@ class Recorder(Observer):
         self._prompt, self._kind = self._counts["prompt"], self._counts["kind"]
         self._how = array("b", [STILL_HERE]) * requests
         self._arrival, self._admitted, self._first, self._finished = self._times.values()
-        self._steps = array("d")  # row after row; counts are exact as doubles
-        self._add_steps = self._steps.extend
-        self._stays = array("d")
-        self._plans = array("d")
-        self._stay_of: dict[int, int] = {}  # request to where its open stay's last number stands
+        self._steps = bytearray()  # row after row of doubles, in which counts are exact
+        self._stays = bytearray()
+        self._plans = bytearray()
+        self._stay_of: dict[
+            int, tuple[int, int]
+        ] = {}  # request to where its open stay ends, and its first tick
         self._gauges: dict[str, array[float]] = {}
         self._tick = 0
         self._step = 0
@@ -101,7 +105,7 @@ class Recorder(Observer):
         count = len(ends)
         whole = ends[-1] - start
         first = whole if count == 1 else ends[0] - start
-        self._add_steps((start, first, whole, count, decodes, context, prefill, behind, kv))
+        self._steps += STEP_ROW(start, first, whole, count, decodes, context, prefill, behind, kv)
         self._step += count
         if decodes:
             self._tick += count
@@ -110,11 +114,11 @@ class Recorder(Observer):
         """What was decided, in numbers: how many decodes are named (-1: all), how many prompts, evictions."""
         decode = plan.decode
         named = -1 if decode is ALL else 0 if isinstance(decode, Decodes) else len(decode)
-        self._plans.extend((now, self._step, named, len(plan.prefill), len(plan.evict)))
+        self._plans += PLAN_ROW(now, self._step, named, len(plan.prefill), len(plan.evict))
         for name, value in gauges.items():
             column = self._gauges.get(name)
             if column is None:
-                column = self._gauges[name] = array("d", [nan]) * (len(self._plans) // len(PLANS) - 1)
+                column = self._gauges[name] = array("d", [nan]) * (len(self._plans) // (8 * len(PLANS)) - 1)
             column.append(value)
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
@@ -148,16 +152,16 @@ class Recorder(Observer):
             row["wasted"][id] = request.wasted
 
     def _open_stay(self, id: int, opened: float, gap: float) -> None:
-        self._stays.extend((id, opened, gap, self._tick, 0))
-        self._stay_of[id] = len(self._stays) - 1
+        self._stays += STAY_ROW(id, opened, gap, self._tick, 0)
+        self._stay_of[id] = len(self._stays) - 8, self._tick
 
     def _close_stay(self, id: int) -> None:
         where = self._stay_of.pop(id, None)
         if where is not None:
-            self._stays[where] = self._tick - self._stays[where - 1]
+            TICKS.pack_into(self._stays, where[0], self._tick - where[1])
 
 
-def _columns(rows: array[float], names: dict[str, type]) -> dict[str, NDArray[Any]]:
+def _columns(rows: bytearray, names: dict[str, type]) -> dict[str, NDArray[Any]]:
     """Rows of doubles, as columns of their own types."""
-    table = np.array(rows).reshape(-1, len(names))
+    table = np.frombuffer(bytes(rows)).reshape(-1, len(names))
     return {name: table[:, index].astype(kind) for index, (name, kind) in enumerate(names.items())}

@@ -81,7 +81,10 @@ FAULTY = {
     "no arrivals": (Plan(until=Until(arrivals=0)), ["a lease of nothing"]),
     "no prompts": (Plan(until=Until(prefills=0)), ["a lease of nothing"]),
     "no finishes": (Plan(until=Until(finishes=-1)), ["a lease of nothing"]),
-    "ended before it began": (Plan(until=Until(time=10.0)), ["a lease that ended before it began: until 10.0"]),
+    "ended before it began": (
+        Plan(until=Until(time=10.0)),
+        ["a lease that ended before it began: until 10.0"],
+    ),
     "all at once": (
         Plan(frozenset({4}), (1,), budget=0, evict=(5,), until=Until(steps=0)),
         ["not decoding: [4]", "too small", "no prompt to run: [1]", "hold no KV: [5]", "a lease of nothing"],

@@ -1,4 +1,4 @@
-"""EB(k): the switch, its two ends (vLLM v0 and request-level batching), and the exact chain under saturation."""
+"""EB(k): the switch, its two ends (vLLM v0 and request-level batching), and the exact chain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from headgate.workloads.workload import Workload
 from worlds import Line, batches, engines, run, workloads
 
 
-def state(decoding: int, waiting: int, running: int = 1000, kv_free: int = 10**6, block: int = 1, prompt=10) -> Ledger:
+def state(
+    decoding: int, waiting: int, running: int = 1000, kv_free: int = 10**6, block: int = 1, prompt=10
+) -> Ledger:
     """A ledger in which so many decode and so many wait."""
     ledger = Ledger(Limits(batch_tokens=10**6, running=running, block=block), kv_total=10**6)
     ledger.kv_free = kv_free
@@ -118,15 +120,18 @@ def test_the_first_prompt_always_enters_an_empty_engine():
 
 
 def test_leases_of_the_decode_phase():
-    policy = Exclusive(slots=128, refill=24)
-    assert policy.plan(state(128, MANY)).until == Until(finishes=24)
-    assert policy.plan(state(110, MANY)).until == Until(finishes=6)
-    assert policy.plan(state(110, 0)).until == Until(arrivals=1)
-    # 50 decode, 11 wait: a refill of 11 is due when 45 decode (11 * 104 = 1144 >= 45 * 24 = 1080; 48: 1152).
-    assert policy.plan(state(50, 11)).until == Until(finishes=3, arrivals=1)
-    assert policy.plan(state(47, 11)).prefill == tuple(range(47, 58))
-    assert policy.plan(state(110, MANY, kv_free=0)).until == Until(finishes=6)
-    assert Exclusive(128, 24).plan(state(100, MANY, kv_free=0)).until == Until(finishes=1)
+    def lease(view: Ledger) -> Until:
+        return Exclusive(slots=128, refill=24).plan(view).until
+
+    assert lease(state(128, MANY)) == Until(finishes=24)
+    assert lease(state(110, MANY)) == Until(finishes=6)
+    assert lease(state(110, MANY, kv_free=0)) == Until(finishes=6)
+    assert lease(state(100, MANY, kv_free=0)) == Until(finishes=1)
+    assert lease(state(110, 0)) == Until(arrivals=1)
+    # 50 decode, 11 wait: a refill of 11 is due when 47 decode (11 * 104 = 1144; 47 * 24 = 1128, 48: 1152).
+    assert lease(state(50, 11)) == Until(finishes=3, arrivals=1)
+    assert lease(state(48, 11)) == Until(finishes=1, arrivals=1)
+    assert lease(state(47, 11)) == Until(prefills=11)
 
 
 def test_gauges_tell_threshold_and_phase():
@@ -173,24 +178,37 @@ def test_under_saturation_a_refill_admits_at_least_k(refill, batch_tokens):
         assert min(sizes[:-1]) < 16
 
 
+class Watched(Exclusive):
+    """EB that looks, whenever a refill begins, who is still there."""
+
+    def __init__(self, slots: int, refill: int) -> None:
+        super().__init__(slots, refill)
+        self.phase: set[int] = set()
+        self.begun = 0
+
+    def plan(self, view):
+        plan = super().plan(view)
+        if not set(plan.prefill) <= self.phase:
+            assert not view.decoding, "somebody of the batch before still decodes"
+            assert not view.prefilling
+            assert len(plan.prefill) <= min(self.slots, view.limits.running)
+            self.begun += 1
+        self.phase = set(plan.prefill)
+        return plan
+
+
 @given(engine=engines(), workload=workloads(impatient=True), slots=st.integers(1, 8))
 def test_k_n_lets_the_batch_run_empty(engine, workload, slots):
-    """Whoever enters finds nobody decoding, but for those who entered with it."""
-    for policy in (Exclusive(slots=slots, refill=slots), RequestLevel(slots)):
-        log = run(engine, policy, workload)
-        decoding: set[int] = set()
-        batch: set[int] = set()
-        for name, id, *_ in log.events:
-            if name == "admitted":
-                if not decoding:
-                    batch = set()
-                assert decoding <= batch, "somebody of an older batch still decodes"
-                batch.add(id)
-                assert len(batch) <= min(slots, engine.running) or engine.running >= slots
-            elif name == "prefilled":
-                decoding.add(id)
-            elif name in ("evicted", "finished"):
-                decoding.discard(id)
+    watched = Watched(slots, refill=slots)
+    expected = run(engine, watched, workload)
+    found = run(engine, RequestLevel(slots), workload)
+    assert found.steps == expected.steps
+    assert watched.begun > 0 or not found.steps
+
+
+def test_k_below_n_does_not():
+    with pytest.raises(AssertionError, match="still decodes"):
+        run(*(lambda engine, workload: (engine, Watched(16, 15), workload))(*saturated(16)))
 
 
 class PlainPrefillFirst(BatchPolicy):
@@ -212,7 +230,7 @@ class PlainPrefillFirst(BatchPolicy):
 
 @given(engine=engines(), workload=workloads(impatient=True), slots=st.integers(1, 10))
 def test_k_1_is_prefill_first_at_every_load(engine, workload, slots):
-    """With a token budget that holds every refill in one step (else the batch under way is finished first)."""
+    """With a budget that holds every refill in one step (else the batch under way is finished first)."""
     engine = engine._replace(batch_tokens=10**5)
     expected = run(engine, PlainPrefillFirst(slots), workload)
     for policy in (Exclusive(slots=slots, refill=1), PrefillFirst(slots)):
@@ -225,7 +243,7 @@ def test_k_1_is_prefill_first_at_every_load(engine, workload, slots):
 
 
 def chain(slots: int, p: float, refill: int) -> tuple[float, float]:
-    """E[tau], E[K]: decode iterations from a full batch until k seats are idle, and how many are idle then."""
+    """E[tau], E[K]: decode iterations from a full batch until k seats are idle; how many are idle then."""
     reach = np.zeros(slots + 1)
     reach[slots] = 1.0  # probability that the number of decodes is ever n
     tau = idle = 0.0

@@ -1,0 +1,164 @@
+"""Race the simulator: `make bench`, or `python -m benchmarks NAME...` for some of the races.
+
+Prints a table and writes benchmarks/latest.json. Times are CPU seconds of one core, the best of three;
+on a shared machine compare ratios of one run, not seconds of two.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks import worlds
+from benchmarks.plain import PlainEngine
+from headgate.core.policy import BatchPolicy
+from headgate.drivers.engine import Engine
+from headgate.drivers.simulator import Simulator
+from headgate.policies import Exclusive, Mixed
+from headgate.results.recorder import Recorder
+from headgate.workloads.workload import Workload
+
+Result = dict[str, float]
+HERE = Path(__file__).parent
+
+
+def fast(engine: Engine, policy: Callable[[], BatchPolicy], workload: Workload, tries: int = 3) -> float:
+    """CPU seconds of a whole run with its record, the best of some tries."""
+    best = float("inf")
+    for _ in range(tries):
+        began = time.process_time()
+        recorder = Recorder(len(workload))
+        Simulator(engine, policy(), workload, (recorder,)).run()
+        recorder.tables()
+        best = min(best, time.process_time() - began)
+    return best
+
+
+def plain_race() -> Result:
+    """(a) Against the same engine that touches every running request at every step, 256 running."""
+    engine, workload = worlds.engine(256), worlds.saturated(512, 256)
+    found: Result = {}
+    policies: dict[str, Callable[[], BatchPolicy]] = {
+        "mixed": lambda: Mixed(256, 16384),
+        "eb(32)": lambda: Exclusive(256, 32),
+    }
+    for name, policy in policies.items():
+        began = time.process_time()
+        PlainEngine(engine, policy(), workload, (Recorder(len(workload)),)).run()
+        plain = time.process_time() - began
+        ours = fast(engine, policy, workload)
+        found[f"{name}: requests per second, plain"] = len(workload) / plain
+        found[f"{name}: requests per second, ours"] = len(workload) / ours
+        found[f"{name}: times faster"] = plain / ours
+    return found
+
+
+def azure() -> Result:
+    """(b) 5,000 conversations at 6.45/s, mixed batching, paged KV."""
+    workload = worlds.conversations(5000)
+    seconds = fast(worlds.engine(), lambda: Mixed(512, 16384), workload, tries=5)
+    return {"seconds": seconds, "requests per second": 5000 / seconds}
+
+
+def million() -> Result:
+    """(c) One million requests, each in a process of its own: seconds with workload and tables, and memory."""
+    found: Result = {}
+    for name in ("azure", "saturated"):
+        command = [sys.executable, "-m", "benchmarks", f"--million={name}"]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True)
+        for key, value in json.loads(answer.stdout).items():
+            found[f"{name}: {key}"] = value
+    return found
+
+
+def one_million(name: str) -> Result:
+    """What a process of its own does for `million`."""
+    began = time.process_time()
+    policy: BatchPolicy
+    if name == "azure":
+        workload, policy = worlds.conversations(1_000_000), Mixed(512, 16384)
+    else:
+        workload, policy = worlds.saturated(1_000_000, 1024, 128, 128), Exclusive(512, 32)
+    recorder = Recorder(len(workload))
+    Simulator(worlds.engine(), policy, workload, (recorder,)).run()
+    recorder.tables()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"CPU seconds": time.process_time() - began, "GiB at most": peak}
+
+
+def command_line() -> Result:
+    """(d) 1,000 requests through the command line, imports and all."""
+    import tempfile
+
+    best = float("inf")
+    for _ in range(5):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [str(Path(sys.executable).parent / "headgate"), "simulate", "--requests", "1000"]
+            began = time.perf_counter()
+            subprocess.run([*command, "--out", folder], check=True, capture_output=True)
+            best = min(best, time.perf_counter() - began)
+    return {"wall seconds": best}
+
+
+def flatness() -> Result:
+    """(e) Microseconds per request over batch size and prompt length; the spread is largest over smallest."""
+    found: Result = {}
+    for label, sizes in (("batch", (16, 64, 256, 1024)), ("prompt", (64, 512, 4096))):
+        costs = []
+        for size in sizes:
+            if label == "batch":
+                engine, workload = worlds.engine(size), worlds.saturated(8000, size, 512, 128)
+            else:
+                engine, workload = worlds.engine(256), worlds.saturated(8000, 256, size, 128)
+            seconds = fast(engine, partial(Mixed, engine.running, 16384), workload)
+            costs.append(seconds / len(workload) * 1e6)
+            found[f"{label} {size}: microseconds per request"] = costs[-1]
+        found[f"{label}: largest over smallest"] = max(costs) / min(costs)
+    return found
+
+
+def leases() -> Result:
+    """(f) A saturated EB run of 4,000 requests, and what leases save against asking at every step."""
+    engine, workload = worlds.engine(), worlds.saturated(4000, 2048)
+    leased = fast(engine, lambda: Exclusive(512, 48), workload)
+    began = time.process_time()
+    Simulator(engine, Exclusive(512, 48), workload, (Recorder(4000),), leases=False).run()
+    return {"seconds": leased, "asking at every step takes times": (time.process_time() - began) / leased}
+
+
+RACES: dict[str, Callable[[], Result]] = {
+    "plain": plain_race,
+    "azure": azure,
+    "million": million,
+    "command-line": command_line,
+    "flatness": flatness,
+    "leases": leases,
+}
+
+
+def main(names: list[str]) -> None:
+    if names and names[0].startswith("--million="):
+        print(json.dumps(one_million(names[0].partition("=")[2])))
+        return
+    unknown = [name for name in names if name not in RACES]
+    if unknown:
+        sys.exit(f"unknown race {unknown[0]!r}; choose from: {', '.join(RACES)}")
+    found = {}
+    for name in names or RACES:
+        found[name] = RACES[name]()
+        print(f"{name}: {(RACES[name].__doc__ or '').strip()}")
+        for key, value in found[name].items():
+            print(f"  {key:45} {value:12,.3f}")
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    if not names:
+        (HERE / "latest.json").write_text(json.dumps({"machine": machine, **found}, indent=2) + "\n")
+
+
+main(sys.argv[1:])
