@@ -62,6 +62,7 @@ def compare(
     runs = run_all(prepared, wanted, seeds, folder, overwrite)
     result = compare_runs(runs, wanted[0])
     show(overview_table(result), say)
+    print(file=say)
     show(comparison_table(result), say)
     print(f"run folders: {folder}", file=say)
     write_json(json, result.as_dict())

@@ -65,10 +65,8 @@ def safe_slots(
     the phase when outputs are long; the sum over seats is taken as normal. Simulated at 1 % it overflows in
     0 to 3.4 % of cycles. `ending` should be one over the mean output, not the fitted base of a rising hazard.
 
-    Parameters:
-        block: KV tokens per block; half a block is added to each prompt for rounding. 0 counts tokens.
-        least, most: the answer is clamped to these, `most` last. `least` above what fits breaks the promise;
-            the gate before a refill then has to hold.
+    Half a `block` of KV is added to each prompt for rounding; 0 counts tokens. The answer is clamped to
+    `least` and `most`, the latter last; `least` above what fits breaks the promise, and the gate must hold.
     """
     _check(share, ending, prompt + block / 2, capacity, miss)
     if not prompt_sd >= 0:
@@ -86,8 +84,7 @@ def safe_slots(
     variance = alive * (prompt_sd**2 + length**2 * (1 - share) / share**2 + held**2) - peak**2
     spread = sqrt(max(variance, 0.0))
     margin = -float(ndtri(miss)) * spread
-    root = (-margin + sqrt(margin**2 + 4 * peak * capacity)) / (2 * peak)
-    exact = root**2
+    exact = ((-margin + sqrt(margin**2 + 4 * peak * capacity)) / (2 * peak)) ** 2
     return SafeSlots(int(min(max(floor(exact), 1, least), most)), exact, peak, spread, peak_at)
 
 

@@ -146,4 +146,4 @@ def _line(constant: float, each: float, free: int, ends: tuple[int, int]) -> tup
     few, many = (max(n - free, 0) for n in ends)
     paying = (many - few) / (ends[1] - ends[0])
     fixed = constant + each * (many - paying * ends[1])
-    return (fixed, each * paying) if fixed > 0 or not constant else (constant, each * many / ends[1])
+    return (fixed, each * paying) if fixed > 0 else (constant, each * many / ends[1])

@@ -40,13 +40,15 @@ def paper_plan(
     slots = _checked(seats).most if previous is None else previous
     share = paper_share(checked_costs(costs).overhead, hazard, costs.load(slots))
     clipped = settle(share, slots).share
+    if clipped >= 1:  # one seat: no other request to wait for
+        return settle(share, 1)
     bound = paper_slots(clipped, hazard.base, checked_lengths(lengths).prompt, seats.capacity, seats.miss)
     return settle(share, min(max(bound.overflow, 1, seats.least), seats.most))
 
 
 def _safe(share: float, lengths: Lengths, seats: Seats) -> int:
     checked_lengths(lengths)
-    if share >= 1:  # one seat: no other request to wait for
+    if share >= 1:  # one seat, as above
         return 1
     return safe_slots(
         share,

@@ -18,6 +18,7 @@ from headgate.drivers.simulator import Simulator
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
 from headgate.spec.build import make_engine, make_policy, make_workload, too_long
+from headgate.spec.library import described
 from headgate.spec.words import Experiment
 from headgate.workloads.workload import Workload
 
@@ -92,7 +93,7 @@ def _meta(
     prepared: Prepared, workload: Workload, policy: str, parameters: dict[str, Any], seed: int
 ) -> dict[str, Any]:
     engine, card, words = prepared.engine, prepared.card, prepared.words
-    load = "closed" if workload.closed else "open" if np.ptp(workload.arrival) else "all-at-once"
+    about = described(workload)
     return {
         "headgate": __version__,
         "driver": "simulator",
@@ -107,11 +108,8 @@ def _meta(
         "provenance": card.provenance.source,
         "engine": {name: value for name, value in engine._asdict().items() if name != "cost"},
         "kv_tokens": engine.kv_tokens,
-        "workload": {"name": workload.name, "requests": len(workload), **workload.origin},
-        "load": load,
-        "clients": int(workload.clients.max()) or None,
-        "rate": words.rate if load == "open" else None,
+        "rate": words.rate if about["load"] == "open" else None,
         "burstiness": words.burstiness or 1.0,
-        "kinds": [{"name": kind.name, **kind.slo._asdict()} for kind in workload.kinds],
+        **about,
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
     }

@@ -236,4 +236,6 @@ def _described(thing: object) -> object:
     if is_dataclass(thing) and not isinstance(thing, type):
         parts = {each.name: _described(getattr(thing, each.name)) for each in fields(thing)}
         return {"law": type(thing).__name__, **parts}
+    if isinstance(thing, float) and not math.isfinite(thing):
+        return None  # patience without end; JSON has no infinity
     return thing if isinstance(thing, str | int | float) or thing is None else repr(thing)

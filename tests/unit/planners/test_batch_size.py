@@ -124,7 +124,7 @@ def test_safe_slots_keep_their_promise_in_a_simulation(
 
 
 def overflows(slots: int, ending: float, prompt: int, share: float, capacity: int, cycles: int) -> float:
-    """The share of cycles whose KV peaks above the capacity; prompts uniform on half to 1.5 times the mean."""
+    """The share of cycles whose KV peaks above the capacity; prompts are uniform on half to 1.5 means."""
     generator = np.random.default_rng(4)
     refill = round(share * slots)
     held = generator.integers(prompt // 2, prompt * 3 // 2 + 1, slots)

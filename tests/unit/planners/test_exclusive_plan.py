@@ -76,6 +76,7 @@ def test_bad_seats() -> None:
     with pytest.raises(InputError, match="one mean request"):
         stationary_plan(COSTS, LENGTHS, LAW, Seats(500, 10))
     assert stationary_plan(COSTS, LENGTHS, LAW, Seats(1e6, 1)) == (1.0, 1, 1)
+    assert paper_plan(COSTS, LENGTHS, LinearHazard(1 / 256, 0.0), Seats(1e6, 1)) == (1.0, 1, 1)
 
 
 def test_importing_planners_stays_cheap() -> None:
