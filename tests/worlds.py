@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.view import View
-from headgate.cost.model import Shape
+from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
 from headgate.drivers.engine import Engine
 from headgate.drivers.simulator import Simulator
 from headgate.policies import BATCH
@@ -51,6 +51,13 @@ class Line:
     def span(self, decodes: int, context: int, steps: int) -> np.ndarray[Any, Any]:
         fixed, slope = self.decode_line(decodes)
         return fixed + slope * (context + decodes * np.arange(steps))
+
+
+PRICES = LinearCost(
+    DecodeTerms(constant=1.0, per_decode=0.05, per_context=0.001),
+    PrefillTerms(constant=0.4, per_token=0.01),
+    MixedTerms(constant=1.2, per_prefill=0.012, per_decode=0.06, per_context=0.001),
+)
 
 
 class Log(Observer):
@@ -193,11 +200,35 @@ def draw_policy(name: str) -> Callable[[st.DrawFn, Engine], BatchPolicy]:
         slots = draw(st.integers(1, engine.running + 2), label="slots")
         if name == "mixed":
             return BATCH[name](slots=slots, budget=draw(st.integers(slots, engine.batch_tokens + slots)))
+        gap = draw(st.sampled_from([None, None, 0.5, 3.0]), label="max_gap")
         if name == "eb":
-            return BATCH[name](slots=slots, refill=draw(st.integers(1, slots), label="refill"))
+            refill = draw(st.integers(1, slots), label="refill")
+            return BATCH[name](slots=slots, refill=refill, max_gap=gap, cost=PRICES)
+        if name in ("eb-online", "eb+"):
+            return draw_online(draw, name, slots, gap, engine)
         return BATCH[name](slots=slots)
 
     return draw
+
+
+def draw_online(draw: st.DrawFn, name: str, slots: int, gap: float | None, engine: Engine) -> BatchPolicy:
+    """A policy that learns, with reviews often enough to matter in a small world."""
+    words: dict[str, Any] = {
+        "mode": draw(st.sampled_from(["stationary", "paper", "literal"])),
+        "gate": draw(st.sampled_from(["forecast", "paper", "fit"])),
+        "review": draw(st.integers(1, 6), label="review"),
+    }
+    if name == "eb-online":
+        words["seats"] = draw(st.sampled_from(["auto", "fixed"]))
+        words["window"] = draw(st.sampled_from([3, 8, 50]), label="window")
+        words["warm"] = draw(st.integers(1, 3), label="warm")
+        return BATCH[name](slots=slots, cost=PRICES, max_gap=gap, **words)
+    words["rule"] = draw(st.sampled_from(["predicted", "paper"]))
+    words["dwell"] = draw(st.sampled_from([0.0, 5.0]), label="dwell")
+    words["margin"] = draw(st.sampled_from([0.0, 0.05]), label="margin")
+    words["light"] = draw(st.integers(0, 4), label="light")
+    budget = draw(st.integers(slots, engine.batch_tokens + slots), label="budget")
+    return BATCH[name](slots=slots, budget=budget, cost=PRICES, max_gap=gap, **words)
 
 
 TESTING: dict[str, Callable[[st.DrawFn, Engine], BatchPolicy]] = {

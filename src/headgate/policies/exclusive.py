@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, NONE, Plan, Until
-from headgate.core.policy import BatchPolicy, End
+from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
+from headgate.cost.model import StepCost
+from headgate.policies.pieces import Pieces
 
 NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
 SOMEBODY_MUST_LEAVE = Plan(ALL, until=Until(finishes=1))
+ONE_STEP = Plan(ALL, until=Until(steps=1))
 
 
 class Exclusive(BatchPolicy):
@@ -27,33 +30,50 @@ class Exclusive(BatchPolicy):
         slots: N, requests that may hold KV at once.
         refill: k, from 1 (prefill as soon as anybody can enter: vLLM v0) to `slots` (let the batch run
             empty: request-level batching).
+        max_gap: seconds a refill may keep any decode waiting. A longer refill is cut into pieces with a
+            decode step between; needs `cost` to know how long a piece takes. None: no bound.
+        cost: what steps cost, for `max_gap`.
 
     Source: "Threshold-Based Exclusive Batching for LLM Inference" (arXiv 2606.00516), section 3, with a
     fixed k. We differ: (a) the switch is also tested right after a refill, so that k=1 is vLLM v0 at every
     load; (b) a prompt enters only if its whole KV is free, and one token for each decode beside it (the
-    paper's code can leave half-done prompts stuck); (c) the prompts of a refill are fixed when it begins.
+    paper's code can leave half-done prompts stuck); (c) the prompts of a refill are fixed when it begins;
+    (d) `max_gap` is ours.
     """
 
-    def __init__(self, slots: int, refill: int) -> None:
+    def __init__(
+        self, slots: int, refill: int, max_gap: float | None = None, cost: StepCost | None = None
+    ) -> None:
         if slots < 1:
             raise InputError(f"eb: slots={slots}; at least one request must be able to run")
         if not 1 <= refill <= slots:
             raise InputError(f"eb: refill={refill} is outside 1..{slots} (slots); choose 1 <= k <= N")
         self.slots = slots
         self.refill = refill
+        self.pieces = Pieces(max_gap, cost) if max_gap is not None else None
         self._batch: dict[int, None] = {}  # prompts of the refill under way, in order
+
+    @property
+    def refilling(self) -> bool:
+        """Is a refill under way?"""
+        return bool(self._batch)
 
     def prefilled(self, request: Request, now: float) -> None:
         """One prompt of the refill is done."""
-        self._batch.pop(request.id, None)
+        self._drop(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         """It may have left in the middle of the refill."""
-        self._batch.pop(request.id, None)
+        self._drop(request)
 
     def evicted(self, request: Request, now: float) -> None:
         """An evicted prompt waits for its next turn like any other."""
-        self._batch.pop(request.id, None)
+        self._drop(request)
+
+    def stepped(self, steps: Steps) -> None:
+        """A piece of a refill, or the decode step after it, has run."""
+        if self.pieces:
+            self.pieces.ran(steps)
 
     def gauges(self) -> Mapping[str, float]:
         """The threshold, and how many prompts the refill under way still has."""
@@ -61,13 +81,24 @@ class Exclusive(BatchPolicy):
 
     def plan(self, view: View) -> Plan:
         """The prompts of the refill under way, or every decode until the next one is due."""
+        if self.pieces and self.pieces.decodes_are_due and view.decoding:
+            return ONE_STEP
         if not self._batch:
             self._batch = dict.fromkeys(self._next_batch(view))
         if self._batch:
-            return Plan(NONE, tuple(self._batch), until=Until(prefills=len(self._batch)))
+            return self._prefill(view)
         if not view.waiting:
             return NOBODY_WAITS
         return self._decode(view)
+
+    def _prefill(self, view: View) -> Plan:
+        prompts = tuple(self._batch)
+        if self.pieces is None:
+            return Plan(NONE, prompts, until=Until(prefills=len(prompts)))
+        if not view.decoding:  # nobody waits for a token until the first prompt is done
+            return Plan(NONE, prompts, until=Until(prefills=1))
+        tokens, steps = self.pieces.next_piece(view)
+        return Plan(NONE, prompts, tokens, until=Until(steps=steps, prefills=len(prompts)))
 
     def _next_batch(self, view: View) -> list[int]:
         if view.prefilling:  # taken over half-way, or the engine refused a part
@@ -77,10 +108,14 @@ class Exclusive(BatchPolicy):
         fillable = min(len(view.waiting), slots - decodes)
         if fillable < 1 or fillable * (slots - refill) < decodes * refill:
             return []
-        block = view.limits.block
+        return self._that_fit(view, islice(view.waiting.values(), fillable))
+
+    def _that_fit(self, view: View, prompts: Iterable[Request]) -> list[int]:
+        """The first of them whose KV is free, with a token for each decode beside them."""
+        block, decodes = view.limits.block, len(view.decoding)
         room = view.kv_free - decodes
         batch: list[int] = []
-        for request in islice(view.waiting.values(), fillable):
+        for request in prompts:
             room -= -(-(request.todo + 1) // block) * block
             if room < 0 and (batch or decodes):
                 break
@@ -102,6 +137,15 @@ class Exclusive(BatchPolicy):
     def _threshold(self, view: View) -> tuple[int, int]:
         slots = min(self.slots, view.limits.running)
         return slots, min(self.refill, slots)
+
+    def _drop(self, request: Request) -> None:
+        if self._batch.pop(request.id, self) is None and not self._batch:
+            self._refilled()
+
+    def _refilled(self) -> None:
+        """The refill is complete: decodes are next."""
+        if self.pieces:
+            self.pieces.end()
 
 
 class PrefillFirst(Exclusive):

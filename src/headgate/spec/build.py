@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ DEFAULT_REQUESTS = 1000
 DEFAULT_CLIENTS = 64
 DEFAULT_SLOTS = 256
 DEFAULT_BUDGET = 8192
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is read, by its annotation
+    "int": (int, "a whole number"),
+    "float": (float, "a finite number"),
+    "bool": ({"true": True, "false": False}.__getitem__, "true or false"),
+}
 
 
 def make_engine(words: Experiment, card: Card) -> Engine:
@@ -64,42 +70,48 @@ def split_policy(text: str) -> tuple[str, dict[str, str]]:
 
 
 def make_policy(name: str, settings: dict[str, Any], engine: Engine) -> tuple[BatchPolicy, dict[str, Any]]:
-    """A policy by name and settings, and all its parameters; slots and budget default to the engine's."""
-    if name not in BATCH:
-        raise unknown("policy", name, BATCH)
-    wanted = inspect.signature(BATCH[name]).parameters
-    for given in settings:
-        if given not in wanted:
-            raise unknown(f"parameter of policy {name}", given, wanted)
+    """A policy by name and settings, and its parameters; slots, budget and cost are the engine's if not set."""
     values: dict[str, Any] = {}
-    defaults = {"slots": engine.running, "budget": engine.batch_tokens}
+    limits = {"slots": engine.running, "budget": engine.batch_tokens}
+    wanted = policy_parameters(name)
+    for given in settings:
+        if given not in wanted or given == "cost":
+            raise unknown(f"parameter of policy {name}", given, [word for word in wanted if word != "cost"])
     for parameter in wanted.values():
         if parameter.name in settings:
             values[parameter.name] = _typed(name, parameter, settings[parameter.name])
-        elif parameter.name in defaults:
-            values[parameter.name] = defaults[parameter.name]
+        elif parameter.name in limits:
+            values[parameter.name] = limits[parameter.name]
         elif parameter.default is parameter.empty:
             raise InputError(f"policy {name} needs {parameter.name}; pass --set {parameter.name}=VALUE")
-    for limit, most in defaults.items():
+    for limit, most in limits.items():
         if values.get(limit, 0) > most:
             raise InputError(
                 f"policy {name}: {limit}={values[limit]} exceeds the engine's {most}; raise --{limit}"
             )
-    return BATCH[name](**values), values
+    own = {"cost": engine.cost} if "cost" in inspect.signature(BATCH[name]).parameters else {}
+    return BATCH[name](**values, **own), values
+
+
+def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
+    """What one may set of a policy; the step cost is always the engine's."""
+    if name not in BATCH:
+        raise unknown("policy", name, BATCH)
+    return {key: each for key, each in inspect.signature(BATCH[name]).parameters.items() if key != "cost"}
 
 
 def _typed(policy: str, parameter: inspect.Parameter, value: object) -> object:
     """A setting in the type its parameter has (annotations are text)."""
-    text, kind = str(value), str(parameter.annotation).removesuffix(" | None")
+    kind = str(parameter.annotation).removesuffix(" | None")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    read, what = KINDS.get(kind, (str, "text"))
     try:
-        if kind == "int":
-            return int(text)
-        if kind == "float":
-            return float(text)
-    except ValueError:
-        what = "a whole number" if kind == "int" else "a number"
-        raise InputError(f"policy {policy}: {parameter.name}={text!r} is not {what}; mend it") from None
-    return text
+        found = read(text)
+    except (ValueError, KeyError):
+        found = None
+    if found is None or (isinstance(found, float) and not isfinite(found)):
+        raise InputError(f"policy {policy}: {parameter.name}={text!r} is not {what}; mend it")
+    return found
 
 
 def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload, BadRows]:

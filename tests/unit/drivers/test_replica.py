@@ -136,6 +136,19 @@ def test_step_costs_are_of_what_ran():
     assert [step[0] for step in log.steps] == pytest.approx(ends.tolist(), rel=1e-12)
 
 
+@pytest.mark.parametrize("leases", [True, False])
+def test_decode_steps_that_take_no_time(leases):
+    """BUG when this was written: a decode cost of zero, which a card may have, and an arrival to come divide by 0."""
+    free = Line(fixed=0.0, prefill=0.25, decode=0.0, context=0.0, behind=0.0)
+    log = run(
+        engine(free),
+        Mixed(slots=4, budget=32),
+        Workload.of([4, 4], [5, 5], arrival=[0.0, 3.0]),
+        leases=leases,
+    )
+    assert finish(log) == {0: (1.0, End.STOPPED, 5), 1: (4.0, End.STOPPED, 5)}
+
+
 # -- KV in blocks --------------------------------------------------------------------------------------
 
 
@@ -324,6 +337,28 @@ def test_a_plans_own_eviction_is_done_first():
     assert log.steps[4][1] == 1
 
 
+def test_an_eviction_ends_the_lease_with_the_next_step():
+    """Both plans would hold until somebody leaves; the one that evicts is asked about again a step later."""
+    policy = Shortage(evict=(0,))
+    run(engine(kv_tokens=20), policy, Workload.of([8, 6], [6, 6]))
+    assert [row[0] for row in policy.seen[:3]] == [0.0, 4.0, 5.0]
+    policy = Shortage(evict=())  # the engine's own eviction counts like the plan's
+    run(engine(kv_tokens=20), policy, Workload.of([8, 6], [6, 6]))
+    assert [row[0] for row in policy.seen[:3]] == [0.0, 4.0, 5.0]
+
+
+def test_a_starved_prompt_asks_the_policy_first_too():
+    """20 tokens: one decode grows beside a prompt of 14 that runs by fours, all under one long lease.
+
+    KV: 4, then 5 + 4, 6 + 8, 7 + 12 at 4 s; the last two prompt tokens find no block, the decode takes it.
+    """
+    long = Plan(ALL, (1,), chunk=4, until=Until(prefills=1))
+    policy = Scripted(Plan(ALL, (0,)), long, Plan(ALL))
+    log = run(engine(kv_tokens=20), policy, Workload.of([4, 14], [9, 1]))
+    assert policy.seen[:3] == [(0.0, 20, [0, 1], [], []), (1.0, 16, [1], [], [0]), (5.0, 0, [], [1], [0])]
+    assert [event for event in log.events if event[0] == "evicted"] == [("evicted", 1, 5.0, 0, 12)]
+
+
 def test_plans_may_evict_without_need():
     """Every third request, once, at its third token: it comes back with prompt and output to prefill."""
     log = run(engine(), Evicting(), Workload.of([5, 5], [6, 6]))
@@ -509,6 +544,23 @@ def test_a_prompt_done_under_a_named_plan_waits_for_its_name():
     assert finish(log) == {0: (5.0, End.STOPPED, 5), 1: (5.0, End.STOPPED, 3)}
 
 
+def test_a_plan_for_nobody_does_not_resume_who_was_held():
+    """1 is held by name; while prompts run alone it stays held, and it never hears otherwise."""
+    told = []
+
+    class Hooks(Observer):
+        def held(self, request, now):
+            told.append(("held", request.id, now))
+
+        def resumed(self, request, now):
+            told.append(("resumed", request.id, now))
+
+    zero = Plan(frozenset({0}))
+    policy = Scripted(Plan(ALL, (0, 1)), zero, Plan(NONE, (2,)), Plan(frozenset({0, 2})), Plan(ALL))
+    Simulator(engine(), policy, Workload.of([5] * 3, [9, 9, 9]), (Hooks(),), leases=False).run()
+    assert told == [("held", 1, 1.0), ("resumed", 1, 4.0)]
+
+
 def test_none_holds_everybody_without_losing_count():
     policy = Scripted(Plan(ALL, (0,)), Plan(ALL), Plan(NONE, (1,)), Plan(NONE, (2,)), Plan(ALL), Plan(ALL))
     tokens = Tokens()
@@ -538,6 +590,30 @@ def test_a_plan_holds_as_long_as_its_lease(until, asked):
     workload = Workload.of([4, 4, 4, 4], [6, 9, 1, 1], arrival=[0.0, 0.0, 2.5, 7.0])
     run(engine(), policy, workload)
     assert [row[0] for row in policy.seen[:3]] == [0.0, 1.0, asked]
+
+
+@pytest.mark.parametrize(("arrivals", "asked"), [(1, 3.0), (2, 4.0), (3, 9.0), (4, 40.0)])
+def test_a_lease_of_several_arrivals_in_one_span(arrivals, asked):
+    policy = Scripted(Plan(ALL, (0,)), Plan(ALL, until=Until(arrivals=arrivals)))
+    run(engine(), policy, Workload.of([4] * 4, [40, 1, 1, 1], arrival=[0.0, 2.5, 3.5, 8.25]))
+    assert [row[0] for row in policy.seen[:3]] == [0.0, 1.0, asked]
+
+
+@pytest.mark.parametrize("leases", [True, False])
+def test_hooks_come_in_the_order_of_time(leases):
+    """0 leaves at 6. Whoever came before that step began is told of first, who came during it afterwards."""
+
+    class FirstAlone(BatchPolicy):
+        def plan(self, view):
+            if view.now >= 6.0:
+                return Plan(ALL, everything(view))
+            return Plan(ALL, (0,) if 0 in view.waiting else (), until=Until(finishes=1))
+
+    workload = Workload.of([4] * 4, [6, 1, 1, 1], arrival=[0.0, 2.5, 5.0, 5.5])
+    log = run(engine(), FirstAlone(), workload, leases=leases)
+    assert [event[:3] for event in log.events][3:7] == [
+        ("arrived", 1, 2.5), ("arrived", 2, 5.0), ("finished", 0, 6.0), ("arrived", 3, 5.5)
+    ]  # fmt: skip
 
 
 def test_a_lease_of_prompts():

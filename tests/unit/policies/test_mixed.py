@@ -53,6 +53,10 @@ def test_half_done_prompts_first_and_without_a_new_seat():
     assert planned(Mixed(slots=3, budget=100), view).prefill == (2,)
     assert planned(Mixed(slots=4, budget=22), view).prefill == (2,)
     assert planned(Mixed(slots=4, budget=23), view).prefill == (2, 3)
+    two = state(decoding=2, halves=[20, 10], waiting=[10], running=5)
+    assert planned(Mixed(slots=5, budget=22), two).prefill == (2,)
+    assert planned(Mixed(slots=5, budget=32), two).prefill == (2, 3)
+    assert planned(Mixed(slots=5, budget=33), two).prefill == (2, 3, 4)
 
 
 def test_seats_of_policy_and_engine():
@@ -85,7 +89,7 @@ def test_speculation_takes_more_of_the_budget():
 
 @pytest.mark.parametrize("waiting", [(5,), ()], ids=["somebody waits", "nobody waits"])
 def test_taking_over_an_engine_that_is_too_full_runs_the_oldest(waiting):
-    """The budget is the budget. BUG in src when this was written: with nobody waiting it ran all six."""
+    """The budget is the budget, with nobody waiting too."""
     plan = planned(Mixed(slots=4, budget=4), state(decoding=6, waiting=waiting))
     assert plan.decode == frozenset({0, 1, 2, 3})
     wide = planned(Mixed(slots=4, budget=5), state(decoding=6, waiting=waiting, width=2))

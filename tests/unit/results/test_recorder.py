@@ -191,9 +191,8 @@ class Script(BatchPolicy):
         return self.plans.pop(0) if self.plans else Plan(ALL, (*view.prefilling, *view.waiting))
 
 
-# BUG in src/headgate (replica or recorder) when these were written: a prompt that is done under a plan which
-# names its decodes joins them held, and no `held` is told. The recorder's stay goes on counting the ticks of
-# the others, and is closed with them if the request is aborted or evicted before it is ever resumed.
+# A prompt that is done under a plan which names its decodes joins them held. It must hear `held` at once:
+# without, the recorder gave it the ticks of the others when it was aborted or evicted before it ever resumed.
 
 
 def test_a_prompt_done_under_a_named_plan_and_aborted_before_it_ever_decodes():

@@ -1,0 +1,57 @@
+"""Requests per second of mixed and of exclusive batching, predicted from any step cost."""
+
+from __future__ import annotations
+
+from math import ceil, log1p
+
+from headgate.core.errors import InputError
+from headgate.cost.model import Shape, StepCost
+from headgate.planners.costs import Lengths, checked_lengths
+
+
+def mixed_rate(cost: StepCost, lengths: Lengths, running: float, budget: int) -> float:
+    """Mixed batching with `running` requests in the engine all the time.
+
+    In a steady state running/output requests end in each step and as many prompts enter. Where that is less
+    than one, only that share of the steps holds a prompt and the others are pure decodes: the paper charges
+    the price of a mixed token to every step. Where prompts do not fit into the budget, decodes wait for them.
+    """
+    running = _checked(lengths, running, budget)
+    running = min(running, budget / (1 + lengths.prompt / lengths.output))
+    decodes, context = round(running), round(running * lengths.context)
+    entering = running / lengths.output
+    if entering >= 1:
+        seconds = cost.seconds(Shape(decodes, context, round(entering * lengths.prompt)))
+    else:
+        chunk = min(lengths.prompt, budget - running)
+        share = min(1.0, entering * lengths.prompt / chunk)  # a prompt above the budget takes several steps
+        with_prompt = cost.seconds(Shape(decodes, context, max(1, round(chunk))))
+        seconds = share * with_prompt + (1 - share) * cost.seconds(Shape(decodes, context))
+    return entering / seconds
+
+
+def exclusive_rate(cost: StepCost, lengths: Lengths, slots: float, share: float, budget: int) -> float:
+    """Exclusive batching with `slots` seats, a `share` of which is refilled at once.
+
+    A cycle refills share * slots requests, each of which needs its mean output: the decodes of a phase of
+    ζ * output iterations (ζ = -ln(1 - share)) average share/ζ of the seats. Prompts take as many steps as the
+    budget asks for. Unlike equation (4), every step is priced by the cost itself, knees and context included.
+    """
+    slots = _checked(lengths, slots, budget)
+    if not 0 < share < 1:
+        raise InputError(f"share={share}; need 0 < share < 1, clip the threshold first")
+    refilled = max(1.0, share * slots)
+    share = min(refilled / slots, 0.99)
+    phase = -log1p(-share) * lengths.output
+    decodes = refilled * lengths.output / phase
+    decode = phase * cost.seconds(Shape(round(decodes), round(decodes * lengths.context)))
+    tokens = refilled * lengths.prompt
+    steps = ceil(tokens / budget)
+    return refilled / (decode + steps * cost.seconds(Shape(prefill=max(1, round(tokens / steps)))))
+
+
+def _checked(lengths: Lengths, batch: float, budget: int) -> float:
+    checked_lengths(lengths)
+    if not batch > 0 or budget < 1:
+        raise InputError(f"a batch of {batch} requests and a budget of {budget} tokens; both must be above 0")
+    return max(1.0, batch)

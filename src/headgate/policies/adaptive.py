@@ -1,0 +1,226 @@
+"""EB(k̂*): exclusive batches whose threshold and seats follow the traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import exp, inf, log1p, sqrt
+from statistics import NormalDist
+
+from headgate.core.errors import InputError, unknown
+from headgate.core.policy import End, Steps
+from headgate.core.request import Request
+from headgate.core.view import View
+from headgate.cost.model import LinearCost
+from headgate.estimators.averages import Window
+from headgate.estimators.hazard import OutputHazard, guarded
+from headgate.planners.costs import Lengths, PhaseCosts, phase_costs
+from headgate.planners.exclusive import Seats, paper_plan, stationary_plan
+from headgate.planners.switching import kv_reserve
+from headgate.planners.thresholds import Threshold, base_share, paper_share, settle
+from headgate.policies.exclusive import Exclusive
+
+MODES = ("stationary", "paper", "literal")
+GATES = ("forecast", "paper", "fit")
+NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper's public code
+LEAST_SEATS = 16  # and a tenth of the most: fewer would starve the engine
+
+
+class AdaptiveExclusive(Exclusive):
+    """EB whose threshold k and seats N are planned anew from the requests that left and those that run.
+
+    Every `review` completions the output law is estimated (those still running count as censored, so that
+    a cold start or a shift does not look short), the share of seats to refill is planned, smoothed, and put
+    into force when the next refill is complete, never inside a phase.
+
+    Parameters:
+        slots: the most seats, N_max.
+        cost: what steps cost.
+        mode: "stationary" plans for the steady state of the estimated law (ours); "paper" is the paper's
+            θ0 + Δθ with guards and bound (6); "literal" has no guards and keeps its threshold where the
+            paper's formulas are undefined.
+        gate: who may enter. "forecast": as many as fit now and, by a forecast over the next phase, at the
+            peak of memory; "paper": equation (23), a refill only while a share of KV is free; "fit": as many
+            as fit now.
+        seats: "auto" keeps N within what is safe in memory, "fixed" leaves it at `slots`.
+        window, warm: completions remembered, and needed before the first plan.
+        review: completions between two plans.
+        prior: mean output expected before anything is known.
+        miss: the accepted chance that memory overflows.
+        max_gap: as in `eb`.
+
+    Source: arXiv 2606.00516, Algorithm 1. We differ as the modes say, and in the gate: (23) ignores the
+    prompts of the refill and asks for up to 60 % free memory (erratum E10).
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        cost: LinearCost,
+        mode: str = "stationary",
+        gate: str = "forecast",
+        seats: str = "auto",
+        window: int = 500,
+        warm: int = 100,
+        review: int = 100,
+        prior: float = 256.0,
+        miss: float = 0.01,
+        max_gap: float | None = None,
+    ) -> None:
+        super().__init__(slots, 1, max_gap, cost)
+        _check(mode, gate, seats, warm, review, prior, miss)
+        self.most = slots
+        self.mode, self.gate, self.seats = mode, gate, seats
+        self.review, self.warm, self.miss = review, warm, miss
+        self._cost = cost
+        self._hazard = OutputHazard(window)
+        self._prompts = Window(window)
+        self._running: dict[int, Request] = {}  # those that decode
+        self._iterations = 0
+        self._left = 0  # completions since the last plan
+        self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
+        self._margin = NormalDist().inv_cdf(1 - miss)
+        self.lengths = Lengths(prior, prior)
+        self._share = base_share(self.costs(slots).overhead / prior)
+        self._next: Threshold | None = settle(self._share, slots)
+        self._adopt_plan()
+
+    def costs(self, slots: int) -> PhaseCosts:
+        """Pure and mixed batches as straight lines, for the lengths seen and that many seats."""
+        return phase_costs(self._cost, self.lengths, slots)
+
+    def gauges(self) -> Mapping[str, float]:
+        """The threshold and the estimates it comes from."""
+        estimates = {"share": self._share, "output": self.lengths.output, "prompt": self.lengths.prompt}
+        return {**super().gauges(), **estimates}
+
+    # -- what it hears ------------------------------------------------------------------------------
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """It decodes from now on."""
+        self._running[request.id] = request
+        super().prefilled(request, now)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """It stops decoding; its age goes on when it comes back."""
+        self._running.pop(request.id, None)
+        super().evicted(request, now)
+
+    def stepped(self, steps: Steps) -> None:
+        """Count decode iterations."""
+        if steps.decodes:
+            self._iterations += len(steps.ends)
+        super().stepped(steps)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """Learn its length; plan anew when enough have left."""
+        super().finished(request, now, how)
+        self._running.pop(request.id, None)
+        decoded = request.generated - 1  # the prompt brought the first token
+        if decoded < 1:
+            return
+        self._hazard.update(decoded, how in (End.STOPPED, End.LIMIT), self._iterations)
+        self._prompts.update(request.prompt)
+        self._left += 1
+        if self._left >= self.review and len(self._hazard) >= self.warm and self._memory:
+            self._left = 0
+            self._plan_anew()
+
+    # -- what it plans ------------------------------------------------------------------------------
+
+    def _plan_anew(self) -> None:
+        """Estimate lengths, plan the share and the seats; they wait for the refill to be complete."""
+        ages = [request.generated - 1 for request in self._running.values()]
+        mean = self._hazard.mean(ages, self._iterations)
+        if mean is None or self._memory is None:
+            return
+        prompt, spread = self._prompts.value or 1.0, self._prompts.spread or 0.0
+        self.lengths = Lengths(prompt, max(mean, 1.0 + 1e-9), spread, 0.0)
+        capacity, block = self._memory
+        least = min(self.most, max(LEAST_SEATS, self.most // 10))
+        seats = Seats(max(capacity, prompt + block + mean + 1), self.most, least, self.miss, block)
+        planned = self._planned(ages, seats)
+        if planned is None:
+            return
+        self._share += NEWEST * (planned.share - self._share)
+        slots = planned.slots if self.seats == "auto" else self.most
+        self._next = settle(self._share, slots)
+
+    def _planned(self, ages: list[int], seats: Seats) -> Threshold | None:
+        costs = self.costs(self.slots)
+        if self.mode == "stationary":
+            survival = self._hazard.survival(ages, self._iterations)
+            return survival and stationary_plan(costs, self.lengths, survival, seats)
+        fit = self._hazard.fit()
+        if fit is None:
+            return None
+        if self.mode == "paper":
+            return paper_plan(costs, self.lengths, guarded(fit, self.lengths.output), seats, self.slots)
+        if not 0 < fit.base < 1:
+            return None  # the paper's formulas have no answer here (erratum E11)
+        share = paper_share(costs.overhead, fit, costs.load(self.slots), cap=inf)
+        return settle(share, self.slots)
+
+    def _refilled(self) -> None:
+        super()._refilled()
+        self._adopt_plan()
+
+    def _adopt_plan(self) -> None:
+        if self._next is not None:
+            self.slots, self.refill = self._next.slots, self._next.refill
+            self._next = None
+
+    # -- who may enter ------------------------------------------------------------------------------
+
+    def _next_batch(self, view: View) -> list[int]:
+        self._memory = view.kv_total, view.limits.block
+        return super()._next_batch(view)
+
+    def _that_fit(self, view: View, prompts: Iterable[Request]) -> list[int]:
+        decodes = len(view.decoding)
+        if self.gate == "fit" or not decodes:
+            return super()._that_fit(view, prompts)
+        if self.gate == "paper":
+            reserve = kv_reserve(self.slots, self.lengths.output, view.kv_total)
+            return super()._that_fit(view, prompts) if view.kv_free >= reserve * view.kv_total else []
+        block, held, count = view.limits.block, view.kv_total - view.kv_free, decodes
+        batch: list[int] = []
+        for request in prompts:
+            held += -(-(request.todo + 1) // block) * block
+            count += 1
+            if self._peak(held, count) > view.kv_total:
+                break
+            batch.append(request.id)
+        return batch
+
+    def _peak(self, held: int, count: int) -> float:
+        """KV tokens that `count` requests with `held` now will have at their peak in the coming phase.
+
+        Each grows by a token an iteration and ends with the same chance, so after s iterations about
+        exp(-s/mean) of them hold what they have and s more; `_margin` deviations are added for chance.
+        """
+        ending = 1 / self.lengths.output
+        phase = -log1p(-min(self._share, 0.99)) / ending
+        each = held / count
+        crest = min(max(1 / ending - each, 1.0), phase)
+        peak = 0.0
+        for age in (crest, phase / 2, phase):
+            alive = exp(-ending * age)
+            expected = alive * (held + count * age)
+            chance = sqrt(count * alive * (1 - alive)) * (each + age)
+            peak = max(peak, expected + self._margin * chance)
+        return peak
+
+
+def _check(mode: str, gate: str, seats: str, warm: int, review: int, prior: float, miss: float) -> None:
+    if mode not in MODES:
+        raise unknown("mode of eb-online", mode, MODES)
+    if gate not in GATES:
+        raise unknown("gate of eb-online", gate, GATES)
+    if seats not in ("auto", "fixed"):
+        raise unknown("seats of eb-online", seats, ("auto", "fixed"))
+    if warm < 1 or review < 1:
+        raise InputError(f"eb-online: warm={warm}, review={review}; both must be at least 1")
+    if not prior > 1:
+        raise InputError(f"eb-online: prior={prior} output tokens; it must be above 1")
+    if not 0 < miss < 1:
+        raise InputError(f"eb-online: miss={miss}; it must lie between 0 and 1, 0.01 is usual")

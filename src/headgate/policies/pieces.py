@@ -1,0 +1,64 @@
+"""A refill cut into pieces, so that no decode waits longer than it was promised."""
+
+from __future__ import annotations
+
+from headgate.core.errors import InputError
+from headgate.core.policy import Steps
+from headgate.core.view import View
+from headgate.cost.model import Shape, StepCost
+
+SMALLEST = 16  # tokens of a piece when the promise cannot be kept at all
+
+
+class Pieces:
+    """How much of a refill may run before decodes must get a token.
+
+    A decode's gap is a piece and the decode step after it, so a piece may take `max_gap` less such a step.
+    Above a step's token budget a piece is several full steps, below it one smaller step. Where the decode
+    step alone is longer than `max_gap` the promise cannot be kept; prompts then go on in the smallest pieces.
+    """
+
+    def __init__(self, max_gap: float, cost: StepCost | None) -> None:
+        if not max_gap > 0:
+            raise InputError(f"eb: max_gap={max_gap} s; it must be above 0, or left out for no bound")
+        if cost is None:
+            raise InputError("eb: max_gap needs a cost to know how long a piece takes; give it a card's cost")
+        self.max_gap = max_gap
+        self.decodes_are_due = False
+        self._cost = cost
+        self._tokens = 0  # per step of the piece under way
+        self._left = 0  # steps of it that are left; 0: none is under way
+
+    def next_piece(self, view: View) -> tuple[int, int]:
+        """Tokens per step and steps of the piece to run now; the same until it has run."""
+        if not self._left:
+            held = view.kv_total - view.kv_free  # what the decodes read, and a little more
+            after = self._cost.seconds(Shape(len(view.decoding), held))
+            self._tokens, self._left = self._largest(self.max_gap - after, view.limits.batch_tokens)
+        return self._tokens, self._left
+
+    def ran(self, steps: Steps) -> None:
+        """Count the piece down; the decode step after it ends the debt."""
+        if steps.decodes:
+            self.decodes_are_due = False
+        elif self._left:
+            self._left -= len(steps.ends)
+            self.decodes_are_due = self._left <= 0
+
+    def end(self) -> None:
+        """The refill is complete, wherever its last piece stands."""
+        self._left = 0
+        self.decodes_are_due = True
+
+    def _largest(self, seconds: float, budget: int) -> tuple[int, int]:
+        full = self._cost.seconds(Shape(prefill=budget))
+        if full <= seconds:
+            return budget, int(seconds / full)
+        low, high = SMALLEST, max(SMALLEST, budget)
+        while low < high:  # the most tokens that one step can hold in that time
+            middle = (low + high + 1) // 2
+            if self._cost.seconds(Shape(prefill=middle)) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return min(low, budget), 1
