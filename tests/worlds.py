@@ -219,7 +219,7 @@ def draw_online(draw: st.DrawFn, name: str, slots: int, gap: float | None, engin
         "review": draw(st.integers(1, 6), label="review"),
     }
     if name == "eb-online":
-        words["seats"] = draw(st.sampled_from(["auto", "fixed"]))
+        words["seats"] = draw(st.sampled_from(["forecast", "planned", "fixed"]))
         words["window"] = draw(st.sampled_from([3, 8, 50]), label="window")
         words["warm"] = draw(st.integers(1, 3), label="warm")
         return BATCH[name](slots=slots, cost=PRICES, max_gap=gap, **words)

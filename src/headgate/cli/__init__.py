@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 import typer
 
@@ -43,6 +44,8 @@ app.command()(doctor)
 
 def main() -> None:
     """Exit codes: 0 done, 1 the run failed, 2 the input was wrong."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # None when the shell closed it
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     try:
         code = app(standalone_mode=False)
     except InputError as error:
@@ -54,13 +57,19 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
+    except MemoryError:
+        code = _say("not enough memory for this run; ask for fewer requests", 1)
+    except OSError as error:  # whatever files the commands read and write, they answer for themselves
+        code = _say(f"cannot write the output: {error.strerror or error}; send it elsewhere", 1)
     except Exception as error:
         if not isinstance(error, UsageFault):
             raise
-        code = _say(f"{error.format_message().rstrip('.')}; see headgate --help", 2)  # type: ignore[attr-defined]
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        code = _say(f"{message}; see headgate --help", 2) if message else 2  # the help was shown instead
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _say(message: str, code: int) -> int:
-    print(f"headgate: {' '.join(message.split())}", file=sys.stderr)
+    with suppress(OSError):  # nobody can be told that standard error is full
+        print(f"headgate: {' '.join(message.split())}", file=sys.stderr)
     return code

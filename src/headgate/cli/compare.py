@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headgate.cli.output import check_json, run_folder, save, write_json
 from headgate.cli.progress import bar
 from headgate.cli.words import takes_words
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import InputError, RunError, unknown
 from headgate.spec.words import Experiment
 
 if TYPE_CHECKING:
     from headgate.results.tables import Run
     from headgate.spec.run import Prepared
+
+Chosen = tuple[str, dict[str, Any]]  # a policy's name in headgate, and its settings
+MOST_SEEDS = 10_000
 
 EXAMPLES = """Serve the same requests under several policies and print paired differences with intervals.
 
@@ -37,7 +42,7 @@ def compare(
         list[str] | None,
         typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel="Policy"),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="so many seeds, from --seed on")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on")] = 1,
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-compare)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace run folders that exist")] = False,
     json: Annotated[str | None, typer.Option(help="the comparison as JSON, to a file or -")] = None,
@@ -49,17 +54,18 @@ def compare(
     from headgate.spec.run import Prepared
 
     check_json(json)
-    wanted = policy or list(words.policies)
-    if len(wanted) < 2 or len(set(wanted)) < len(wanted):
+    wanted = list(words.policies) if policy is None else policy
+    if len(wanted) < 2:
         raise InputError("compare needs at least two different policies; pass --policy mixed --policy v0")
-    folder = run_folder(out, "compare", overwrite)
     prepared = Prepared(words)
+    chosen = choose(wanted, prepared)
     if seeds > 1 and prepared.requests(words.seed) == prepared.requests(words.seed + 1):
-        raise InputError("a trace at its own times is the same for every seed; drop --seeds")
+        raise InputError("these requests are the same for every seed (nothing is drawn); drop --seeds")
     say = sys.stderr if json == "-" else sys.stdout
-    for note in prepared.notes():
-        print(f"note: {note}", file=say)
-    runs = run_all(prepared, wanted, seeds, folder, overwrite)
+    with run_folder(out, "compare", overwrite) as folder:
+        for note in prepared.notes():
+            print(f"note: {note}", file=say)
+        runs = run_all(prepared, chosen, seeds, folder, overwrite)
     result = compare_runs(runs, wanted[0])
     show(overview_table(result), say)
     print(file=say)
@@ -71,27 +77,60 @@ def compare(
 compare.__doc__ = EXAMPLES
 
 
+def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
+    """Every policy by what the user called it. A setting of all goes to those that have such a parameter.
+
+    All are made once here: a mistake in the last should not cost the others' time.
+    """
+    from headgate.spec.build import make_policy, policy_parameters, split_policy
+
+    chosen: dict[str, Chosen] = {}
+    common = prepared.words.set
+    known: set[str] = set()
+    made: list[tuple[str, dict[str, Any]]] = []
+    for text in policies:
+        name, settings = split_policy(text)
+        own = policy_parameters(name)
+        known |= set(own)
+        settings = {key: value for key, value in common.items() if key in own} | settings
+        same = (name, make_policy(name, settings, prepared.engine)[1])
+        if same in made:
+            raise InputError(f"compare needs different policies; {text!r} is there twice, drop one")
+        made.append(same)
+        chosen[text] = name, settings
+    for setting in common:
+        if setting not in known:
+            raise unknown("parameter of any of these policies", setting, known)
+    return chosen
+
+
 def run_all(
-    prepared: Prepared, policies: list[str], seeds: int, folder: Path, overwrite: bool = False
+    prepared: Prepared, chosen: Mapping[str, Chosen], seeds: int, folder: Path, overwrite: bool = False
 ) -> dict[str, list[Run]]:
     """Every policy on every seed, each into its own run folder."""
-    from headgate.spec.build import make_policy, split_policy
+    from headgate.results.tables import refuse_full
     from headgate.spec.run import carry_out
 
-    words = prepared.words
-    chosen = {text: split_policy(text) for text in policies}
-    for name, settings in chosen.values():  # a mistake in the last policy should not cost the others' time
-        make_policy(name, settings, prepared.engine)
-    runs: dict[str, list[Run]] = {text: [] for text in policies}
-    for text, (name, settings) in chosen.items():
-        for seed in range(words.seed, words.seed + seeds):
-            with bar(f"{text} seed {seed}", len(prepared.workload)) as progress:
-                run = carry_out(prepared, name, settings, seed, label=text, progress=progress)
-            where = folder / (
-                text.replace(":", "-").replace(",", "-") + (f"-seed{seed}" if seeds > 1 else "")
-            )
-            save(run, where, overwrite)
-            if run.meta["outcome"] != "finished":
-                raise RunError(f"{text}: the run was {run.meta['outcome']}; what there is stands in {where}")
-            runs[text].append(run)
+    first = prepared.words.seed
+    runs: dict[str, list[Run]] = {text: [] for text in chosen}
+    places = {
+        (text, seed): folder / (_file_name(text) + (f"-seed{seed}" if seeds > 1 else ""))
+        for text in chosen
+        for seed in range(first, first + seeds)
+    }
+    for place in places.values():
+        refuse_full(place, overwrite)
+    for (text, seed), place in places.items():
+        name, settings = chosen[text]
+        with bar(f"{text} seed {seed}", len(prepared.workload)) as progress:
+            run = carry_out(prepared, name, settings, seed, label=text, progress=progress)
+        save(run, place, overwrite)
+        if run.meta["outcome"] != "finished":
+            raise RunError(f"{text}: the run was {run.meta['outcome']}; what there is stands in {place}")
+        runs[text].append(run)
     return runs
+
+
+def _file_name(text: str) -> str:
+    """A policy as part of a path."""
+    return re.sub(r"[^\w.+=-]+", "-", text)[:100]

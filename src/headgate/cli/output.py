@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +17,99 @@ from headgate.results.tables import Run
 RUNS = Path("runs")
 
 
-def run_folder(out: str | None, name: str, overwrite: bool) -> Path:
-    """The folder to write to: the one asked for, which must be free, or the next number under runs/."""
-    if out is not None:
-        folder = Path(out)
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"--out {folder} is a file; name a folder")
-        if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-            raise InputError(f"--out {folder} exists and is not empty; choose another or pass --overwrite")
-        return folder
+@contextmanager
+def run_folder(out: str | None, name: str, overwrite: bool) -> Iterator[Path]:
+    """The folder to write to: the one asked for, which must be free, or the next number under runs/.
+
+    It is made at once, so that a place nobody can write to is refused before the work is done and two
+    commands at the same time do not get the same folder. It goes again if nothing was written.
+    """
+    if out is None and overwrite:
+        raise InputError("--overwrite without --out: every run gets a new folder under runs/; drop it")
+    try:
+        folder, fresh = (_next(name), True) if out is None else _asked(out, overwrite)
+    except OSError as error:
+        where = f"--out {out}" if out is not None else "folder runs/"
+        raise InputError(f"{where}: {error.strerror or error}; choose another with --out") from None
+    try:
+        yield folder
+    finally:
+        if fresh:
+            with suppress(OSError):  # it is not empty: something was written
+                folder.rmdir()
+                RUNS.rmdir()
+
+
+def _asked(out: str, overwrite: bool) -> tuple[Path, bool]:
+    """The folder the user named, and whether it was made just now."""
+    folder = Path(out)
+    if not out:
+        raise InputError("--out is empty; name a folder")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder} is a file; name a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise InputError(f"--out {folder} exists and is not empty; choose another or pass --overwrite")
+    fresh = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, fresh
+
+
+def _next(name: str) -> Path:
+    """The next free number under runs/, taken with a short-lived claim that only one command can make."""
     taken = [int(path.name[:4]) for path in RUNS.glob("[0-9][0-9][0-9][0-9]-*")]
-    return RUNS / f"{max(taken, default=0) + 1:04d}-{name}"
+    number = max(taken, default=0)
+    RUNS.mkdir(parents=True, exist_ok=True)
+    while True:
+        number += 1
+        claim = RUNS / f".{number:04d}"
+        try:
+            claim.mkdir()
+        except FileExistsError:
+            continue
+        try:
+            if not any(RUNS.glob(f"{number:04d}-*")):
+                folder = RUNS / f"{number:04d}-{name}"
+                folder.mkdir()
+                return folder
+        finally:
+            claim.rmdir()
 
 
 def check_json(target: str | None) -> None:
     """Refuse a JSON target that cannot be written, before the work is done."""
-    if target not in (None, "-") and not Path(str(target)).resolve().parent.is_dir():
-        raise InputError(f"--json {target}: its folder does not exist; create it or name another")
+    if target in (None, "-"):
+        return
+    path = Path(str(target))
+    try:
+        if path.is_dir():
+            raise InputError(f"--json {target or chr(34) * 2} is a folder; name a file, or - for stdout")
+        if not path.resolve().parent.is_dir():
+            raise InputError(f"--json {target}: its folder does not exist; create it or name another")
+        if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+            raise InputError(f"--json {target}: no permission to write there; name another")
+    except OSError as error:
+        raise InputError(f"--json {target}: {error.strerror or error}; name another file") from None
 
 
 def write_json(target: str | None, document: dict[str, Any]) -> None:
-    """To a file, or to standard output for `-`."""
+    """To a file, whole or not at all, or to standard output for `-`."""
     if target is None:
         return
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     if target == "-":
         sys.stdout.write(text)
+        sys.stdout.flush()
         return
+    path = Path(target)
     try:
-        Path(target).write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
+            path.write_text(text, encoding="utf-8")
+            return
+        path = path.resolve()
+        with tempfile.TemporaryDirectory(prefix=f".{path.name[:100]}-", dir=path.parent) as scratch:
+            whole = Path(scratch, "whole")
+            whole.write_text(text, encoding="utf-8")
+            os.replace(whole, path)
     except OSError as error:
         raise InputError(f"--json {target}: {error.strerror}; name a file that can be written") from None
 
@@ -50,5 +118,5 @@ def save(run: Run, folder: Path, overwrite: bool) -> None:
     """The run's tables, and its figures in the schema of `vllm bench serve`."""
     from headgate.results.bench import bench_result
 
-    run.save(folder, overwrite)
-    (folder / "bench.json").write_text(json.dumps(bench_result(run), indent=2) + "\n", encoding="utf-8")
+    figures = json.dumps(bench_result(run), indent=2, allow_nan=False) + "\n"
+    run.save(folder, overwrite, {"bench.json": figures})

@@ -91,7 +91,7 @@ def takes_words(command: Callable[..., None]) -> Callable[..., None]:
                 str | None, typer.Argument(help="an experiment file (TOML); flags override what it says")
             ],
         ),
-        _parameter("set", list, "a parameter of the policy, NAME=VALUE; may be repeated", "Policy"),
+        _parameter("set", list, "a parameter of the policy, NAME=VALUE; what --policy says wins", "Policy"),
         _parameter("mix", str, "classes of requests from a TOML file of class tables", LENGTHS),
     ]
     with_words.__signature__ = inspect.Signature([*extra, *own, *flags])  # type: ignore[attr-defined]
@@ -114,16 +114,33 @@ def gather(
     file: str | None, mix: str | None, flags: dict[str, Any], settings: list[str] | None
 ) -> Experiment:
     """The words of a file, overridden by flags."""
-    words = read_words(file) if file else {}
-    if mix:
-        classes = read_words(mix)
-        if set(classes) != {"classes"}:
-            raise InputError(f"mix file {mix}: must hold [[classes]] tables and nothing else; see the docs")
-        words |= classes
+    words = {} if file is None else read_words(file)
+    where = "" if file is None else f"experiment file {file}: "
+    experiment(words, where)  # so that a mistake in the file is not blamed on the flags
+    if mix is not None:
+        words |= _classes(mix)
     words |= {name: value for name, value in flags.items() if value is not None}
     if settings:
-        words["set"] = {**words.get("set", {}), **dict(map(_setting, settings))}
-    return experiment(words, f"experiment file {file}: " if file else "")
+        words["set"] = {**words.get("set", {}), **_settings(settings)}
+    return experiment(words)
+
+
+def _classes(mix: str) -> dict[str, Any]:
+    """The classes in a mix file."""
+    words = read_words(mix, "mix file")
+    if set(words) != {"classes"}:
+        raise InputError(f"mix file {mix}: must hold [[classes]] tables and nothing else; mend it")
+    experiment(words, f"mix file {mix}: ")
+    return words
+
+
+def _settings(texts: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in map(_setting, texts):
+        if name in found:
+            raise InputError(f"--set {name} is given twice; drop one of the two")
+        found[name] = value
+    return found
 
 
 def _setting(text: str) -> tuple[str, str]:

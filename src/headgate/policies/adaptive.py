@@ -21,6 +21,7 @@ from headgate.policies.exclusive import Exclusive
 
 MODES = ("stationary", "paper", "literal")
 GATES = ("forecast", "paper", "fit")
+SEATS = ("forecast", "planned", "fixed")
 NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper's public code
 LEAST_SEATS = 16  # and a tenth of the most: fewer would starve the engine
 
@@ -41,7 +42,9 @@ class AdaptiveExclusive(Exclusive):
         gate: who may enter. "forecast": as many as fit now and, by a forecast over the next phase, at the
             peak of memory; "paper": equation (23), a refill only while a share of KV is free; "fit": as many
             as fit now.
-        seats: "auto" keeps N within what is safe in memory, "fixed" leaves it at `slots`.
+        seats: N. "forecast": as many as memory will hold by the same forecast, taken anew when a refill is
+            complete; "planned": N_safe of the spec (mode "paper": bound (6)) from the estimated lengths;
+            "fixed": `slots`. With more seats than memory holds, seats are always idle and k means nothing.
         window, warm: completions remembered, and needed before the first plan.
         review: completions between two plans.
         prior: mean output expected before anything is known.
@@ -58,7 +61,7 @@ class AdaptiveExclusive(Exclusive):
         cost: LinearCost,
         mode: str = "stationary",
         gate: str = "forecast",
-        seats: str = "auto",
+        seats: str = "forecast",
         window: int = 500,
         warm: int = 100,
         review: int = 100,
@@ -78,6 +81,7 @@ class AdaptiveExclusive(Exclusive):
         self._iterations = 0
         self._left = 0  # completions since the last plan
         self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
+        self._seats_known = seats != "forecast"
         self._margin = NormalDist().inv_cdf(1 - miss)
         self.lengths = Lengths(prior, prior)
         self._share = base_share(self.costs(slots).overhead / prior)
@@ -142,7 +146,7 @@ class AdaptiveExclusive(Exclusive):
         if planned is None:
             return
         self._share += NEWEST * (planned.share - self._share)
-        slots = planned.slots if self.seats == "auto" else self.most
+        slots = {"planned": planned.slots, "fixed": self.most}.get(self.seats, self.slots)
         self._next = settle(self._share, slots)
 
     def _planned(self, ages: list[int], seats: Seats) -> Threshold | None:
@@ -163,6 +167,7 @@ class AdaptiveExclusive(Exclusive):
     def _refilled(self) -> None:
         super()._refilled()
         self._adopt_plan()
+        self._seats_known = self.seats != "forecast"
 
     def _adopt_plan(self) -> None:
         if self._next is not None:
@@ -173,7 +178,21 @@ class AdaptiveExclusive(Exclusive):
 
     def _next_batch(self, view: View) -> list[int]:
         self._memory = view.kv_total, view.limits.block
+        if not self._seats_known and view.decoding:
+            held = (view.kv_total - view.kv_free) / len(view.decoding)
+            seats = min(self.most, self.seats_that_fit(held, view.kv_total))
+            self._next = settle(self._share, max(1, seats))
+            self._adopt_plan()
+            self._seats_known = True
         return super()._next_batch(view)
+
+    def seats_that_fit(self, held: float, capacity: float) -> int:
+        """How many requests of `held` KV tokens each fit at the peak of the coming phase."""
+        fewest = inf
+        for expected, deviation in self._crests(held):
+            root = (sqrt(deviation**2 + 4 * expected * capacity) - deviation) / (2 * expected)
+            fewest = min(fewest, root**2)
+        return int(fewest)
 
     def _that_fit(self, view: View, prompts: Iterable[Request]) -> list[int]:
         decodes = len(view.decoding)
@@ -193,22 +212,24 @@ class AdaptiveExclusive(Exclusive):
         return batch
 
     def _peak(self, held: int, count: int) -> float:
-        """KV tokens that `count` requests with `held` now will have at their peak in the coming phase.
+        """KV tokens that `count` requests with `held` now will have at their peak in the coming phase."""
+        each = held / count
+        return max(count * expected + sqrt(count) * deviation for expected, deviation in self._crests(each))
 
-        Each grows by a token an iteration and ends with the same chance, so after s iterations about
-        exp(-s/mean) of them hold what they have and s more; `_margin` deviations are added for chance.
+    def _crests(self, each: float) -> list[tuple[float, float]]:
+        """What a request with `each` KV tokens will hold at some ages of the phase: mean, and z deviations.
+
+        It grows by a token an iteration and ends with the same chance in each, so after s iterations it holds
+        each + s with probability exp(-s/mean), else nothing. The mean is highest at mean - each iterations.
         """
         ending = 1 / self.lengths.output
         phase = -log1p(-min(self._share, 0.99)) / ending
-        each = held / count
-        crest = min(max(1 / ending - each, 1.0), phase)
-        peak = 0.0
-        for age in (crest, phase / 2, phase):
+        crests = []
+        for age in (min(max(1 / ending - each, 1.0), phase), phase / 2, phase):
             alive = exp(-ending * age)
-            expected = alive * (held + count * age)
-            chance = sqrt(count * alive * (1 - alive)) * (each + age)
-            peak = max(peak, expected + self._margin * chance)
-        return peak
+            spread = sqrt(alive * (1 - alive)) * (each + age)
+            crests.append((alive * (each + age), self._margin * spread))
+        return crests
 
 
 def _check(mode: str, gate: str, seats: str, warm: int, review: int, prior: float, miss: float) -> None:
@@ -216,8 +237,8 @@ def _check(mode: str, gate: str, seats: str, warm: int, review: int, prior: floa
         raise unknown("mode of eb-online", mode, MODES)
     if gate not in GATES:
         raise unknown("gate of eb-online", gate, GATES)
-    if seats not in ("auto", "fixed"):
-        raise unknown("seats of eb-online", seats, ("auto", "fixed"))
+    if seats not in SEATS:
+        raise unknown("seats of eb-online", seats, SEATS)
     if warm < 1 or review < 1:
         raise InputError(f"eb-online: warm={warm}, review={review}; both must be at least 1")
     if not prior > 1:

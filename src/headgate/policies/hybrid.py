@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, inf
 
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import Plan
@@ -76,6 +76,7 @@ class Hybrid(BatchPolicy):
         self._left = review  # completions until the next review
         self._surge = float(light)  # demand that brings the review forward
         self._gain = 0.0
+        self._capacity = inf  # KV tokens, once seen
 
     def gauges(self) -> Mapping[str, float]:
         """The mode (1: exclusive), what the choice was made from, and the threshold of EB."""
@@ -114,6 +115,7 @@ class Hybrid(BatchPolicy):
 
     def plan(self, view: View) -> Plan:
         """The chosen one's plan, but at most until the next review."""
+        self._capacity = view.kv_total
         if self._wants_exclusive != self._in_exclusive and not self.exclusive.refilling:
             self._in_exclusive = self._wants_exclusive
             self._changed = view.now
@@ -134,7 +136,7 @@ class Hybrid(BatchPolicy):
         self._surge = ceil(SURGE * max(demand, self._demand, self.light))
         if now - self._changed < self.dwell and self._changed:
             return
-        seats = max(1.0, min(demand, self.exclusive.slots, self.slots))
+        seats = max(1.0, min(demand, self._seats()))
         if demand < self.light:
             self._wants_exclusive = False
         elif self.rule == "paper":
@@ -148,8 +150,15 @@ class Hybrid(BatchPolicy):
     def _predicted_gain(self, demand: float, seats: float) -> float:
         """How much more EB would serve, as a share of what mixed batching would."""
         lengths, share = self.exclusive.lengths, self.exclusive.refill / self.exclusive.slots
-        mixed = mixed_rate(self._cost, lengths, min(demand, self.slots), self.budget)
+        mixed = mixed_rate(self._cost, lengths, min(demand, self._seats()), self.budget)
         return exclusive_rate(self._cost, lengths, seats, min(share, 0.99), self.budget) / mixed - 1
+
+    def _seats(self) -> int:
+        """How many requests memory holds in either mode, at the mean context of the lengths seen."""
+        if self._capacity == inf:
+            return self.slots
+        fit = self.exclusive.seats_that_fit(self.exclusive.lengths.context, self._capacity)
+        return max(1, min(self.slots, fit))
 
     def _count(self, now: float, by: int) -> None:
         self._smoothed.update(min(self._demand, self.slots), max(0.0, now - self._seen))

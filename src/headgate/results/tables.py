@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+RECORD = "run.json"  # its presence tells a run folder from any other
 FORMAT = 1  # of the folder; a reader refuses a newer one instead of misreading it
 ENDS = tuple(End)  # the column `how` counts into this
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -102,27 +103,31 @@ class Run:
             raise InputError("table 'stays' names a request that table 'requests' lacks; run it again")
         return rows
 
-    def save(self, folder: str | Path, overwrite: bool = False) -> None:
-        """Write the run; the folder appears whole or not at all.
+    def save(
+        self, folder: str | Path, overwrite: bool = False, more: Mapping[str, str] | None = None
+    ) -> None:
+        """Write the run, and `more` files by name; the folder appears whole or not at all.
 
         Everything goes into a temporary folder beside it first, which is then renamed.
         """
         target = Path(folder)
-        _refuse_full(target, overwrite)
+        refuse_full(target, overwrite)
         text = _as_json({"format": FORMAT, **self.meta})
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
                 fresh = Path(scratch, "new")
                 fresh.mkdir()
-                (fresh / "run.json").write_text(text, encoding="utf-8")
+                for name, content in {RECORD: text, **(more or {})}.items():
+                    (fresh / name).write_text(content, encoding="utf-8")
                 for name in COLUMNS:
                     np.savez(fresh / f"{name}.npz", **getattr(self, name))
                 if target.exists():
                     os.replace(target, Path(scratch, "old"))
                 os.replace(fresh, target)
         except OSError as error:
-            raise InputError(f"cannot write the run to {target}: {error.strerror or error}") from error
+            reason = error.strerror or error
+            raise InputError(f"cannot write the run to {target}: {reason}; choose another folder") from error
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
@@ -130,7 +135,7 @@ class Run:
         source = Path(folder)
         if not source.is_dir():
             raise InputError(f"no run folder {source}; give the folder a run was written to")
-        meta = _read_json(source / "run.json")
+        meta = _read_json(source / RECORD)
         found = meta.pop("format", FORMAT)
         if not isinstance(found, int) or found > FORMAT:
             raise InputError(f"run folder {source} has format {found}, this version reads {FORMAT}; upgrade")
@@ -149,12 +154,14 @@ def _check(table: str, columns: Columns) -> None:
             raise InputError(f"column {name!r} of table {table!r} has shape {length}, the others {wanted}")
 
 
-def _refuse_full(folder: Path, overwrite: bool) -> None:
+def refuse_full(folder: Path, overwrite: bool) -> None:
     """Never overwrite what somebody may want to keep."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; name a folder for the run")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise InputError(f"folder {folder} is not empty; choose another or allow overwriting")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
+        raise InputError(f"folder {folder} holds no run ({RECORD}), so it is not overwritten; choose another")
 
 
 def _as_json(meta: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from headgate.core.request import Slo
 from headgate.cost.card import Card
 from headgate.drivers.engine import Engine
 from headgate.policies import BATCH
+from headgate.spec.conflicts import at_once, refuse_conflicts
 from headgate.spec.words import ClassWords, Experiment, Lengths, StageWords
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process
 from headgate.workloads.bundled import BUNDLED, bundled
@@ -41,7 +42,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is rea
 
 def make_engine(words: Experiment, card: Card) -> Engine:
     """The card's engine, with what the words change."""
-    slots = words.slots or min(DEFAULT_SLOTS, card.max_running)
+    slots = words.slots or min(DEFAULT_SLOTS, card.max_running, card.max_batch_tokens)
     if slots > card.max_running:
         raise InputError(
             f"slots={slots} is more than card {card.name} is meant for; choose at most {card.max_running}"
@@ -63,14 +64,16 @@ def split_policy(text: str) -> tuple[str, dict[str, str]]:
     settings: dict[str, str] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
-        if not equals:
+        if not equals or not key.strip():
             raise InputError(f"policy {text!r}: {part!r} is not NAME=VALUE; write it as eb:refill=48")
+        if key.strip() in settings:
+            raise InputError(f"policy {text!r}: {key.strip()} is set twice; drop one of the two")
         settings[key.strip()] = value.strip()
     return name.strip(), settings
 
 
 def make_policy(name: str, settings: dict[str, Any], engine: Engine) -> tuple[BatchPolicy, dict[str, Any]]:
-    """A policy by name and settings, and its parameters; slots, budget and cost are the engine's if not set."""
+    """A policy by name and settings, and its parameters; slots and budget default to the engine's."""
     values: dict[str, Any] = {}
     limits = {"slots": engine.running, "budget": engine.batch_tokens}
     wanted = policy_parameters(name)
@@ -116,6 +119,7 @@ def _typed(policy: str, parameter: inspect.Parameter, value: object) -> object:
 
 def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload, BadRows]:
     """The requests, drawn or read; with the rows of a trace that were left out."""
+    refuse_conflicts(words)
     seed = words.seed if seed is None else seed
     if words.trace is None:
         workload, bad = _drawn(words, seed), BadRows()
@@ -128,7 +132,7 @@ def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload,
         columns["patience"] = np.full(len(workload), words.patience)
     if words.abort is not None:
         columns["abort"] = np.full(len(workload), words.abort)
-    if (words.ttft or words.tpot) and not words.classes:
+    if words.ttft or words.tpot:
         columns["kinds"] = tuple(kind._replace(slo=Slo(words.ttft, words.tpot)) for kind in workload.kinds)
     return replace(workload, **columns), bad
 
@@ -149,9 +153,6 @@ def too_long(workload: Workload, engine: Engine) -> int:
 
 
 def _drawn(words: Experiment, seed: int) -> Workload:
-    for word in ("format", "slice", "scale_rate", "skip_bad_rows", "sort"):
-        if getattr(words, word):
-            raise InputError(f"{_flag(word)} is about traces; give --trace FILE or drop it")
     clients, process = _load(words)
     requests = words.requests or (None if words.stages else DEFAULT_REQUESTS)
     stages = [_stage(words, stage) for stage in words.stages]
@@ -176,20 +177,14 @@ def _drawn(words: Experiment, seed: int) -> Workload:
 
 def _load(words: Experiment) -> tuple[int | None, ArrivalProcess | None]:
     """How requests are sent: clients of a closed loop, or an arrival process."""
-    given = [flag for flag in ("clients", "rate", "all_at_once") if getattr(words, flag)]
-    if len(given) > 1:
-        raise InputError(f"{_flag(given[0])} and {_flag(given[1])} are two kinds of load; choose one")
-    if words.all_at_once or words.arrivals == "all-at-once":
+    if at_once(words):
         return None, None
-    if words.rate is not None:
+    rates = [stage.rate for stage in words.stages if stage.rate]
+    if words.rate or rates:
         name = words.arrivals or ("gamma" if words.burstiness else "poisson")
-        return None, arrival_process(name, words.rate, words.burstiness)
-    if words.arrivals or words.burstiness:
-        raise InputError("--arrivals and --burstiness need --rate; give requests per second")
-    if any(stage.rate for stage in words.stages):
-        return None, None
-    clients = words.clients
-    return (clients or (None if any(s.clients for s in words.stages) else DEFAULT_CLIENTS)), None
+        return None, arrival_process(name, words.rate or rates[0], words.burstiness)
+    staged = any(stage.clients for stage in words.stages)
+    return words.clients or (None if staged else DEFAULT_CLIENTS), None
 
 
 def _law(words: Lengths, which: str, mean: float | None = None) -> LengthLaw:
@@ -214,9 +209,6 @@ def _stage(words: Experiment, stage: StageWords) -> Stage:
 
 
 def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows]:
-    for word in ("prompt", "output", "prompt_law", "output_law", "classes", "stages"):
-        if getattr(words, word):
-            raise InputError(f"{_flag(word)} makes lengths, but --trace brings its own; drop one of the two")
     workload, bad = _read(words, trace)
     if words.slice:
         workload = workload.between(*slice_text(words.slice))
@@ -242,10 +234,6 @@ def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
     """A bundled trace by its name, any other by its path."""
     if trace in BUNDLED:
         return bundled(trace), BadRows()
-    if "/" not in trace and "." not in trace and not Path(trace).exists():
+    if "/" not in trace and "." not in trace and not (trace and Path(trace).exists()):
         raise unknown("trace", trace, BUNDLED)
     return read_trace(trace, words.format, words.skip_bad_rows, words.sort)
-
-
-def _flag(word: str) -> str:
-    return "--" + word.replace("_", "-")

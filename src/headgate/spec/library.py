@@ -13,7 +13,7 @@ from headgate.drivers.simulator import PATIENT_DOG, Simulator
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
 from headgate.spec.build import make_engine
-from headgate.spec.words import Experiment
+from headgate.spec.words import experiment
 from headgate.workloads.workload import Workload
 
 
@@ -21,7 +21,7 @@ def card_engine(
     card: str | Path, slots: int | None = None, budget: int | None = None, kv_tokens: int | None = None
 ) -> Engine:
     """An engine with a card's step times; what is left out is as on the command line."""
-    words = Experiment(slots=slots, budget=budget, kv_tokens=kv_tokens)
+    words = experiment({"slots": slots, "budget": budget, "kv_tokens": kv_tokens})
     return make_engine(words, load_card(card))
 
 

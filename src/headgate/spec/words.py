@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,16 +12,43 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from headgate.core.errors import InputError, first_fault
 from headgate.workloads.durations import duration
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-Tokens = Annotated[float, Field(ge=1)]
+# Strict, because a file that says slots = true or "5" is a mistake, not one slot or five.
+Whole = Annotated[int, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Positive = Annotated[float, Field(strict=True, gt=0)]
+Tokens = Annotated[float, Field(strict=True, ge=1)]
+Switch = Annotated[bool, Field(strict=True)]
 
 
 def _seconds(value: object) -> object:
     return duration(value) if isinstance(value, str) else value
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+def _setting(value: object) -> object:
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{value} is not a setting; give a number, a text, true or false")
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(strict=True, gt=0)]
+Setting = Annotated[Any, BeforeValidator(_setting)]
+
+
+REMEDIES = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "a number above {gt}",
+    "finite_number": "a finite number",
+    "int_type": "a whole number, without quotes",
+    "int_parsing": "a whole number, without quotes",
+    "int_from_float": "a whole number",
+    "float_type": "a number, without quotes",
+    "bool_type": "true or false",
+    "string_type": "a text in quotes",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "too_short": "at least {min_length}, or drop the word",
+}  # by pydantic's names of faults
 
 
 class Words(BaseModel):
@@ -49,7 +77,7 @@ class ClassWords(Lengths):
     share: Positive
     ttft: Seconds | None = None  # promises
     tpot: Seconds | None = None
-    priority: int = 0
+    priority: Whole = 0
     patience: Seconds | None = None
 
 
@@ -67,24 +95,24 @@ class Experiment(Lengths):
     """Everything that decides a run. See `headgate simulate --help` for each word."""
 
     policy: str = "mixed"
-    set: dict[str, int | float | str | bool] = {}
-    policies: tuple[str, ...] = ()  # for compare
+    set: dict[str, Setting] = {}
+    policies: Annotated[tuple[str, ...], Field(min_length=1)] = ()  # for compare
     card: str = "h200-qwen3-8b"
     trace: str | None = None
     format: str | None = None
     slice: str | None = None
     scale_rate: Positive | None = None
-    skip_bad_rows: bool = False
-    sort: bool = False
+    skip_bad_rows: Switch = False
+    sort: Switch = False
     cap_prompt: Count | None = None
     cap_output: Count | None = None
     clients: Count | None = None
     rate: Positive | None = None
     arrivals: str | None = None
     burstiness: Positive | None = None
-    all_at_once: bool = False
+    all_at_once: Switch = False
     requests: Count | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(strict=True, ge=0)] = 0
     slots: Count | None = None
     budget: Count | None = None
     kv_tokens: Count | None = None
@@ -95,22 +123,39 @@ class Experiment(Lengths):
     patience: Seconds | None = None
     abort: Seconds | None = None
     watchdog: Seconds = 3600.0
-    classes: tuple[ClassWords, ...] = ()
-    stages: tuple[StageWords, ...] = ()
+    classes: Annotated[tuple[ClassWords, ...], Field(min_length=1)] = ()
+    stages: Annotated[tuple[StageWords, ...], Field(min_length=1)] = ()
 
 
-def read_words(path: str | Path) -> dict[str, Any]:
+def read_words(path: str | Path, what: str = "experiment file") -> dict[str, Any]:
     """The words in a TOML file, not yet checked. Dashes in names may be underscores."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InputError(f"experiment file {path}: {error.strerror or error}; give a readable file") from None
+        raise InputError(f"{what} {path}: {error.strerror or error}; give a readable file") from None
     except UnicodeDecodeError:
-        raise InputError(f"experiment file {path}: not UTF-8 text; an experiment is a TOML file") from None
+        raise InputError(f"{what} {path}: not UTF-8 text; give a TOML file") from None
     try:
-        return {name.replace("-", "_"): value for name, value in tomllib.loads(text).items()}
+        return _underscored(tomllib.loads(text), f"{what} {path}: ")
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"experiment file {path}: not valid TOML: {error}; mend the file") from None
+        raise InputError(f"{what} {path}: not valid TOML: {error}; mend the file") from None
+    except (RecursionError, ValueError) as error:  # nested without end, a number of thousands of digits
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{what} {path}: cannot be read: {str(error)[:60]}; mend the file") from None
+
+
+def _underscored(table: dict[str, Any], where: str) -> dict[str, Any]:
+    """The same with underscores for dashes, in the tables of classes and stages too."""
+    words: dict[str, Any] = {}
+    for name, value in table.items():
+        word = name.replace("-", "_")
+        if word in words:
+            raise InputError(f"{where}{name!r} is given twice, with a dash and an underscore; drop one")
+        if isinstance(value, list):
+            value = [_underscored(each, where) if isinstance(each, dict) else each for each in value]
+        words[word] = value
+    return words
 
 
 def experiment(words: dict[str, Any], where: str = "") -> Experiment:
@@ -120,7 +165,17 @@ def experiment(words: dict[str, Any], where: str = "") -> Experiment:
     except InputError as error:  # from a duration
         raise InputError(f"{where}{error}") from None
     except ValidationError as error:
-        raise InputError(where + first_fault(error.errors(include_url=False), _fields)) from None
+        faults = [{**fault, "msg": _plainly(fault)} for fault in error.errors(include_url=False)]
+        raise InputError(where + first_fault(faults, _fields)) from None
+
+
+def _plainly(fault: Mapping[str, Any]) -> str:
+    """What is wrong with a value and what it should be, in our words."""
+    wanted = REMEDIES.get(fault["type"])
+    if wanted is None:
+        return str(fault["msg"])
+    shown = str(fault["input"])[:40]
+    return f"{shown} is not allowed; give {wanted.format_map(fault.get('ctx', {}))}"
 
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:
