@@ -4,13 +4,16 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench examples clean
+.PHONY: demo test test-laws lint bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
 
 test: $(READY) lint
 	$(BIN)/pytest -n 2
+
+test-laws: $(READY)
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 tests/laws tests/differential
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -37,6 +37,7 @@ class PlainRequest:
         self.evictions = 0
         self.wasted = 0
         self.kv = 0
+        self.seat = 0
         self.true_output = int(workload.output[row])
 
 
@@ -58,6 +59,7 @@ class PlainEngine:
         self.kv_total = engine.kv_tokens // engine.block * engine.block
         self.longest = engine.longest
         self.asked_now = False
+        self.admitted = 0
         self.next_row = 0
         self.outstanding = 0
 
@@ -169,6 +171,8 @@ class PlainEngine:
                     break
                 del self.waiting[id]
                 self.prefilling[id] = request
+                self.admitted += 1
+                request.seat = self.admitted
                 self._tell("admitted", request, self.now)
             else:
                 request = self.prefilling[id]
@@ -201,8 +205,7 @@ class PlainEngine:
                 self._leave(request, self.now, End.STOPPED if stopped else End.LIMIT)
 
     def _newest(self) -> PlainRequest:
-        newest = self.prefilling or self.decoding
-        return newest[list(newest)[-1]]
+        return max(self.running, key=lambda request: request.seat)
 
     def _evict(self, request: PlainRequest) -> None:
         self.decoding.pop(request.id, None)

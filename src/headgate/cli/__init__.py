@@ -12,6 +12,8 @@ from headgate import __version__
 from headgate.cli.compare import compare
 from headgate.cli.demo import demo
 from headgate.cli.doctor import doctor
+from headgate.cli.plan import plan
+from headgate.cli.reproduce import reproduce
 from headgate.cli.simulate import simulate
 from headgate.core.errors import InputError, RunError
 
@@ -40,14 +42,16 @@ app.command()(demo)
 app.command()(simulate)
 app.command()(compare)
 app.command()(doctor)
+app.command()(reproduce)
+app.add_typer(plan, name="plan")
 
 
 def main() -> None:
     """Exit codes: 0 done, 1 the run failed, 2 the input was wrong."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # None when the shell closed it
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    _replace_closed_streams()
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except InputError as error:
         code = _say(str(error), 2)
     except RunError as error:
@@ -55,18 +59,31 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = _say("interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
+        code = _give_up_output(141)
     except MemoryError:
         code = _say("not enough memory for this run; ask for fewer requests", 1)
     except OSError as error:  # whatever files the commands read and write, they answer for themselves
-        code = _say(f"cannot write the output: {error.strerror or error}; send it elsewhere", 1)
+        code = _give_up_output(_say(f"cannot write the output: {error.strerror}; send it elsewhere", 1))
     except Exception as error:
         if not isinstance(error, UsageFault):
             raise
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         code = _say(f"{message}; see headgate --help", 2) if message else 2  # the help was shown instead
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _replace_closed_streams() -> None:
+    """Python has no stream where the shell closed one; printing to nowhere is what was asked for."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _give_up_output(code: int) -> int:
+    """What is still to be printed goes nowhere; Python would try again, and complain, when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 def _say(message: str, code: int) -> int:

@@ -133,4 +133,4 @@ def run_all(
 
 def _file_name(text: str) -> str:
     """A policy as part of a path."""
-    return re.sub(r"[^\w.+=-]+", "-", text)[:100]
+    return re.sub(r"[^\w.+=-]+", "-", text)[:200]

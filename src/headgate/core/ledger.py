@@ -34,6 +34,7 @@ class Entry:
         "limit",
         "priority",
         "prompt",
+        "seat",
         "slo",
         "todo",
         "wasted",
@@ -66,6 +67,7 @@ class Entry:
         self.todo = prompt
         self.evictions = 0
         self.wasted = 0
+        self.seat = 0  # how many had been admitted before it
         self.end = NOT_ROLLING  # tick of its last token, where the driver knows it
 
     @property
@@ -106,6 +108,7 @@ class Ledger:
     """Live state of one engine, as policies read it. Drivers feed it transitions."""
 
     __slots__ = (
+        "admitted",
         "context",
         "decoding",
         "held",
@@ -129,6 +132,7 @@ class Ledger:
         self.prefilling: dict[int, Entry] = {}
         self.decoding: dict[int, Entry] = {}
         self.held: dict[int, Entry] = {}  # decodes outside the rolling set
+        self.admitted = 0  # how often a seat was given
         self.tick = 0  # steps in which the rolling set got a token
         self.ticked = 0.0  # when the newest tick ended
         self.rolling = 0  # decodes that share the tick
@@ -142,6 +146,8 @@ class Ledger:
         """It leaves the queue for its seat."""
         del self.waiting[entry.id]
         self.prefilling[entry.id] = entry
+        entry.seat = self.admitted
+        self.admitted += 1
 
     def join(self, entry: Entry, now: float, rolling: bool) -> None:
         """Its prompt is done and has brought one token; it decodes from now on."""

@@ -31,6 +31,7 @@ class Until(NamedTuple):
 
 
 EACH_STEP: Final = Until(steps=1)
+SHOWN = 5  # ids named in a fault
 
 
 class Plan(NamedTuple):
@@ -76,7 +77,7 @@ def _bad_lease(until: Until, view: View) -> list[str]:
 
 def _bad_decodes(decode: frozenset[int], view: View) -> list[str]:
     strangers = sorted(id for id in decode if id not in view.decoding)
-    return [f"decodes requests that are not decoding: {strangers}"] if strangers else []
+    return [f"decodes requests that are not decoding: {_some(strangers)}"] if strangers else []
 
 
 def _bad_prompts(plan: Plan, view: View) -> list[str]:
@@ -92,7 +93,7 @@ def _bad_prompts(plan: Plan, view: View) -> list[str]:
         elif new is not None:
             faults.append(f"new prompt {new} before half-done prompt {id}")
     if strangers:
-        faults.append(f"prefills requests that have no prompt to run: {strangers}")
+        faults.append(f"prefills requests that have no prompt to run: {_some(strangers)}")
     if len(plan.prefill) > 1 and len(set(plan.prefill)) != len(plan.prefill):
         faults.append("names a prompt twice")
     return faults
@@ -102,9 +103,14 @@ def _bad_evictions(plan: Plan, view: View) -> list[str]:
     faults: list[str] = []
     strangers = [id for id in plan.evict if id not in view.decoding and id not in view.prefilling]
     if strangers:
-        faults.append(f"evicts requests that hold no KV: {strangers}")
+        faults.append(f"evicts requests that hold no KV: {_some(strangers)}")
     if len(set(plan.evict)) != len(plan.evict):
         faults.append("evicts a request twice")
     if isinstance(plan.decode, frozenset) and not plan.decode.isdisjoint(plan.evict):
         faults.append("decodes a request that it evicts")
     return faults
+
+
+def _some(ids: list[int]) -> str:
+    """The first few of them."""
+    return str(ids) if len(ids) <= SHOWN else f"{ids[:SHOWN]} and {len(ids) - SHOWN} more"

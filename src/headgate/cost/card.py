@@ -109,7 +109,7 @@ def load_card(card: str | Path) -> Card:
     if isinstance(card, Path) or text.endswith(".json") or "/" in text:
         path = Path(card)
         try:
-            return parse_card(path.read_text(encoding="utf-8"), text)
+            return parse_card(path.read_text(encoding="utf-8-sig"), text)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise InputError(
@@ -129,6 +129,8 @@ def parse_card(text: str, where: str) -> Card:
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise InputError(f"card {where}, {place}: not valid JSON ({error.msg}); mend the file") from None
+    except (RecursionError, ValueError) as error:  # nested without end, a number of thousands of digits
+        raise InputError(f"card {where}: cannot be read: {str(error)[:60]}; mend the file") from None
     if not isinstance(document, dict):
         raise InputError(f"card {where}: must be a JSON object with name, gpu, model, ...; see docs/cards.md")
     try:

@@ -9,6 +9,8 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+LARGEST = 1e6  # of any coefficient, in seconds: no step takes days, and no sum overflows
+
 
 class Shape(NamedTuple):
     """All a step's duration may depend on."""
@@ -44,7 +46,7 @@ class _Terms:
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and not (isfinite(value) and value >= 0):
+            if isinstance(value, int | float) and not 0 <= value <= LARGEST:
                 raise ValueError(f"{field.name} must be a finite number, zero or more, not {value}")
 
 

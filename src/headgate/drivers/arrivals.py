@@ -19,7 +19,7 @@ class Arrivals:
     def __init__(self, workload: Workload) -> None:
         self.total = len(workload)
         self.sent = 0
-        self._outstanding = 0
+        self.outstanding = 0
         self._closed = workload.closed
         self._times: list[float] = workload.arrival.tolist()
         self._prompts: list[int] = workload.prompt.tolist()
@@ -50,7 +50,7 @@ class Arrivals:
         """The next request, as a handle of that ledger."""
         id = self.sent
         self.sent += 1
-        self._outstanding += 1
+        self.outstanding += 1
         self._look_ahead()
         guess = self._guesses[id]
         kind = self._kinds[id]
@@ -68,7 +68,7 @@ class Arrivals:
 
     def returned(self, now: float) -> None:
         """One request has left; in a closed loop its client sends the next."""
-        self._outstanding -= 1
+        self.outstanding -= 1
         self._now = now
         if self._closed:
             self._look_ahead()
@@ -80,4 +80,4 @@ class Arrivals:
         elif not self._closed:
             self.next_time = self._times[self.sent]
         else:
-            self.next_time = -inf if self._outstanding < self._clients[self.sent] else inf
+            self.next_time = -inf if self.outstanding < self._clients[self.sent] else inf

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from math import inf
-
-import numpy as np
 
 from headgate.core.errors import RunError
 from headgate.core.lease import Lease
@@ -18,8 +14,7 @@ from headgate.cost.model import Shape
 from headgate.drivers.engine import Engine
 from headgate.drivers.listeners import Listeners
 from headgate.drivers.residents import Residents
-
-LONG_SPAN = 64  # from this many steps on, numpy is faster than plain floats
+from headgate.drivers.spans import step_ends
 
 NO_GAUGES: Mapping[str, float] = {}
 
@@ -99,7 +94,7 @@ class Replica(Residents):
         self._refresh_view()
         ledger = self.ledger
         plan = self.policy.plan(ledger)
-        faults = check(plan, ledger)
+        faults = check(plan, ledger) if isinstance(plan, Plan) else [f"{plan!r} is not a Plan"]
         if faults:
             raise RunError(
                 f"policy {type(self.policy).__name__} planned nonsense at {self.now:.6f} s: "
@@ -120,7 +115,7 @@ class Replica(Residents):
     def advance(self, wake: float = inf) -> bool:
         """Run a step with prompts, or a span of decode steps up to about `wake`. False: nothing could run."""
         ran = bool(self._prompts) and self._prompt_step()
-        if not ran and self.plan.decode is not NONE and self.ledger.rolling:
+        if not (ran or self.lease.ended or self.plan.decode is NONE) and self.ledger.rolling:
             ran = self._decode_span(wake)
         if ran:
             self.asked_now = False
@@ -170,26 +165,13 @@ class Replica(Residents):
             return False
         count = ledger.rolling
         context = ledger.context + count
-        fixed, slope = self._cost.decode_line(count)
         steps = self._next_end() - tick
         if lease.steps < steps:
             steps = int(lease.steps)
-        stop = wake if wake < lease.time else lease.time
-        if stop < inf:  # steps do not get shorter while nobody leaves, so no more than this are needed
-            steps = min(steps, int((stop - start) / (fixed + slope * context)) + 1)
         if count * (steps // blocks.size + 1) > blocks.free:
             steps = blocks.affordable(tick, steps, count)
-        if steps < LONG_SPAN:
-            costs = [fixed + slope * read for read in range(context, context + steps * count, count)]
-            row = list(accumulate(costs, initial=start))
-            if row[-1] > stop:
-                del row[bisect_left(row, stop, 1) + 1 :]
-        else:
-            spent = self._cost.span(count, context, steps)
-            ends = np.cumsum(np.concatenate(([start], spent)))
-            row = ends[: int(np.searchsorted(ends, stop)) + 1].tolist()
-        del row[0]
-        self._ran(start, row, count, context)
+        stop = wake if wake < lease.time else lease.time
+        self._ran(start, step_ends(self._cost, count, context, steps, start, stop), count, context)
         return True
 
     def _ran(
@@ -299,8 +281,12 @@ class Replica(Residents):
 
     def _starved_prompt(self, chosen: Sequence[object]) -> None:
         """A half-done prompt finds no block: the policy is asked first, then the newest is evicted."""
-        if not chosen and self.asked_now:
+        if chosen:
+            return
+        if self.asked_now:
             self.evict(self._newest())
+        else:
+            self.lease.ended = True
 
     # -- books ----------------------------------------------------------------------------------------
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from headgate.core.ledger import NOT_ROLLING, Entry, Ledger
 from headgate.core.view import Limits
 from headgate.drivers.blocks import Blocks
 from headgate.drivers.engine import Engine
+
+SEAT = attrgetter("seat")
 
 
 class Residents:
@@ -98,6 +101,6 @@ class Residents:
             heappop(ends)
 
     def _newest(self) -> Entry:
-        """Whoever was admitted last: prompts under way were admitted after everybody who decodes."""
-        running = self.ledger.prefilling or self.ledger.decoding
-        return running[next(reversed(running))]
+        """Whoever was admitted last."""
+        running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
+        return max(running, key=SEAT)

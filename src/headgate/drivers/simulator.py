@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
+from traceback import extract_tb
 
 from headgate.core.errors import RunError
 from headgate.core.policy import BatchPolicy, End, Observer
@@ -15,6 +16,7 @@ from headgate.drivers.watchdog import Watchdog
 from headgate.workloads.workload import Workload
 
 PATIENT_DOG = 3600.0  # seconds of the run without any progress
+MOST_WAITS = 1_000_000  # plans in a row that run nothing, each for a little time: it will never stop
 REPORT_EVERY = 256  # requests between two reports of progress
 
 
@@ -42,13 +44,29 @@ class Simulator:
         )
         self._watchdog = Watchdog(watchdog)
         self._progress = progress
+        self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
         self._timers: list[tuple[float, int, End]] = []  # when somebody gives up, if still here
         self._patience: list[float] = workload.patience.tolist()
         self._abort: list[float] = workload.abort.tolist()
         self._impatient = min(min(self._patience), min(self._abort)) < inf
 
     def run(self) -> None:
-        """Serve everybody."""
+        """Serve everybody. Whatever goes wrong in the policy's own code is a RunError that names it."""
+        replica = self.replica
+        name = type(replica.policy).__name__
+        try:
+            self._serve()
+        except RunError:
+            raise
+        except Exception as error:
+            raise RunError(f"policy {name} broke at {replica.now:.6f} s: {_told(error)}") from error
+        if self.arrivals.outstanding:
+            raise RunError(
+                f"policy {name} lost {self.arrivals.outstanding} requests; a policy must not change the view"
+            )
+
+    def _serve(self) -> None:
+        """The main loop."""
         arrivals, replica, impatient = self.arrivals, self.replica, self._impatient
         while True:
             if arrivals.next_time <= replica.now or self._timers:
@@ -105,10 +123,14 @@ class Simulator:
         replica = self.replica
         if self._timers:
             until = min(until, self._timers[0][0])
-        if until == inf:
+        if replica.last_start != self._idle_since:
+            self._idle_since, self._waits = replica.last_start, 0
+        self._waits += replica.asked_now
+        if until == inf or self._waits > MOST_WAITS:
             raise RunError(
                 f"policy {type(replica.policy).__name__} runs nothing at {replica.now:.6f} s and nothing "
-                f"else will happen; {replica.state()}; {replica.plan}"
+                f"else will happen (a plan must name half-done prompts, view.prefilling, too); "
+                f"{replica.state()}; {replica.plan}"
             )
         replica.now = max(replica.now, until)
         replica.lease.ended = True
@@ -120,3 +142,9 @@ class Simulator:
             raise RunError(
                 f"policy {name} starves at {self.replica.now:.3f} s: {starving}; {self.replica.state()}"
             )
+
+
+def _told(error: Exception) -> str:
+    """An exception in one line, with the place it came from."""
+    frame = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} (in {frame.name}, {frame.filename}:{frame.lineno})"

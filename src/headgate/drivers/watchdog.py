@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from headgate.core.errors import InputError
 from headgate.core.ledger import Ledger
 
 
 class Watchdog:
     """Looks every `limit` seconds of the run; whoever made no progress between two looks is starving.
 
-    It watches the head of the queue (with a growing queue everybody waits long; a head that never moves
-    is passed over), every half-done prompt and every decode. Detection takes one to two limits.
+    It watches every half-done prompt, every decode, and the head of the queue. A head that never moves is
+    starving when somebody else was let in meanwhile, or when nobody runs; while the same requests run on,
+    the engine is just full. Detection takes one to two limits.
     """
 
     def __init__(self, limit: float) -> None:
+        if not limit > 0:
+            raise InputError(f"watchdog is {limit} s; give a time above 0")
         self.limit = limit
         self.next_look = limit
         self._seen: dict[int, tuple[int, int]] = {}
@@ -21,7 +25,8 @@ class Watchdog:
         """Why the run should stop, or None."""
         self.next_look = now + self.limit
         watched = [*ledger.prefilling.values(), *ledger.decoding.values()]
-        if ledger.waiting:
+        just_full = watched and all(request.id in self._seen for request in watched)
+        if ledger.waiting and not just_full:
             watched.append(next(iter(ledger.waiting.values())))
         before, self._seen = self._seen, {r.id: (r.generated, r.todo) for r in watched}
         stuck = [id for id, progress in self._seen.items() if before.get(id) == progress]

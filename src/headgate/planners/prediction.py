@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from math import ceil, log1p
+from math import ceil, erfc, log1p, sqrt
 
 from headgate.core.errors import InputError
 from headgate.cost.model import Shape, StepCost
 from headgate.planners.costs import Lengths, checked_lengths
+from headgate.planners.thresholds import Threshold
+
+FEW = 1e-3  # steps that come about this rarely are not counted
 
 
 def mixed_rate(cost: StepCost, lengths: Lengths, running: float, budget: int) -> float:
@@ -48,6 +51,44 @@ def exclusive_rate(cost: StepCost, lengths: Lengths, slots: float, share: float,
     tokens = refilled * lengths.prompt
     steps = ceil(tokens / budget)
     return refilled / (decode + steps * cost.seconds(Shape(prefill=max(1, round(tokens / steps)))))
+
+
+def prefill_steps(lengths: Lengths, refilled: float, budget: float) -> float:
+    """How many steps of `budget` tokens the prompts of a refill take on average; their sum is taken as normal."""
+    mean, spread = refilled * lengths.prompt, sqrt(2 * refilled) * lengths.prompt_sd
+    if not spread:
+        return float(ceil(mean / budget))
+    full = max(0, int((mean - 4 * spread) / budget))  # these are certain
+    steps, more = float(full), 1.0
+    while more > FEW:  # the chance that the prompts need another step
+        steps += more
+        full += 1
+        more = 0.5 * erfc((full * budget - mean) / spread)
+    return steps
+
+
+def whole_steps(plan: Threshold, lengths: Lengths, overhead: float, budget: float) -> Threshold:
+    """The plan, or one whose refill just fills its last prefill step, where that costs less per seat.
+
+    Equation (3) and section 3.4 take a refill as one step. Each step of it costs `overhead` (in decode
+    iterations), so a nearly empty last one is paid for little: erratum E3, up to 2 % with published costs. We
+    look at the refills that fill the planned number of steps or one less, with a deviation of the prompts to
+    spare and half an iteration's leavers on top (so many more than k are idle when the phase ends).
+    """
+    slots, extra = plan.slots, plan.slots / (2 * lengths.output)
+
+    def cost(refill: int) -> float:
+        phase = -log1p(-min(refill / slots, 0.99)) * lengths.output
+        refilled = min(refill + extra, slots)
+        return (phase + overhead * prefill_steps(lengths, refilled, budget)) / refilled
+
+    last = ceil((plan.refill + extra) * lengths.prompt / budget)
+    choices = [plan.refill]
+    for steps in (last - 1, last):
+        root = sqrt(lengths.prompt_sd**2 + 4 * lengths.prompt * steps * budget) - lengths.prompt_sd
+        choices.append(int((root / (2 * lengths.prompt)) ** 2 - extra))
+    refill = min((choice for choice in choices if 1 <= choice <= slots), key=cost)
+    return Threshold(refill / slots, refill, slots)
 
 
 def _checked(lengths: Lengths, batch: float, budget: int) -> float:

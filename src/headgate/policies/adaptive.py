@@ -15,6 +15,7 @@ from headgate.estimators.averages import Window
 from headgate.estimators.hazard import OutputHazard, guarded
 from headgate.planners.costs import Lengths, PhaseCosts, phase_costs
 from headgate.planners.exclusive import Seats, paper_plan, stationary_plan
+from headgate.planners.prediction import whole_steps
 from headgate.planners.switching import kv_reserve
 from headgate.planners.thresholds import Threshold, base_share, paper_share, settle
 from headgate.policies.exclusive import Exclusive
@@ -81,6 +82,7 @@ class AdaptiveExclusive(Exclusive):
         self._iterations = 0
         self._left = 0  # completions since the last plan
         self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
+        self._step_tokens = inf  # the most in a step, once seen
         self._seats_known = seats != "forecast"
         self._margin = NormalDist().inv_cdf(1 - miss)
         self.lengths = Lengths(prior, prior)
@@ -147,7 +149,14 @@ class AdaptiveExclusive(Exclusive):
             return
         self._share += NEWEST * (planned.share - self._share)
         slots = {"planned": planned.slots, "fixed": self.most}.get(self.seats, self.slots)
-        self._next = settle(self._share, slots)
+        self._next = self._settled(slots)
+
+    def _settled(self, slots: int) -> Threshold:
+        """The smoothed share as whole seats, and whole prefill steps where those are cheaper."""
+        plan = settle(self._share, slots)
+        if self.mode != "stationary" or self.pieces or self._step_tokens == inf:
+            return plan
+        return whole_steps(plan, self.lengths, self.costs(slots).overhead, self._step_tokens)
 
     def _planned(self, ages: list[int], seats: Seats) -> Threshold | None:
         costs = self.costs(self.slots)
@@ -178,10 +187,11 @@ class AdaptiveExclusive(Exclusive):
 
     def _next_batch(self, view: View) -> list[int]:
         self._memory = view.kv_total, view.limits.block
+        self._step_tokens = view.limits.batch_tokens
         if not self._seats_known and view.decoding:
             held = (view.kv_total - view.kv_free) / len(view.decoding)
             seats = min(self.most, self.seats_that_fit(held, view.kv_total))
-            self._next = settle(self._share, max(1, seats))
+            self._next = self._settled(max(1, seats))
             self._adopt_plan()
             self._seats_known = True
         return super()._next_batch(view)

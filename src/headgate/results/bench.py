@@ -10,7 +10,7 @@ import numpy as np
 from headgate.results.figures import Figures, figures
 from headgate.results.gaps import Gaps
 from headgate.results.promises import Latencies, Promises
-from headgate.results.tables import ENDS, Flags, Run
+from headgate.results.tables import ENDS, Flags, Floats, Run
 
 BACKEND = "headgate-sim"
 MILLISECONDS = 1000.0
@@ -84,21 +84,27 @@ def _most_tokens(run: Run, gaps: Gaps, begin: float) -> float:
     first = run.requests["first_token"]
     opening = run.stays["opened"][~np.isnan(run.stays["gap"])]  # tokens that ended a prompt done again
     single = np.concatenate((first[~np.isnan(first)], opening))
-    second = np.zeros(int(run.span()[1] - begin) + 2)
-    second += np.bincount((single - begin).astype(np.int64), minlength=len(second))
+    seconds, counts = [np.floor(single - begin)], [np.ones(len(single))]
     for ends, tokens in gaps.ticks.tokens():
-        second += np.bincount((ends - begin).astype(np.int64), tokens, len(second))
-    return float(second.max())
+        second = np.floor(ends - begin)
+        edges = np.flatnonzero(np.diff(second, prepend=-1.0))  # where another second begins
+        seconds.append(second[edges])
+        counts.append(np.add.reduceat(tokens.astype(np.float64), edges))
+    return float(_by_second(seconds, counts).max(initial=0.0))
 
 
 def _most_requests(run: Run, begin: float) -> int:
     """Most requests in the system during some part of one second of the clock."""
     finished = np.where(np.isnan(run.requests["finished"]), run.span()[1], run.requests["finished"])
-    came = np.bincount((run.requests["arrival"] - begin).astype(np.int64))
-    gone = np.bincount((finished - begin).astype(np.int64) + 1)
-    length = max(len(came), len(gone))
-    change = np.pad(came, (0, length - len(came))) - np.pad(gone, (0, length - len(gone)))
+    came, gone = np.floor(run.requests["arrival"] - begin), np.floor(finished - begin) + 1
+    change = _by_second([came, gone], [np.ones(len(came)), -np.ones(len(gone))])
     return int(np.cumsum(change).max(initial=0))
+
+
+def _by_second(seconds: list[Floats], amounts: list[Floats]) -> Floats:
+    """Sums of the amounts by second, in order; seconds in which nothing happens take no memory."""
+    _, place = np.unique(np.concatenate(seconds), return_inverse=True)
+    return np.asarray(np.bincount(place, np.concatenate(amounts)), np.float64)
 
 
 def _lists(run: Run, gaps: Gaps, latencies: Latencies, done: Flags) -> dict[str, Any]:

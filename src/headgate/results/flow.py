@@ -55,10 +55,11 @@ def stationary(run: Run) -> tuple[bool, str]:
     if len(middle) < 2 or middle[0] == middle[-1]:
         return False, "too few requests to tell"
     times = np.linspace(middle[0], middle[-1], POINTS)
-    slope = float(np.polyfit(times - times[0], _waiting(run, times), 1)[0])
-    if abs(slope) * (middle[-1] - middle[0]) < max(LEAST_DRIFT, DRIFT * len(middle)):
+    # By share of the window: its seconds may be too many or too few for a fit.
+    drift = float(np.polyfit(np.linspace(0.0, 1.0, POINTS), _waiting(run, times), 1)[0])
+    if abs(drift) < max(LEAST_DRIFT, DRIFT * len(middle)):
         return True, "the queue neither grows nor shrinks over the window"
-    trend = "growing" if slope > 0 else "shrinking"
+    trend, slope = "growing" if drift > 0 else "shrinking", drift / float(middle[-1] - middle[0])
     return False, f"queue still {trend}: {slope:+.2g} requests/s over the window"
 
 

@@ -31,7 +31,7 @@ def overview_table(comparison: Comparison) -> RenderableType:
 
     shown = [row for row in comparison.rows if row.metric in SHORT]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True)
+    table.add_column("policy", overflow="fold")  # a long name takes two lines, so that no number is cut
     for row in shown:
         table.add_column(SHORT[row.metric].format(_unit(row)), justify="right", no_wrap=True)
     for name in comparison.policies:

@@ -29,7 +29,8 @@ def show(table: RenderableType, file: IO[str] | None = None) -> None:
     if "NO_COLOR" in os.environ or not out.isatty():
         Console(file=out, width=WIDTH, color_system=None, highlight=False).print(table)
     else:
-        Console(file=out, highlight=False).print(table)
+        width = max(WIDTH, Console(file=out).width)  # a narrow terminal wraps; cut numbers help nobody
+        Console(file=out, width=width, highlight=False).print(table)
 
 
 def as_text(table: RenderableType) -> str:

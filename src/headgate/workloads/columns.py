@@ -30,10 +30,14 @@ class Rule(NamedTuple):
 
 
 _LENGTH = f"lengths are whole numbers from 1 to {LONGEST}, fix or drop the row"
+# Latest arrival: three centuries. Beyond, a float cannot tell the steps of an engine apart.
+LATEST = 1e10
+
+_ARRIVAL = f"times are seconds of at least 0 and at most {LATEST:.0f}, fix or drop the row"
 _TIME = "times are seconds of at least 0, fix or drop the row"
 
 RULES: dict[str, Rule] = {
-    "arrival": Rule(False, 0, np.finfo(np.float64).max, _TIME, 0),
+    "arrival": Rule(False, 0, LATEST, _ARRIVAL, 0),
     "prompt": Rule(True, 1, LONGEST, _LENGTH),
     "output": Rule(True, 1, LONGEST, _LENGTH),
     "kind": Rule(True, 0, LONGEST, "a kind is an index into kinds", 0),
@@ -42,7 +46,7 @@ RULES: dict[str, Rule] = {
     "patience": Rule(False, 0, np.inf, _TIME, np.inf),
     "abort": Rule(False, 0, np.inf, _TIME, np.inf),
     "guess": Rule(True, NO_GUESS, LONGEST, "a guess is a length, or -1 for none", NO_GUESS),
-    "clients": Rule(True, OPEN_LOOP, LONGEST, "clients are whole numbers, 0 in an open loop", OPEN_LOOP),
+    "clients": Rule(True, OPEN_LOOP, LONGEST, f"clients are whole numbers up to {LONGEST}", OPEN_LOOP),
 }
 
 

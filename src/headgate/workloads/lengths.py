@@ -16,6 +16,8 @@ from headgate.core.errors import InputError, unknown
 from headgate.workloads.columns import LONGEST, Whole, column
 from headgate.workloads.text import BadFieldError, as_text, read_bytes, tokens
 
+WIDEST = 20  # of sigma: beyond, almost every length is 1 and the mean lies in draws that never come
+
 
 class LengthLaw(Protocol):
     """Anything that can draw lengths."""
@@ -118,7 +120,7 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         _check_mean(self.mean)
-        _check("sigma", self.sigma, 0 <= self.sigma < math.inf, "a number of at least 0")
+        _check("sigma", self.sigma, 0 <= self.sigma <= WIDEST, f"a number from 0 to {WIDEST}")
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
         """So many lengths."""
@@ -229,17 +231,29 @@ def _rounded(drawn: npt.NDArray[np.float64]) -> Whole:
 def _lengths_in(path: str | os.PathLike[str], column: str | None) -> list[int]:
     """The lengths in a file; a first line that is not a number is a header."""
     rows = csv.reader(as_text(path, read_bytes(path)).splitlines())
-    place, lengths = 0, []
-    for row in rows:
-        if rows.line_num == 1 and (column is not None or not row[0].strip().isdigit()):
-            place = _place(path, row, column)
-        elif row:
-            try:
+    place, lengths, first = 0, [], True
+    try:
+        for row in filter(None, rows):
+            if first and (column is not None or not _is_number(row[0])):
+                place = _place(path, row, column)
+            else:
                 lengths.append(tokens(row[place], "the length"))
-            except (BadFieldError, IndexError) as error:
-                reason = error if isinstance(error, BadFieldError) else "the length is missing"
-                raise InputError(f"{path}:{rows.line_num}: {reason}; fix the line") from None
+            first = False
+    except (BadFieldError, IndexError, csv.Error) as error:
+        reason = "the length is missing" if isinstance(error, IndexError) else error
+        raise InputError(f"{path}:{rows.line_num}: {reason}; fix the line") from None
+    if not lengths:
+        raise InputError(f"{path}: no lengths in it; give one per line")
     return lengths
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a first line is data; a wrong number is not a header."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _place(path: str | os.PathLike[str], header: list[str], column: str | None) -> int:

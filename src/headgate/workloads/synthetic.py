@@ -16,6 +16,8 @@ from headgate.workloads.lengths import LengthLaw, Pairs
 from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
 
+MOST = 100_000_000  # requests of one workload: far more than any memory holds a run of
+
 
 class Share(NamedTuple):
     """One class of a mix: its share of the requests, and what its requests look like."""
@@ -121,16 +123,24 @@ def _check(recipe: Recipe, requests: int | None) -> None:
                 f"stage {number} changes lengths that come from classes or pairs; give laws instead"
             )
         total += stage.requests
+    if total > MOST:
+        raise InputError(f"{total} requests are too many for one run; give at most {MOST}")
     if requests is not None and requests != total:
         raise InputError(f"{requests} requests, but the stages have {total}; make them agree")
     laws = recipe.prompt is not None or recipe.output is not None
     if bool(recipe.classes) + (recipe.pairs is not None) + laws > 1:
         raise InputError("lengths come from laws, from pairs or from classes; give only one of them")
-    for share in recipe.classes:
-        if not 0 < share.share < math.inf:
-            raise InputError(f"share of kind {share.kind.name!r} is {share.share:g}; give a number above 0")
+    _check_shares(recipe.classes)
     if recipe.arrivals is not None and recipe.clients is not None:
         raise InputError("an arrival process in a closed loop; drop the arrivals or the clients")
+
+
+def _check_shares(classes: Sequence[Share]) -> None:
+    for share in classes:
+        if not 0 < share.share < math.inf:
+            raise InputError(f"share of kind {share.kind.name!r} is {share.share:g}; give a number above 0")
+    if not math.isfinite(sum(share.share for share in classes)):
+        raise InputError("the shares of the kinds are too large to be added; give smaller numbers")
 
 
 def _kinds(recipe: Recipe) -> Whole:

@@ -30,8 +30,9 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise InputError(f"{path}: no such file; check the path") from None
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory; name a file in it") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read, {error.strerror}; check its permissions") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read, {reason}; check the path and its permissions") from None
     if not content.startswith(_GZIP_MAGIC):
         return content
     try:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.workloads import archive
-from headgate.workloads.columns import OPEN_LOOP, RULES, Real, Whole, check_together, column
+from headgate.workloads.columns import LONGEST, OPEN_LOOP, RULES, Real, Whole, check_together, column
 from headgate.workloads.summary import Summary, summarise
 
 
@@ -169,7 +169,7 @@ class Workload:
             if most is not None and most < 1:
                 raise InputError(f"{name} lengths cannot be capped at {most}; give at least 1")
             if most is not None:
-                changed[name] = np.minimum(changed[name], most)
+                changed[name] = np.minimum(changed[name], min(most, LONGEST))
         return self._with(changed)
 
     def merge(self, *others: Workload) -> Workload:

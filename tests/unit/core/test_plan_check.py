@@ -52,18 +52,18 @@ SENSIBLE = {
 }
 
 FAULTY = {
-    "decodes a half-done prompt": (Plan(frozenset({0, 2})), ["decodes requests that are not decoding: [2]"]),
+    "decodes a half-done prompt": (Plan(frozenset({0, 2})), ["decodes requests that are not decoding: 2"]),
     "decodes who waits or is unknown": (
         Plan(frozenset({9, 4})),
-        ["decodes requests that are not decoding: [4, 9]"],
+        ["decodes requests that are not decoding: 4, 9"],
     ),
     "budget below all decodes": (Plan(ALL, budget=1), ["budget 1, chunk inf: too small for 2 decodes"]),
     "budget below named decodes": (Plan(frozenset({0, 1}), budget=1), ["too small for 2 decodes"]),
     "no budget for prompts": (Plan(NONE, (2,), budget=0), ["budget 0, chunk inf: too small for 0 decodes"]),
     "no chunk": (Plan(ALL, (2,), chunk=0), ["budget inf, chunk 0: too small"]),
     "negative budget": (Plan(NONE, budget=-1), ["too small for 0 decodes"]),
-    "prefills a decode": (Plan(ALL, (1,)), ["prefills requests that have no prompt to run: [1]"]),
-    "prefills a stranger": (Plan(ALL, (2, 77)), ["prefills requests that have no prompt to run: [77]"]),
+    "prefills a decode": (Plan(ALL, (1,)), ["prefills requests that have no prompt to run: 1"]),
+    "prefills a stranger": (Plan(ALL, (2, 77)), ["prefills requests that have no prompt to run: 77"]),
     "new before half-done": (Plan(ALL, (2, 4, 3)), ["new prompt 4 before half-done prompt 3"]),
     "evicted counts as new": (Plan(ALL, (0, 2), evict=(0,)), ["new prompt 0 before half-done prompt 2"]),
     "evicted half-done counts as new": (
@@ -72,8 +72,8 @@ FAULTY = {
     ),
     "twice": (Plan(ALL, (2, 4, 4)), ["names a prompt twice"]),
     "half-done twice": (Plan(ALL, (2, 2)), ["names a prompt twice"]),
-    "evicts who waits": (Plan(ALL, evict=(4,)), ["evicts requests that hold no KV: [4]"]),
-    "evicts a stranger": (Plan(ALL, evict=(0, 50)), ["evicts requests that hold no KV: [50]"]),
+    "evicts who waits": (Plan(ALL, evict=(4,)), ["evicts requests that hold no KV: 4"]),
+    "evicts a stranger": (Plan(ALL, evict=(0, 50)), ["evicts requests that hold no KV: 50"]),
     "evicts twice": (Plan(ALL, evict=(0, 0)), ["evicts a request twice"]),
     "decodes and evicts": (Plan(frozenset({0}), evict=(0,)), ["decodes a request that it evicts"]),
     "no steps": (Plan(until=Until(steps=0)), ["a lease of nothing"]),
@@ -87,7 +87,7 @@ FAULTY = {
     ),
     "all at once": (
         Plan(frozenset({4}), (1,), budget=0, evict=(5,), until=Until(steps=0)),
-        ["not decoding: [4]", "too small", "no prompt to run: [1]", "hold no KV: [5]", "a lease of nothing"],
+        ["not decoding: 4", "too small", "no prompt to run: 1", "hold no KV: 5", "a lease of nothing"],
     ),
 }
 
@@ -103,7 +103,7 @@ def test_every_fault_is_found_and_named(view, name):
     found = check(plan, view)
     assert len(found) == len(wanted)
     for text, fault in zip(wanted, found, strict=True):
-        assert text in fault
+        assert text in fault.replace("[", "").replace("]", "")
 
 
 def test_speculation_makes_decodes_wider():

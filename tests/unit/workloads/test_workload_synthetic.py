@@ -179,7 +179,7 @@ def test_lengths_from_a_file(tmp_path):
         ("a,b\n1\n", "b", r"f\.csv:2: the length is missing"),
         ("a,b\n1,2\n", None, r"f\.csv: several columns; name one of: a, b"),
         ("a,b\n1,2\n", "c", r"f\.csv: no column 'c'; name one of: a, b"),
-        ("a\n", None, "an empirical law of no lengths; give at least one"),
+        ("a\n", None, "no lengths in it; give one per line"),
         ("", None, r"f\.csv: the file is empty"),
     ],
 )

@@ -1,0 +1,121 @@
+"""`headgate plan`: what the planners say, without running anything."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from headgate.cli.output import check_json, write_json
+from headgate.cli.progress import bar
+from headgate.cli.words import takes_words
+from headgate.core.errors import InputError
+from headgate.spec.words import Experiment
+
+COSTS = "Step costs as numbers, instead of a card"
+
+plan = typer.Typer(
+    help="Plan without running: when to refill, which mode wins, what to set in plain vLLM.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+THRESHOLD = """When to refill, and which batches serve more at this load: exclusive or mixed.
+
+Takes the words of a run (a card and a workload, or a trace), or step costs
+as plain numbers. Without a load (--clients, --rate, a trace's own times) the
+engine is taken to be saturated.
+
+\b
+Examples:
+  headgate plan threshold --prompt 512 --output 256 --clients 1024 --slots 512
+  headgate plan threshold --trace azure-conv --scale-rate 4 --max-gap 100ms
+  headgate plan threshold --prefill-fixed 5ms --prefill-per-token 3e-5 \\
+      --decode-fixed 10ms --decode-per-request 5e-5 --mixed-fixed 11ms \\
+      --mixed-by-share 4.2e-5,0,0 --prompt 512 --output 256
+"""
+
+FLAGS = """What to set in plain vLLM, without a plug-in, and why.
+
+Seats come from KV memory and the TPOT target, the token budget from that
+target, the queue limit from the TTFT target. --slots and --budget, where
+given, are the most to advise.
+
+\b
+Examples:
+  headgate plan flags --trace azure-conv --tpot 50ms --ttft 500ms
+  headgate plan flags --prompt 512 --output 256 --tpot 40ms --check
+"""
+
+
+def _cost(help: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(help=help, rich_help_panel=COSTS)
+    return option
+
+
+@plan.command()
+@takes_words
+def threshold(
+    words: Experiment,
+    prefill_fixed: Annotated[str | None, _cost("of a refill or prefill step, such as 5ms")] = None,
+    prefill_per_token: Annotated[str | None, _cost("per prompt token, such as 3e-5")] = None,
+    decode_fixed: Annotated[str | None, _cost("of a decode step")] = None,
+    decode_per_request: Annotated[str | None, _cost("per request in it")] = None,
+    mixed_fixed: Annotated[str | None, _cost("of a mixed step (default: 0)")] = None,
+    mixed_by_share: Annotated[str | None, _cost("a,b,c: per token a + b*r + c*r*r at decode share r")] = None,
+    max_gap: Annotated[str | None, typer.Option(help="also plan for gaps no longer than this")] = None,
+    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+) -> None:
+    """Plan it."""
+    from headgate.cli.plan_text import threshold_text
+    from headgate.results.text import show
+    from headgate.spec.plan_threshold import plan_threshold
+    from headgate.spec.planning import CostTexts, situation
+
+    check_json(json)
+    bound = _bound(max_gap)
+    decode = (decode_fixed, decode_per_request)
+    texts = CostTexts(prefill_fixed, prefill_per_token, *decode, mixed_fixed, mixed_by_share)
+    found = plan_threshold(situation(words, texts), bound)
+    show(threshold_text(found), sys.stderr if json == "-" else sys.stdout)
+    write_json(json, found.as_dict())
+
+
+@plan.command()
+@takes_words
+def flags(
+    words: Experiment,
+    check: Annotated[bool, typer.Option(help="simulate the advice and vLLM's defaults")] = False,
+    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+) -> None:
+    """Advise."""
+    from headgate.cli.plan_text import check_text, flags_text
+    from headgate.results.text import show
+    from headgate.spec.plan_flags import check_flags, plan_flags
+
+    check_json(json)
+    found = plan_flags(words)
+    say = sys.stderr if json == "-" else sys.stdout
+    show(flags_text(found), say)
+    document = found.as_dict()
+    if check:
+        runs, load = check_flags(words, found, bar)
+        document["check"] = {"load": load, "runs": [run.as_dict() for run in runs]}
+        show(check_text(runs, load, found), say)
+    write_json(json, document)
+
+
+threshold.__doc__ = THRESHOLD
+flags.__doc__ = FLAGS
+
+
+def _bound(text: str | None) -> float | None:
+    from headgate.workloads.durations import duration
+
+    if text is None:
+        return None
+    seconds = duration(text)
+    if not seconds > 0:
+        raise InputError(f"--max-gap {text}: it must be above 0, or left out for no bound")
+    return seconds

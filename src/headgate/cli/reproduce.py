@@ -1,0 +1,57 @@
+"""`headgate reproduce`: one experiment of the literature again."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from headgate.cli.output import check_json, write_json
+from headgate.cli.progress import bar
+
+EXAMPLES = """Run a published experiment in the simulator: published number, ours, ratio, and why they differ.
+
+Without a name, lists the experiments. Nothing is written unless --json says where.
+
+\b
+Examples:
+  headgate reproduce
+  headgate reproduce eb-table3
+  headgate reproduce eb-table10 --quick --json -
+"""
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="the experiment, such as eb-table3")] = None,
+    quick: Annotated[bool, typer.Option(help="a tenth of the requests: to try it, not to quote it")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="one number for all randomness")] = 0,
+    json: Annotated[str | None, typer.Option(help="all numbers as JSON, to a file or - for stdout")] = None,
+) -> None:
+    """Run it."""
+    from headgate.reproduce import EXPERIMENTS, Options, find
+    from headgate.reproduce import reproduce as carry_out
+    from headgate.reproduce.published import SOURCE
+    from headgate.reproduce.text import print_report
+
+    check_json(json)
+    if name is None:
+        if json is not None:
+            write_json(json, {key: experiment.about for key, experiment in EXPERIMENTS.items()})
+        if json != "-":
+            print(f"Experiments of {SOURCE}:")
+            for key, experiment in EXPERIMENTS.items():
+                print(f"  {key:11} {experiment.about}")
+        return
+    options = Options(seed, quick)
+    jobs = find(name).jobs(options)
+    with bar(name, len(jobs)) as progress:
+        report = carry_out(name, options, jobs, progress)
+    say = sys.stderr if json == "-" else sys.stdout
+    print_report(report, say)
+    if quick:
+        print("\n--quick: a tenth of the requests; do not quote these numbers", file=say)
+    write_json(json, {"seed": seed, "quick": quick, **report.as_dict()})
+
+
+reproduce.__doc__ = EXAMPLES

@@ -1,0 +1,182 @@
+"""Many small runs: what to serve, under which policy, on which card, and the figures the papers quote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import nan
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headgate.core.errors import RunError
+from headgate.cost.model import LinearCost
+from headgate.drivers.engine import Engine
+from headgate.results.promises import Latencies
+from headgate.results.tables import Floats, Run
+from headgate.spec.build import make_policy
+from headgate.spec.library import card_engine, simulate
+from headgate.workloads.lengths import LengthLaw
+from headgate.workloads.synthetic import Stage, generate
+from headgate.workloads.workload import Workload
+
+Key = Hashable
+BUDGET = 16384
+
+
+class Options(NamedTuple):
+    """What a user may choose of a reproduction."""
+
+    seed: int = 0
+    quick: bool = False
+
+    def requests(self, full: int) -> int:
+        """That many, or a tenth to try things out."""
+        return max(100, full // 10) if self.quick else full
+
+
+class Load(NamedTuple):
+    """Requests to be drawn; the same load and seed are the same requests."""
+
+    requests: int
+    clients: int | None
+    prompt: LengthLaw
+    output: LengthLaw
+    stages: tuple[Stage, ...] = ()
+
+
+class Job(NamedTuple):
+    """One run. `phase` replaces the fixed cost of a prefill step, in seconds."""
+
+    key: Key
+    card: str
+    load: Load
+    policy: str
+    settings: Mapping[str, Any]
+    slots: int
+    budget: int = BUDGET
+    phase: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The figures of one run, by the paper's definitions: everything, from first arrival to last finish."""
+
+    requests: float  # per s
+    tokens: float  # per s, prompt and output
+    outputs: float  # output tokens per s
+    ttft: float  # mean, s
+    tpot: float  # mean, s
+    exclusive: float  # share of the time EB+ ran exclusive batches, NaN for others
+    evictions: int
+    ttfts: Floats = field(repr=False)
+    tpots: Floats = field(repr=False)
+
+    @classmethod
+    def of(cls, run: Run) -> Outcome:
+        """From a run's tables."""
+        table, (begin, end) = run.requests, run.span()
+        done, seconds, latencies = run.completed(), end - begin, Latencies.of(run)
+        outputs = float(table["output"][done].sum())
+        return cls(
+            requests=float(done.sum()) / seconds,
+            tokens=(outputs + float(table["prompt"][done].sum())) / seconds,
+            outputs=outputs / seconds,
+            ttft=float(np.nanmean(latencies.ttft)),
+            tpot=float(np.nanmean(latencies.tpot)),
+            exclusive=_exclusive(run, end),
+            evictions=int(table["evictions"].sum()),
+            ttfts=latencies.ttft,
+            tpots=latencies.tpot,
+        )
+
+    def within(self, ttft: float, tpot: float) -> float:
+        """Share of all requests within both targets, in seconds; one token alone has no TPOT to miss."""
+        return float(np.mean((self.ttfts < ttft) & ~(self.tpots >= tpot)))
+
+
+class Outcomes:
+    """The figures of all jobs by key; a run that could not go on has none, and a line that says why."""
+
+    def __init__(self) -> None:
+        self._found: dict[Key, Outcome] = {}
+        self.failures: dict[Key, str] = {}
+
+    def add(self, key: Key, outcome: Outcome) -> None:
+        """A run that went well."""
+        self._found[key] = outcome
+
+    def figure(self, key: Key, name: str) -> float:
+        """One figure by its name in `Outcome`, NaN when the run failed."""
+        found = self._found.get(key)
+        return nan if found is None else float(getattr(found, name))
+
+    def within(self, key: Key, ttft: float, tpot: float) -> float:
+        """Share of the requests within both targets, NaN when the run failed."""
+        found = self._found.get(key)
+        return nan if found is None else found.within(ttft, tpot)
+
+
+def carry_out(jobs: list[Job], seed: int, progress: Callable[[int], None] = lambda done: None) -> Outcomes:
+    """All of them, one after the other."""
+    outcomes = Outcomes()
+    for number, job in enumerate(jobs):
+        engine = engine_of(job)
+        try:
+            run = simulate(
+                engine, make_policy(job.policy, dict(job.settings), engine)[0], draw(job.load, seed)
+            )
+        except RunError as error:
+            outcomes.failures[job.key] = str(error)
+        else:
+            outcomes.add(job.key, Outcome.of(run))
+        progress(number + 1)
+    return outcomes
+
+
+@lru_cache(maxsize=64)
+def draw(load: Load, seed: int) -> Workload:
+    """The requests of a load."""
+    count = None if load.stages else load.requests
+    return generate(
+        count, seed=seed, prompt=load.prompt, output=load.output, clients=load.clients, stages=load.stages
+    )
+
+
+def engine_of(job: Job) -> Engine:
+    """The card's engine, with another fixed cost of a prefill step if the job says so."""
+    engine = _engine(job.card, job.slots, job.budget)
+    return engine if job.phase is None else engine._replace(cost=_with_phase(engine, job.phase))
+
+
+@lru_cache(maxsize=64)
+def _engine(card: str, slots: int, budget: int) -> Engine:
+    return card_engine(card, slots, budget)
+
+
+@lru_cache(maxsize=64)
+def _with_phase(engine: Engine, phase: float) -> LinearCost:
+    cost = linear(engine)
+    return LinearCost(cost.decode, replace(cost.prefill, constant=phase), cost.mixed)
+
+
+def linear(engine: Engine) -> LinearCost:
+    """The engine's cost, which on cards is always of this form."""
+    assert isinstance(engine.cost, LinearCost)
+    return engine.cost
+
+
+def card_cost(card: str, phase: float | None = None) -> LinearCost:
+    """What steps cost on a card, with another fixed cost of a prefill step if given."""
+    engine = _engine(card, 64, BUDGET)
+    return linear(engine) if phase is None else _with_phase(engine, phase)
+
+
+def _exclusive(run: Run, end: float) -> float:
+    """The share of the time between its first plan and the end in which EB+ ran exclusive batches."""
+    modes = run.plans.get("gauge.exclusive")
+    if modes is None:
+        return nan
+    lasted = np.diff(np.append(run.plans["time"], end))
+    return float((lasted * modes).sum() / lasted.sum())
