@@ -254,8 +254,8 @@ def workloads(draw: st.DrawFn, impatient: bool = False) -> Workload:
         gaps = column(st.sampled_from([0.0, 0.0, 0.3, 1.7, 12.25, 60.5]))
         columns["arrival"] = np.cumsum(gaps)
     if impatient:
-        columns["patience"] = column(st.sampled_from([np.inf, 2.5, 20.0]))
-        columns["abort"] = column(st.sampled_from([np.inf, np.inf, 3.5, 30.0]))
+        columns["patience"] = column(st.sampled_from([np.inf, 0.1, 0.5, 2.5, 20.0]))
+        columns["abort"] = column(st.sampled_from([np.inf, np.inf, 0.1, 3.5, 30.0]))
     columns["limit"] = column(st.sampled_from([2**31 - 1, 1, 7]))
     return Workload.of(column(st.integers(1, 60)), column(st.sampled_from([1, 2, 3, 9, 30, 140])), **columns)
 
@@ -267,7 +267,7 @@ def engines(draw: st.DrawFn) -> Engine:
     running = draw(st.integers(1, 8))
     return Engine(
         cost=Line(context=draw(st.sampled_from([0.0, 0.001]))),
-        kv_tokens=draw(st.integers(max(block, 64), 600)),
+        kv_tokens=draw(st.one_of(st.integers(20, 120), st.integers(64, 600))),
         max_model_len=draw(st.sampled_from([50, 100, 10_000])),
         batch_tokens=draw(st.integers(running, 64)),
         running=running,

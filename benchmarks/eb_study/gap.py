@@ -57,7 +57,9 @@ def plot(rows: list[Row]) -> None:
             xy = sorted((row["longest gap s"], 100 * (row["requests/s"] / top - 1)) for row in points)
             series.append(Series(f"{policy}, {short(card)}", xy))
     PLOT.parent.mkdir(exist_ok=True)
-    PLOT.write_text(draw(series, "longest gap between two tokens of a request, s", "throughput against mixed, %"))
+    PLOT.write_text(
+        draw(series, "longest gap between two tokens of a request, s", "throughput against mixed, %")
+    )
 
 
 def main(quick: bool) -> None:

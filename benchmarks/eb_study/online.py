@@ -63,7 +63,7 @@ def compare(cell: Cell) -> Row:
     best = int(np.argmax(sums))
     return {
         "card": short(cell.card), "lengths": cell.mix, "N": tried[best][0], "best k": tried[best][1],
-        "best fixed /s": float(sums[best]), "k of eb-online": float(np.nanmean(run.plans["gauge.refill"][-50:])),
+        "best fixed /s": float(sums[best]), "k of eb-online": float(np.mean(run.plans["gauge.refill"][-50:])),
         "eb-online /s": online, "regret %": 100 * (1 - online / float(sums[best])),
         "worst k %": 100 * (1 - float(sums.min()) / float(sums[best])), "preemptions": evicted,
     }  # fmt: skip

@@ -58,15 +58,15 @@ def _grid(axes: _Axes) -> list[str]:
             value = factor * 10.0**power
             if axes.low <= log10(value) <= axes.high:
                 x = axes.x(value)
-                parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#ddd"/>')
+                parts.append(
+                    f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#ddd"/>'
+                )
                 parts.append(
                     f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{value:g}</text>'
                 )
     for value in range(int(axes.bottom), int(axes.top) + 1, 10):
         y, colour = axes.y(value), "#888" if value == 0 else "#ddd"
-        parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>'
-        )
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:+d}</text>')
     return parts
 

@@ -49,9 +49,9 @@ def _cut(law: LengthLaw, least: int, most: int) -> Empirical:
 def mix(name: str) -> Mix:
     """Lengths by name: `geometric 512/256` and so on, or a data set's published moments.
 
-    The data sets are not here. ShareGPT-like outputs are log-normal cut at 500 with the published mean 280 and
-    deviation 153 (a fifth are cut), prompts log-normal with mean 105; NuminaMath-like outputs are 800 and more
-    with mean 1039 and deviation 228, prompts log-normal with mean 122.
+    The data sets are not here. ShareGPT-like outputs are log-normal cut at 500 with the published mean 280
+    and deviation 153 (a fifth are cut), prompts log-normal with mean 105; NuminaMath-like outputs are 800 and
+    more with mean 1039 and deviation 228, prompts log-normal with mean 122.
     """
     if name == "sharegpt-like":
         prompt = _cut(LogNormal(105, 1.0), 1, 20448)

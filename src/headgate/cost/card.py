@@ -107,9 +107,9 @@ def load_card(card: str | Path) -> Card:
     """A card by built-in name, or by path (anything that ends in .json or holds a slash)."""
     text = str(card)
     if isinstance(card, Path) or text.endswith(".json") or "/" in text:
-        path = Path(card)
+        path = Path(text.replace("\0", "?"))  # no file has a zero byte in its name
         try:
-            return parse_card(path.read_text(encoding="utf-8-sig"), text)
+            return parse_card(path.read_bytes().decode("utf-8-sig"), text)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise InputError(

@@ -71,12 +71,12 @@ class Replica(Residents):
         self.lease.arrival()
         return True
 
-    def leave(self, entry: Entry, how: End) -> None:
-        """A request leaves before its end: aborted, or out of patience."""
+    def leave(self, entry: Entry, now: float, how: End) -> None:
+        """A request leaves before its end: aborted (felt at the end of the step), or out of patience."""
         self._free(entry)
         self.ledger.leave(entry)
         self.lease.ended = True
-        self._tell_finished(entry, self.now, how)
+        self._tell_finished(entry, now, how)
 
     def evict(self, entry: Entry) -> None:
         """Drop its KV; it goes back to the front of the queue. Ends the lease with the next step."""

@@ -16,7 +16,7 @@ from headgate.drivers.watchdog import Watchdog
 from headgate.workloads.workload import Workload
 
 PATIENT_DOG = 3600.0  # seconds of the run without any progress
-MOST_WAITS = 1_000_000  # plans in a row that run nothing, each for a little time: it will never stop
+MOST_WAITS = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
 REPORT_EVERY = 256  # requests between two reports of progress
 
 
@@ -89,24 +89,40 @@ class Simulator:
                 self._look()
 
     def _receive(self, now: float) -> None:
-        """Whoever has lost patience by now leaves; everybody who has come joins the queue."""
-        arrivals, replica = self.arrivals, self.replica
-        while self._timers and self._timers[0][0] <= now:
-            _, id, how = heappop(self._timers)
-            left = replica.ledger.find(id)
-            never_ran = left is not None and id in replica.ledger.waiting and left.evictions == 0
-            if left is not None and (how is End.ABORTED or never_ran):
-                replica.leave(left, how)
-        while arrivals.next_time <= now:
-            entry = arrivals.take(replica.ledger)
-            if self._progress and entry.id % REPORT_EVERY == 0:
-                self._progress(entry.id)
-            if not replica.receive(entry):
-                continue
-            if self._patience[entry.id] < inf:
-                heappush(self._timers, (entry.arrival + self._patience[entry.id], entry.id, End.ABANDONED))
-            if self._abort[entry.id] < inf:
-                heappush(self._timers, (entry.arrival + self._abort[entry.id], entry.id, End.ABORTED))
+        """Everybody who has come by now joins the queue; whoever has lost patience by now leaves.
+
+        One may let the other happen: in a closed loop whoever leaves makes room for the next, and whoever
+        comes during a long step may have lost patience when it ends.
+        """
+        arrivals, timers = self.arrivals, self._timers
+        while arrivals.next_time <= now or (timers and timers[0][0] <= now):
+            if arrivals.next_time <= now:
+                self._take()
+            else:
+                self._give_up(*heappop(timers))
+
+    def _take(self) -> None:
+        """The next request joins, and its patience begins to run."""
+        entry = self.arrivals.take(self.replica.ledger)
+        if self._progress and entry.id % REPORT_EVERY == 0:
+            self._progress(entry.id)
+        if not self.replica.receive(entry):
+            return
+        if self._patience[entry.id] < inf:
+            heappush(self._timers, (entry.arrival + self._patience[entry.id], entry.id, End.ABANDONED))
+        if self._abort[entry.id] < inf:
+            heappush(self._timers, (entry.arrival + self._abort[entry.id], entry.id, End.ABORTED))
+
+    def _give_up(self, when: float, id: int, how: End) -> None:
+        """Its patience has ended: it leaves the queue if it never had a seat; an abort ends it anywhere."""
+        entry = self.replica.ledger.find(id)
+        if entry is None:
+            return
+        never_ran = id in self.replica.ledger.waiting and entry.evictions == 0
+        if never_ran:
+            self.replica.leave(entry, when, how)
+        elif how is End.ABORTED:
+            self.replica.leave(entry, self.replica.now, how)
 
     def _wake(self) -> float:
         """The first moment at which something from outside could end the lease."""
@@ -147,4 +163,4 @@ class Simulator:
 def _told(error: Exception) -> str:
     """An exception in one line, with the place it came from."""
     frame = extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} (in {frame.name}, {frame.filename}:{frame.lineno})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())} (in {frame.name}, {frame.filename}:{frame.lineno})"

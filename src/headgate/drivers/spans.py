@@ -24,7 +24,7 @@ def step_ends(
     fixed, slope = cost.decode_line(decodes)
     first = fixed + slope * context
     if stop < inf and first > 0:  # steps do not get shorter, so no more than this are needed
-        most = min(most, int((stop - start) / first) + 1)
+        most = min(most, max(1, int((stop - start) / first) + 1))
     if most < LONG:
         costs = [fixed + slope * read for read in range(context, context + most * decodes, decodes)]
         ends = list(accumulate(costs, initial=start))

@@ -54,7 +54,7 @@ def exclusive_rate(cost: StepCost, lengths: Lengths, slots: float, share: float,
 
 
 def prefill_steps(lengths: Lengths, refilled: float, budget: float) -> float:
-    """How many steps of `budget` tokens the prompts of a refill take on average; their sum is taken as normal."""
+    """How many steps of `budget` tokens a refill takes on average; its prompts' sum is taken as normal."""
     mean, spread = refilled * lengths.prompt, sqrt(2 * refilled) * lengths.prompt_sd
     if not spread:
         return float(ceil(mean / budget))

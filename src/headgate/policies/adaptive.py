@@ -175,8 +175,18 @@ class AdaptiveExclusive(Exclusive):
 
     def _refilled(self) -> None:
         super()._refilled()
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Begin at a moment that is not the end of a refill: what was planned comes into force."""
         self._adopt_plan()
         self._seats_known = self.seats != "forecast"
+
+    @property
+    def share(self) -> float:
+        """Of the seats, how many a refill fills: by the newest plan, in force or not."""
+        plan = self._next or self
+        return plan.refill / plan.slots
 
     def _adopt_plan(self) -> None:
         if self._next is not None:
@@ -185,9 +195,13 @@ class AdaptiveExclusive(Exclusive):
 
     # -- who may enter ------------------------------------------------------------------------------
 
-    def _next_batch(self, view: View) -> list[int]:
+    def look(self, view: View) -> None:
+        """Learn the engine's limits, which plans need; for whoever calls `plan` seldom."""
         self._memory = view.kv_total, view.limits.block
         self._step_tokens = view.limits.batch_tokens
+
+    def _next_batch(self, view: View) -> list[int]:
+        self.look(view)
         if not self._seats_known and view.decoding:
             held = (view.kv_total - view.kv_free) / len(view.decoding)
             seats = min(self.most, self.seats_that_fit(held, view.kv_total))

@@ -11,7 +11,7 @@ from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import LinearCost
-from headgate.estimators.averages import TimedEma
+from headgate.estimators.averages import TimedEma, Window
 from headgate.planners.crossover import compare, wants_exclusive
 from headgate.planners.prediction import exclusive_rate, mixed_rate
 from headgate.policies.adaptive import AdaptiveExclusive
@@ -77,6 +77,7 @@ class Hybrid(BatchPolicy):
         self._surge = float(light)  # demand that brings the review forward
         self._gain = 0.0
         self._capacity = inf  # KV tokens, once seen
+        self._wasted = Window(review)  # KV tokens that mixed batching computed in vain, by request
 
     def gauges(self) -> Mapping[str, float]:
         """The mode (1: exclusive), what the choice was made from, and the threshold of EB."""
@@ -106,6 +107,8 @@ class Hybrid(BatchPolicy):
     def finished(self, request: Request, now: float, how: End) -> None:
         """One less; a review is due after so many."""
         self.exclusive.finished(request, now, how)
+        if not self._in_exclusive:
+            self._wasted.update(request.wasted)
         self._count(now, -1)
         self._left -= 1
         if self._left <= 0:
@@ -116,9 +119,11 @@ class Hybrid(BatchPolicy):
     def plan(self, view: View) -> Plan:
         """The chosen one's plan, but at most until the next review."""
         self._capacity = view.kv_total
+        self.exclusive.look(view)
         if self._wants_exclusive != self._in_exclusive and not self.exclusive.refilling:
             self._in_exclusive = self._wants_exclusive
             self._changed = view.now
+            self.exclusive.take_over()
         plan = (self.exclusive if self._in_exclusive else self.mixed).plan(view)
         until = plan.until
         surge = max(1.0, self._surge - self._demand + 1)
@@ -148,9 +153,14 @@ class Hybrid(BatchPolicy):
             self._wants_exclusive = wants_exclusive(self._gain, self.margin, self._in_exclusive)
 
     def _predicted_gain(self, demand: float, seats: float) -> float:
-        """How much more EB would serve, as a share of what mixed batching would."""
-        lengths, share = self.exclusive.lengths, self.exclusive.refill / self.exclusive.slots
-        mixed = mixed_rate(self._cost, lengths, min(demand, self._seats()), self.budget)
+        """How much more EB would serve, as a share of what mixed batching would.
+
+        Where memory holds fewer than there are, mixed batching evicts and computes prompts again, as often as
+        it was last seen to; EB's forecast spares nearly all of that.
+        """
+        lengths, share = self.exclusive.lengths, self.exclusive.share
+        again = (self._wasted.value or 0.0) if demand > seats else 0.0
+        mixed = mixed_rate(self._cost, lengths._replace(prompt=lengths.prompt + again), seats, self.budget)
         return exclusive_rate(self._cost, lengths, seats, min(share, 0.99), self.budget) / mixed - 1
 
     def _seats(self) -> int:

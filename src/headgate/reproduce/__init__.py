@@ -41,7 +41,9 @@ def reproduce(
     """Carry out an experiment's jobs and judge them; runs that could not go on are named in the remarks."""
     outcomes = carry_out(jobs, options.seed, progress)
     report = find(name).judge(outcomes, options)
-    failed = tuple(
-        f"No number: the run {key} stopped: {why.split(';')[0]}." for key, why in outcomes.failures.items()
-    )
-    return replace(report, remarks=report.remarks + failed) if failed else report
+    stopped = outcomes.failures
+    if not stopped:
+        return report
+    key, why = next(iter(stopped.items()))
+    line = f"No number for {len(stopped)} of {len(jobs)} runs, which stopped. The first, {key}: {why}"
+    return replace(report, remarks=(*report.remarks, line.split(";")[0] + "."))

@@ -46,6 +46,11 @@ class Section:
     shared: bool = False
     points: bool = False
 
+    @property
+    def bare(self) -> bool:
+        """Whether nothing was published to put beside our numbers."""
+        return all(math.isnan(cell.published) for row in self.rows for cell in row.cells)
+
     def ratios(self) -> list[float]:
         """All that are known."""
         found = (cell.ratio for row in self.rows for cell in row.cells)

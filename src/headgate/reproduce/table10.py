@@ -82,7 +82,8 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         "the best share of seats to refill, by a sweep",
         (
             f"Card {CARD}, geometric outputs, prompts of one token, 2048 clients, "
-            f"{options.requests(REQUESTS)} requests per point, k = N j/{STEPS}, j = 1/4, 1/2, 1 to {STEPS}. 'kernel': the published "
+            f"{options.requests(REQUESTS)} requests per point, k = N j/{STEPS}, j = 1/4, 1/2, 1 to "
+            f"{STEPS}. 'kernel': the published "
             f"prefill constant; 'phase': {PHASE_ITERATIONS} decode iterations "
             f"({costs()['phase'][1]:.3f} s) per phase, which erratum E2 infers from this very table; "
             f"'our card': {MEASURED}.",

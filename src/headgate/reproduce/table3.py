@@ -135,12 +135,15 @@ def _remarks(tables: Sections, outcomes: Outcomes) -> tuple[str, ...]:
         f"{own:.2f}. "
         "The clients shift has the same cause: a fifth of its requests run at c = 32.",
         f"c = 512 on H200: the paper has EB 0.9 % below v1, we have it "
-        f"{100 * (served[1] / served[0] - 1):+.1f} %. The mixed price of this card is a reciprocal of throughput, fitted at other decode shares; it "
+        f"{100 * (served[1] / served[0] - 1):+.1f} %. The mixed price of this card is a reciprocal of "
+        "throughput, fitted at other decode shares; it "
         "over-states mixed steps at r = 1/3 (E5). So our EB+ runs EB where the authors' stayed mixed.",
         f"TTFT of EB at c = 512: published 8.3 s (RTX) and 4.6 s (H200), ours {waits[0]:.1f} and "
-        f"{waits[1]:.1f} s. With the kernel's prefill constant a small refill is best and nobody waits long; the authors' "
+        f"{waits[1]:.1f} s. With the kernel's prefill constant a small refill is best and nobody waits "
+        "long; the authors' "
         "engine refills rarely (E2), which also gives their lower TPOT. See eb-table18 for more.",
-        f"Little's law: the published EB cells at c = 32 imply {little[0]:.1f} and {little[1]:.1f} requests in "
+        f"Little's law: the published EB cells at c = 32 imply {little[0]:.1f} and {little[1]:.1f} "
+        "requests in "
         "the system instead of 32: their numbers come from different runs (E17).",
     )
 

@@ -42,10 +42,10 @@ def section_table(section: Section) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(f"\n{section.first}", no_wrap=True)
     last = "diff." if section.points else "ratio"
-    if section.shared:
+    if section.shared and not section.bare:
         table.add_column("\npaper", justify="right", no_wrap=True)
     for name in section.columns:
-        heads = ("ours", last) if section.shared else ("paper", "ours", last)
+        heads = ("ours",) if section.bare else ("ours", last) if section.shared else ("paper", "ours", last)
         for place, head in enumerate(heads):
             table.add_column(f"{'' if place else name}\n{head}", justify="right", no_wrap=True)
     for row in section.rows:
@@ -55,6 +55,8 @@ def section_table(section: Section) -> Table:
 
 def _numbers(row: Row, section: Section) -> list[str]:
     brief = _percent if section.points else _brief
+    if section.bare:
+        return [brief(cell.ours) for cell in row.cells]
     shown = [brief(row.cells[0].published)] if section.shared else []
     for cell in row.cells:
         if not section.shared:

@@ -10,11 +10,11 @@ from typing import Any
 from headgate.core.errors import InputError, unknown
 from headgate.results.figures import Estimate, Spread
 from headgate.results.metrics import without_nan
-from headgate.results.pairing import METRICS, Measured, Metric, refuse_different
+from headgate.results.pairing import ALONE, METRICS, Measured, Metric, refuse_different
 from headgate.results.tables import Run
 
 BETTER, WORSE, SAME = "better", "worse", "no difference seen"
-TOO_FEW, UNKNOWN = "too few requests", "not measured"
+TOO_FEW, ONE_SEED, UNKNOWN = "too few requests", "needs more seeds", "not measured"
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Difference:
 class Row:
     """One metric over all policies.
 
-    `best` has the best value; `level` are those that cannot be told from it by their paired difference.
-    `winner` is the best unless all are level with it.
+    `best` has the best value; by their paired difference from it, `level` are those that cannot be told
+    from it, `apart` those that can. Others may well be told from each other although none is apart.
     """
 
     metric: str
@@ -43,11 +43,12 @@ class Row:
     others: dict[str, Difference]
     best: str | None
     level: tuple[str, ...]
+    apart: tuple[str, ...]
 
     @property
     def winner(self) -> str | None:
         """The best policy, None when no other can be told from it."""
-        return self.best if len(self.level) < len(self.others) else None
+        return self.best if self.apart else None
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,10 @@ def compare(runs: Mapping[str, Sequence[Run]], baseline: str, window: str = "mid
     """Compare the runs of several policies on the same requests with those of the baseline.
 
     With several seeds (the same, in the same order for every policy) differences are paired by seed.
-    With one, they are paired within the run: latencies by 20 batches of consecutive arrivals, rates by
-    20 equal shares of the finishes, percentiles and maxima by those of each batch. Intervals are 95 % t
-    intervals of the paired differences. Each row says how it was paired.
+    With one, they are paired within the run: means and percentiles by 20 batches of consecutive arrivals,
+    rates by 20 equal shares of the finishes. Intervals are 95 % t intervals of the paired differences that
+    mind how neighbouring batches depend on each other (`errors.py`). The longest gap of one run against
+    that of another has none. Each row says how it was paired.
     """
     if baseline not in runs:
         raise unknown("baseline", baseline, runs)
@@ -91,40 +93,40 @@ def compare(runs: Mapping[str, Sequence[Run]], baseline: str, window: str = "mid
     measured = {name: Measured.of(runs[name], window) for name in order}
     rows = tuple(row for metric in METRICS if (row := _row(metric, measured, baseline, seeds)) is not None)
     rule = measured[baseline].metrics[0].rule
-    return Comparison(baseline, order, seeds, rule, rows, tuple(_notes(measured)))
+    return Comparison(baseline, order, seeds, rule, rows, (*_notes(measured), *_rough(rows)))
 
 
 def _row(metric: Metric, measured: Mapping[str, Measured], baseline: str, seeds: int) -> Row | None:
-    """One metric; None when no policy has it (goodput when nothing was promised)."""
+    """One metric; None when no policy has it (goodput when nothing was promised, losses of nobody)."""
     spreads = {name: found.spreads[metric.name] for name, found in measured.items()}
     known = [name for name, spread in spreads.items() if not math.isnan(spread.value)]
-    if not known:
+    if not known or (metric.rare and not any(spreads[name].value for name in known)):
         return None
+    no_interval = ONE_SEED if seeds == 1 and metric.method == ALONE else TOO_FEW
     others = {
-        name: _difference(spread, spreads[baseline], metric.higher)
+        name: _difference(spread, spreads[baseline], metric.higher, no_interval)
         for name, spread in spreads.items()
         if name != baseline
     }
     sign = -1 if metric.higher else 1
     best = min(known, key=lambda name: sign * spreads[name].value)
-    level = tuple(
-        name for name in known if name != best and not _apart(spreads[name].minus(spreads[best]).estimate())
-    )
+    apart = tuple(name for name in known if _apart(spreads[name].minus(spreads[best]).estimate()))
+    level = tuple(name for name in known if name != best and name not in apart)
     method = metric.method if seeds == 1 else "by seed"
     estimate = spreads[baseline].estimate()
     estimate = estimate.as_share() if metric.unit == "share" else estimate
-    return Row(metric.name, metric.unit, metric.higher, method, estimate, others, best, level)
+    return Row(metric.name, metric.unit, metric.higher, method, estimate, others, best, level, apart)
 
 
-def _difference(spread: Spread, base: Spread, higher: bool) -> Difference:
-    """The paired difference and what it says."""
+def _difference(spread: Spread, base: Spread, higher: bool, no_interval: str) -> Difference:
+    """The paired difference and what it says; `no_interval` is the verdict when there is none."""
     absolute, share = spread.minus(base).estimate(), spread.excess(base).estimate()
-    ends = (None if end is None else 100 * end for end in (share.low, share.high))
-    percent = Estimate(100 * share.value, *ends)
+    low, high = (None if end is None else 100 * end for end in (share.low, share.high))
+    percent = Estimate(100 * share.value, low, high, share.rough)
     if math.isnan(absolute.value):
         verdict = UNKNOWN
     elif absolute.low is None:
-        verdict = TOO_FEW
+        verdict = no_interval
     elif not _apart(absolute):
         verdict = SAME
     else:
@@ -150,3 +152,10 @@ def _notes(measured: Mapping[str, Measured]) -> list[str]:
         listed = ", ".join(f"{name} {number}" for name, number in served.items())
         notes.append(f"not the same number of requests was served to the end: {listed}")
     return notes
+
+
+def _rough(rows: Sequence[Row]) -> list[str]:
+    """Which intervals of differences are to be taken with care."""
+    names = [row.metric for row in rows if any(found.absolute.rough for found in row.others.values())]
+    listed = ", ".join(names)
+    return [f"rough intervals, batches too alike, take more requests or seeds: {listed}"] if names else []

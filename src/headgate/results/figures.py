@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headgate.results.errors import Order, alike, half_width
 from headgate.results.tables import Floats, Integers
 
 BATCHES = 20  # batch means: few enough to be nearly independent, enough for a t interval
-CONFIDENCE = 0.95
 QUANTILES = (0.50, 0.90, 0.95, 0.99)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its 95 % interval; no interval when there was too little to go by."""
+    """A number and its 95 % interval; no interval when there was too little to go by.
+
+    `rough` when neighbouring batches were so alike that the interval, though widened, may be too narrow.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
+    rough: bool = False
 
     def as_share(self) -> Estimate:
         """The same with an interval that stays between 0 and 1."""
         if self.low is None or self.high is None:
             return self
-        return Estimate(self.value, max(self.low, 0.0), min(self.high, 1.0))
+        return replace(self, low=max(self.low, 0.0), high=min(self.high, 1.0))
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,16 @@ class Figures:
 class Spread:
     """An estimate and how its parts (batches, or seeds) deviate from it: what intervals are made of.
 
-    Two spreads over the same parts can be paired: what hit both alike cancels in their difference.
+    Two spreads over the same parts can be paired: what hit both alike cancels in their difference. How
+    the parts depend on each other decides the error of their mean: see `errors.py`.
     """
 
     value: float
     parts: Floats
+    order: Order = Order.SEEDS
 
     @classmethod
-    def of_ratio(cls, above: NDArray[Any], below: NDArray[Any]) -> Spread:
+    def of_ratio(cls, above: NDArray[Any], below: NDArray[Any], order: Order = Order.BATCHES) -> Spread:
         """A ratio of sums over parts, such as waiting per request or tokens per second.
 
         Each part's deviation is its influence on the ratio (the delta method), so parts of unequal
@@ -64,45 +70,40 @@ class Spread:
         """
         total = float(np.sum(below))
         if total == 0:
-            return cls(math.nan, np.empty(0))
+            return cls(math.nan, np.empty(0), order)
         ratio = float(np.sum(above)) / total
-        return cls(ratio, (above - ratio * below) * (len(below) / total))
+        return cls(ratio, (above - ratio * below) * (len(below) / total), order)
 
     @classmethod
-    def of_values(cls, values: Floats, whole: float | None = None) -> Spread:
-        """One value per part, around their mean; `whole` is the figure reported in place of the mean."""
+    def of_values(cls, values: Floats) -> Spread:
+        """One value per seed, around their mean."""
         mean = float(np.mean(values)) if len(values) else math.nan
-        return cls(mean if whole is None else whole, values - mean)
+        return cls(mean, values - mean)
 
     def estimate(self) -> Estimate:
         """The value with its interval."""
-        half = half_width(self.parts)
-        if half is None or math.isnan(self.value):
-            return Estimate(self.value)
-        return Estimate(self.value, self.value - half, self.value + half)
+        return self.around(self.value)
+
+    def around(self, value: float) -> Estimate:
+        """The interval around a value that was computed elsewhere."""
+        half = half_width(self.parts, self.order)
+        if half is None or math.isnan(value):
+            return Estimate(value)
+        return Estimate(value, value - half, value + half, self.order is Order.BATCHES and alike(self.parts))
 
     def minus(self, other: Spread) -> Spread:
         """The paired difference."""
         if len(self.parts) != len(other.parts):
-            return Spread(self.value - other.value, np.empty(0))
-        return Spread(self.value - other.value, self.parts - other.parts)
+            return Spread(self.value - other.value, np.empty(0), self.order)
+        return Spread(self.value - other.value, self.parts - other.parts, self.order)
 
     def excess(self, other: Spread) -> Spread:
         """The paired difference as a share of the other."""
         if other.value == 0 or len(self.parts) != len(other.parts):
-            return Spread(self.value / other.value - 1 if other.value else math.nan, np.empty(0))
+            ratio = self.value / other.value if other.value else math.nan
+            return Spread(ratio - 1, np.empty(0), self.order)
         ratio = self.value / other.value
-        return Spread(ratio - 1, (self.parts - ratio * other.parts) / other.value)
-
-
-def half_width(parts: Floats) -> float | None:
-    """Half of the 95 % t interval of a mean over parts; None when they are too few or not all known."""
-    if len(parts) < 2 or not np.all(np.isfinite(parts)):
-        return None
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-    quantile = float(stdtrit(len(parts) - 1, 0.5 + CONFIDENCE / 2))
-    return quantile * float(np.std(parts, ddof=1)) / math.sqrt(len(parts))
+        return Spread(ratio - 1, (self.parts - ratio * other.parts) / other.value, self.order)
 
 
 def batches(chosen: NDArray[np.bool_]) -> Integers:
@@ -129,7 +130,23 @@ def spread_of_mean(batch: Integers, values: Floats, whole: float) -> Spread:
     """The mean of the known values, with its deviations by batch."""
     known = (~np.isnan(values)).astype(np.float64)
     above, below = per_batch(batch, values), per_batch(batch, known)
-    return Spread(whole, Spread.of_ratio(above, below).parts)
+    return Spread(whole, Spread.of_ratio(above, below).parts, Order.BATCHES)
+
+
+def left_out(batch: Integers, values: Floats, share: float) -> Floats:
+    """What each batch adds to a quantile of all known values, by leaving it out (the jackknife).
+
+    Centre and spread belong together: these are the deviations of the pooled quantile, not those of 20
+    quantiles of small samples, which lie elsewhere and vary otherwise. Right also where only a few values
+    make the tail; batches are left out whole, because single values move a quantile by jumps.
+    """
+    if not np.any(batch >= 0):
+        return np.empty(0)
+    held = (batch >= 0) & ~np.isnan(values)
+    numbers, known = batch[held], values[held]
+    parts = (known[numbers != number] for number in range(BATCHES))
+    found = np.array([np.quantile(part, share) if len(part) else math.nan for part in parts])
+    return np.asarray((BATCHES - 1) * (np.mean(found) - found), np.float64)
 
 
 def figures(values: Floats, spread: Spread | None = None, weights: Integers | None = None) -> Figures:
@@ -144,8 +161,7 @@ def figures(values: Floats, spread: Spread | None = None, weights: Integers | No
         mean = float(values @ weights) / total
         deviation = math.sqrt(float((values - mean) ** 2 @ weights) / total)
         median, p90, p95, p99 = quantiles(values, weights, QUANTILES)
-    half = half_width(spread.parts) if spread is not None else None
-    interval = Estimate(mean) if half is None else Estimate(mean, mean - half, mean + half)
+    interval = Estimate(mean) if spread is None else spread.around(mean)
     return Figures(total, interval, median, p90, p95, p99, deviation)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from headgate.core.policy import End
 from headgate.results import flow
+from headgate.results.errors import Order
 from headgate.results.figures import Estimate, Figures, Spread, figures, per_batch, spread_of_mean
 from headgate.results.gaps import Gaps
 from headgate.results.promises import Latencies, Promises, promised
@@ -117,7 +118,8 @@ def summarise(run: Run, window: str = "middle") -> Metrics:
     of the result.
 
     Intervals of means and rates are 95 % t intervals over 20 consecutive batches (of requests in the
-    order they were sent, or of finishes): there is none with fewer than 40 requests.
+    order they were sent, or of finishes), widened where neighbouring batches are alike: there is none
+    with fewer than 40 requests.
     """
     chosen = choose(run, window)
     latencies, gaps = Latencies.of(run), Gaps(run)
@@ -153,7 +155,7 @@ def rate_spread(window: Window, amount: Floats) -> Spread:
         return Spread(math.nan, np.empty(0))
     if not len(window.edges):
         return Spread(float(amount[window.counted].sum()) / window.seconds, np.empty(0))
-    return Spread.of_ratio(per_batch(window.share, amount), np.diff(window.edges))
+    return Spread.of_ratio(per_batch(window.share, amount), np.diff(window.edges), Order.CURVE)
 
 
 def gap_spread(latencies: Latencies, window: Window) -> Spread:

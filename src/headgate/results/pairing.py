@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.results.figures import BATCHES, Spread, quantiles, spread_of_mean
+from headgate.results.errors import Order
+from headgate.results.figures import BATCHES, Spread, batches, left_out, quantiles, spread_of_mean
 from headgate.results.gaps import Gaps
 from headgate.results.metrics import Metrics, rate_spread, share_spread, summarise
 from headgate.results.promises import Latencies, Promises
@@ -28,12 +29,13 @@ class Metric:
     higher: bool  # is better
     read: Callable[[Metrics], float]
     method: str  # how runs of one seed are paired
+    rare: bool = False  # shown only when some run has any
 
 
 SHARES = "by 20 equal shares of the finishes"
 MEANS = "by request in 20 batches of consecutive arrivals"
-TAILS = "by the percentile of each of 20 batches of arrivals"
-MAXIMA = "by the maximum of each of 20 batches of arrivals"
+TAILS = "by what each of 20 batches of arrivals adds to the percentile"
+ALONE = "not at all for the longest gap (one seed: no interval)"
 METRICS = (
     Metric("request throughput", "requests/s", True, lambda found: found.request_rate.value, SHARES),
     Metric("total token throughput", "tokens/s", True, lambda found: found.total_rate.value, SHARES),
@@ -42,14 +44,22 @@ METRICS = (
     Metric("mean TPOT", "s", False, lambda found: found.tpot.mean.value, MEANS),
     Metric("p99 ITL", "s", False, lambda found: found.itl.p99, TAILS),
     Metric("mean E2E", "s", False, lambda found: found.e2e.mean.value, MEANS),
-    Metric("longest gap", "s", False, lambda found: found.longest_gap, MAXIMA),
+    Metric("longest gap", "s", False, lambda found: found.longest_gap, ALONE),
     Metric("goodput", "share", True, lambda found: _kept(found), MEANS),
+    Metric("lost requests", "share", False, lambda found: _lost(found), MEANS, rare=True),
 )
 
 
 def _kept(found: Metrics) -> float:
     """Share of the requests whose promises were kept, NaN when nothing was promised."""
     return found.goodput.share.value if found.goodput else math.nan
+
+
+def _lost(found: Metrics) -> float:
+    """Share of all requests of the run that were abandoned, aborted or refused."""
+    counts = found.counts
+    lost = counts.abandoned + counts.aborted + counts.refused
+    return lost / counts.total if counts.total else math.nan
 
 
 @dataclass(frozen=True)
@@ -70,39 +80,50 @@ class Measured:
 
 
 def _spreads(run: Run, found: Metrics, window: str) -> dict[str, Spread]:
-    """Every metric of one run, with its deviations by batch."""
+    """Every metric of one run, with its deviations by batch; the longest gap has none.
+
+    A run has one longest gap, and the longest of a part says nothing of how far that of another run
+    would be from it.
+    """
     chosen, latencies, gaps = choose(run, window), Latencies.of(run), Gaps(run)
     promises = Promises.of(run, latencies)
-    requests = run.requests
+    requests, total = run.requests, len(run.requests["id"])
     means = {"mean TTFT": latencies.ttft, "mean TPOT": latencies.tpot, "mean E2E": latencies.e2e}
     value = {metric.name: metric.read(found) for metric in METRICS}
-    rate, tokens = np.ones(len(requests["id"])), requests["prompt"] + requests["output"]
     spreads = {name: spread_of_mean(chosen.batch, column, value[name]) for name, column in means.items()}
-    spreads["request throughput"] = rate_spread(chosen, rate)
+    spreads["request throughput"] = rate_spread(chosen, np.ones(total))
+    tokens = requests["prompt"] + requests["output"]
     spreads["total token throughput"] = rate_spread(chosen, tokens.astype(np.float64))
     spreads["goodput"] = Spread(math.nan, np.empty(0)) if promises is None else share_spread(promises, chosen)
+    lost = ((requests["how"] >= 0) & ~run.completed()).astype(np.float64)
+    spreads["lost requests"] = spread_of_mean(batches(np.ones(total, bool)), lost, value["lost requests"])
     tails = {
-        "p99 TTFT": _by_batch(chosen, latencies.ttft, lambda values: float(np.quantile(values, 0.99))),
-        "longest gap": _by_batch(chosen, gaps.longest(), lambda values: float(values.max())),
-        "p99 ITL": _gap_tails(chosen, gaps),
+        "longest gap": np.empty(0),
+        "p99 TTFT": left_out(chosen.batch, latencies.ttft, 0.99),
+        "p99 ITL": _gap_influence(chosen, gaps, 0.99),
     }
-    return spreads | {name: Spread.of_values(column, value[name]) for name, column in tails.items()}
+    return spreads | {name: Spread(value[name], parts, Order.BATCHES) for name, parts in tails.items()}
 
 
-def _by_batch(window: Window, values: Floats, figure: Callable[[Floats], float]) -> Floats:
-    """A figure of the known values in each batch, NaN where a batch has none."""
+def _gap_influence(window: Window, gaps: Gaps, share: float) -> Floats:
+    """What each batch adds to a quantile of all gaps, whose number makes its slope well known.
+
+    A batch with more gaps beyond the quantile than its part pulls it up by the excess times the slope of
+    the quantile function, taken half of the tail to either side. Deviations sum to zero around the pooled
+    quantile itself, so centre and spread belong together.
+    """
     if not np.any(window.batch >= 0):
         return np.empty(0)
-    parts = (values[(window.batch == number) & ~np.isnan(values)] for number in range(BATCHES))
-    return np.array([figure(part) if len(part) else math.nan for part in parts])
-
-
-def _gap_tails(window: Window, gaps: Gaps) -> Floats:
-    """The 99th percentile of the gaps between tokens in each batch."""
-    if not np.any(window.batch >= 0):
-        return np.empty(0)
-    samples = (gaps.sample(window.batch == number) for number in range(BATCHES))
-    return np.array([quantiles(sample.values, sample.weights, [0.99])[0] for sample in samples])
+    pooled, reach = gaps.sample(window.keep), (1.0 - share) / 2
+    total = int(pooled.weights.sum())
+    if not total:
+        return np.full(BATCHES, math.nan)
+    low, middle, high = quantiles(pooled.values, pooled.weights, (share - reach, share, share + reach))
+    samples = [gaps.sample(window.batch == number) for number in range(BATCHES)]
+    number = np.array([float(sample.weights.sum()) for sample in samples])
+    beyond = np.array([float(sample.weights[sample.values > middle].sum()) for sample in samples])
+    excess = beyond - number * (beyond.sum() / total)
+    return np.asarray(excess * (BATCHES / total) * (high - low) / (2 * reach), np.float64)
 
 
 def refuse_different(name: str, run: Run, baseline: str, other: Run) -> None:

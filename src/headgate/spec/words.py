@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from headgate.core.errors import InputError, first_fault
 from headgate.workloads.durations import duration
@@ -30,6 +30,13 @@ def _setting(value: object) -> object:
     raise ValueError(f"{value} is not a setting; give a number, a text, true or false")
 
 
+def _some(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values:
+        raise ValueError("the list is empty; fill it or drop the word")
+    return values
+
+
+NotEmpty = AfterValidator(_some)
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(strict=True, gt=0)]
 Setting = Annotated[Any, BeforeValidator(_setting)]
 
@@ -47,7 +54,6 @@ REMEDIES = {
     "tuple_type": "a list",
     "dict_type": "a table",
     "model_type": "a table",
-    "too_short": "at least {min_length}, or drop the word",
 }  # by pydantic's names of faults
 
 
@@ -96,7 +102,7 @@ class Experiment(Lengths):
 
     policy: str = "mixed"
     set: dict[str, Setting] = {}
-    policies: Annotated[tuple[str, ...], Field(min_length=1)] = ()  # for compare
+    policies: Annotated[tuple[str, ...], NotEmpty] = ()  # for compare
     card: str = "h200-qwen3-8b"
     trace: str | None = None
     format: str | None = None
@@ -123,8 +129,8 @@ class Experiment(Lengths):
     patience: Seconds | None = None
     abort: Seconds | None = None
     watchdog: Seconds = 3600.0
-    classes: Annotated[tuple[ClassWords, ...], Field(min_length=1)] = ()
-    stages: Annotated[tuple[StageWords, ...], Field(min_length=1)] = ()
+    classes: Annotated[tuple[ClassWords, ...], NotEmpty] = ()
+    stages: Annotated[tuple[StageWords, ...], NotEmpty] = ()
 
 
 def read_words(path: str | Path, what: str = "experiment file") -> dict[str, Any]:

@@ -1,0 +1,49 @@
+"""The command line in this process: fast, and every exception that leaks out is seen."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from headgate.cli import main
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def headgate(tmp_path, monkeypatch, capsys):
+    """Runs `headgate ARGS` in an empty folder; what it printed and its exit code."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: object) -> Said:
+        monkeypatch.setattr("sys.argv", ["headgate", *map(str, args)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return Said(left.value.code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def refused(headgate, tmp_path):
+    """Asserts that a command is refused: one line on stderr, exit code 2, nothing printed or written."""
+
+    def run(args: list[object], *fragments: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        said = headgate(*args)
+        assert said.code == 2, said
+        assert said.err.startswith("headgate: ") and said.err.count("\n") == 1, said.err
+        assert said.out == ""
+        assert sorted(tmp_path.rglob("*")) == before
+        for fragment in fragments:
+            assert fragment in said.err
+        return said.err
+
+    return run
