@@ -1,4 +1,4 @@
-"""How often 95 % intervals hold the truth: `python -m benchmarks.coverage [SEEDS]`, a table for docs/metrics.md.
+"""How often 95 % intervals hold the truth: `python -m benchmarks.coverage [SEEDS]`, for docs/metrics.md.
 
 Many seeds of one world, each compared on its own as `headgate compare` does with one seed. The truth is the
 mean over all seeds. Width is the mean half-width over 1.96 standard deviations between seeds: 1 is just
@@ -31,8 +31,8 @@ def workload(world: str, seed: int) -> Workload:
     """Geometric prompts of 512 and outputs of 256 tokens."""
     clients, rate = WORLDS[world], RATES.get(world)
     arrivals = Poisson(rate) if rate else None
-    lengths = {"prompt": Geometric(512), "output": Geometric(256)}
-    return generate(REQUESTS, seed=seed, arrivals=arrivals, clients=clients, **lengths)
+    prompt, output = Geometric(512), Geometric(256)
+    return generate(REQUESTS, seed=seed, arrivals=arrivals, clients=clients, prompt=prompt, output=output)
 
 
 def one_seed(world: str, seed: int) -> Comparison:

@@ -70,11 +70,20 @@ def compare(
     show(overview_table(result), say)
     print(file=say)
     show(comparison_table(result), say)
+    for line in extrapolations(runs):
+        print(f"note: {line}", file=say)
     print(f"run folders: {folder}", file=say)
     write_json(json, result.as_dict())
 
 
 compare.__doc__ = EXAMPLES
+
+
+def extrapolations(runs: Mapping[str, list[Run]]) -> list[str]:
+    """Which of the runs lean on the card beyond what it measured."""
+    from headgate.spec.coverage import warning
+
+    return [line for each in runs.values() if (line := warning(each[0]))]
 
 
 def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:

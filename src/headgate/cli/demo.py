@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -9,11 +11,12 @@ import typer
 from headgate.cli.output import run_folder
 from headgate.cli.words import gather
 
-POLICIES = ["mixed", "v0", "eb:refill=8", "eb:refill=32", "eb:refill=128"]
-SCENES = {
+POLICIES = ["mixed", "v0", "eb:refill=4", "eb:refill=16", "eb:refill=64", "eb+"]
+SCENES: dict[str, tuple[str, dict[str, int]]] = {
     "as-recorded": ("at the rate it was recorded, 5.2 requests/s", {}),
-    "saturated": ("as fast as the engine can: 1,024 clients in a closed loop", {"clients": 1024}),
+    "saturated": ("as fast as the engine can: 320 clients in a closed loop", {"clients": 320}),
 }
+AGAIN = "--trace azure-conv --clients 320 --policy mixed --policy eb:refill=16"
 
 
 def demo(
@@ -22,9 +25,12 @@ def demo(
     """Ten minutes of real conversations on an H200, under several policies. No GPU needed.
 
     Serves a bundled slice of the Azure 2023 conversation trace with Qwen3-8B step times measured on an H200:
-    mixed batching (vLLM's default), prefill-first (vLLM v0) and exclusive batches with three thresholds.
+    mixed batching (vLLM's default), prefill-first (vLLM v0), exclusive batches with three thresholds, and
+    EB+, which chooses by itself.
+
+    Example: headgate demo --out my-demo
     """
-    from headgate.cli.compare import choose, run_all
+    from headgate.cli.compare import choose, extrapolations, run_all
     from headgate.results.compare import compare
     from headgate.results.overview import overview_table
     from headgate.results.text import show
@@ -32,12 +38,12 @@ def demo(
 
     with run_folder(out, "demo", overwrite=False) as folder:
         for scene, (load, flags) in SCENES.items():
-            words = gather(None, None, {"trace": "azure-conv", "slots": 512, "budget": 16384, **flags}, None)
-            prepared = Prepared(words)
+            prepared = Prepared(gather(None, None, {"trace": "azure-conv", **flags}, None))
             print(f"\n{len(prepared.workload)} conversations on {prepared.card.name}, {load}\n")
             runs = run_all(prepared, choose(POLICIES, prepared), 1, folder / scene)
-            show(overview_table(compare(runs, POLICIES[0])))
-    print(
-        f"\nRun folders: {folder}. Every difference with its interval: headgate compare --trace azure-conv "
-        "--clients 1024 --slots 512 --budget 16384 --policy mixed --policy eb:refill=32"
-    )
+            result = compare(runs, POLICIES[0])
+            show(overview_table(result))
+            for note in (*result.notes, *extrapolations(runs)):
+                print(f"Mind: {note}.")
+    print(f"\nRun folders: {folder}. Every difference with its interval:")
+    print(f"  {os.path.relpath(sys.argv[0])} compare {AGAIN}")

@@ -24,7 +24,7 @@ Writes a run folder (tables as plain numpy columns, run.json, bench.json in the 
 
 \b
 Examples:
-  headgate simulate --policy eb --set refill=48 --clients 2048 --requests 4000 --slots 512
+  headgate simulate --policy eb --set refill=48 --clients 512 --requests 4000
   headgate simulate --policy mixed --trace azure-conv --scale-rate 3
   headgate simulate --workload geometric --prompt 256 --output 128 --rate 12 --ttft 500ms --tpot 50ms
   headgate simulate experiment.toml --policy v0 --json -
@@ -82,9 +82,13 @@ def _report(run: Run, size: str, folder: Path, json: str | None, detailed: bool,
     from headgate.results.bench import bench_result
     from headgate.results.metrics import summarise
     from headgate.results.text import show, summary_table
+    from headgate.spec.coverage import warning
 
     metrics = summarise(run)
     show(summary_table(metrics, f"{run.meta['label']} on {run.meta['card']}, {size}"), say)
+    extrapolated = warning(run)
+    if extrapolated:
+        print(f"note: {extrapolated}", file=say)
     print(f"run folder: {folder}", file=say)
     write_json(json, {**bench_result(run, detailed), "headgate": metrics.as_dict()})
 

@@ -45,7 +45,8 @@ class Simulator:
         self._watchdog = Watchdog(watchdog)
         self._progress = progress
         self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
-        self._timers: list[tuple[float, int, End]] = []  # when somebody gives up, if still here
+        # When who gives up, if still here, and whether by hanging up; of the same moment, patience ends first.
+        self._timers: list[tuple[float, int, bool]] = []
         self._patience: list[float] = workload.patience.tolist()
         self._abort: list[float] = workload.abort.tolist()
         self._impatient = min(min(self._patience), min(self._abort)) < inf
@@ -109,20 +110,20 @@ class Simulator:
         if not self.replica.receive(entry):
             return
         if self._patience[entry.id] < inf:
-            heappush(self._timers, (entry.arrival + self._patience[entry.id], entry.id, End.ABANDONED))
+            heappush(self._timers, (entry.arrival + self._patience[entry.id], entry.id, False))
         if self._abort[entry.id] < inf:
-            heappush(self._timers, (entry.arrival + self._abort[entry.id], entry.id, End.ABORTED))
+            heappush(self._timers, (entry.arrival + self._abort[entry.id], entry.id, True))
 
-    def _give_up(self, when: float, id: int, how: End) -> None:
+    def _give_up(self, when: float, id: int, hangs_up: bool) -> None:
         """Its patience has ended: it leaves the queue if it never had a seat; an abort ends it anywhere."""
         entry = self.replica.ledger.find(id)
         if entry is None:
             return
         never_ran = id in self.replica.ledger.waiting and entry.evictions == 0
         if never_ran:
-            self.replica.leave(entry, when, how)
-        elif how is End.ABORTED:
-            self.replica.leave(entry, self.replica.now, how)
+            self.replica.leave(entry, when, End.ABORTED if hangs_up else End.ABANDONED)
+        elif hangs_up:
+            self.replica.leave(entry, self.replica.now, End.ABORTED)
 
     def _wake(self) -> float:
         """The first moment at which something from outside could end the lease."""
@@ -163,4 +164,5 @@ class Simulator:
 def _told(error: Exception) -> str:
     """An exception in one line, with the place it came from."""
     frame = extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {' '.join(str(error).split())} (in {frame.name}, {frame.filename}:{frame.lineno})"
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said} (in {frame.name}, {frame.filename}:{frame.lineno})"

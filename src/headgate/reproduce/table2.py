@@ -130,8 +130,9 @@ def _remarks(ratios: dict[str, list[float]], tables: list[Section]) -> tuple[str
         f"({spread(own['LongBench'])} and {spread(ratios['LongBench, 20'])}). Counts use the forced lengths.",
         "What NuminaMath keeps too much of: the cards have no price per context token (measured at context "
         "512), so decodes over thousands of tokens are too cheap.",
-        f"v0 on ShareGPT is {spread(v0)} times the published: a prefill step costs its kernel here, "
-        "while the authors' engine loses far more at every change of phase (E2), which v0 makes most often.",
+        f"v0 on ShareGPT is {spread(v0)} times the published: a prefill step costs its kernel here; "
+        "the authors' engine seems to lose far more at every change of phase (E2), which v0 makes most "
+        "often.",
         "8B on RTX PRO 6000: mixed steps are priced by a polynomial fitted to whole runs of other lengths "
         "(E5), "
         "pure ones by their kernels, so v1 comes out slow, and EB fast where prompts are short.",

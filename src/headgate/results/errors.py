@@ -34,8 +34,7 @@ def half_width(parts: Floats, order: Order = Order.SEEDS) -> float | None:
     if order is Order.CURVE and len(parts) > LAGS:
         return _t(LAGS) * _curve_error(parts)
     error = float(np.std(parts, ddof=1)) / math.sqrt(len(parts))
-    widening = _widening(parts) if order is Order.BATCHES else 1.0
-    return _t(len(parts) - 1) * error * widening
+    return _t(len(parts) - 1) * error * (widening(parts) if order is Order.BATCHES else 1.0)
 
 
 def correlation(parts: Floats) -> float:
@@ -53,7 +52,7 @@ def alike(parts: Floats) -> bool:
     return number > 4 and correlation(parts) > (ALIKE * math.sqrt(number) + 1) / (number - 4)
 
 
-def _widening(parts: Floats) -> float:
+def widening(parts: Floats) -> float:
     """How much wider the interval of an AR(1) series is than that of independent parts.
 
     The mean of parts with lag-1 correlation r has (1 + r) / (1 - r) times the variance. Taken whenever r

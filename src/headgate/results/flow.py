@@ -1,17 +1,23 @@
-"""Requests over time: the queue, whether it still grows, Little's law."""
+"""Requests over time: the number in the system, whether it still grows, Little's law."""
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import numpy as np
 
 from headgate.core.errors import InputError
+from headgate.results.errors import widening
 from headgate.results.tables import Floats, Integers, Run
 from headgate.results.windows import TRIM
 
 POINTS = 200  # moments at which the queue is looked at
-DRIFT = 0.02  # a queue that gains or loses this share of the arrivals in the window is not stationary
-LEAST_DRIFT = 10.0  # requests; below this it is chance
+STRETCHES = 20  # of the window (or of half of it), whose means a line is drawn through
+SURE = 3.0  # standard errors of a slope that are no chance
+LEAST_DRIFT = 10.0  # requests; a change below this does not matter
 ROUNDS = 5  # requests per client that a closed loop must finish before its start is forgotten
+STAGED = ("rate", "clients", "prompt", "output")  # what stages of a workload may change
 
 
 def queue_length(run: Run, points: int = POINTS) -> tuple[Floats, Integers]:
@@ -22,6 +28,13 @@ def queue_length(run: Run, points: int = POINTS) -> tuple[Floats, Integers]:
     begin, end = run.span()
     times = np.linspace(begin, end, points)
     return times, _waiting(run, times)
+
+
+def _present(run: Run, times: Floats) -> Integers:
+    """Arrived by then and not gone: the number in the system."""
+    left = run.requests["finished"]
+    came = np.searchsorted(np.sort(run.requests["arrival"]), times, side="right")
+    return came - np.searchsorted(np.sort(left[~np.isnan(left)]), times, side="right")
 
 
 def _waiting(run: Run, times: Floats) -> Integers:
@@ -36,16 +49,19 @@ def _waiting(run: Run, times: Floats) -> Integers:
 def stationary(run: Run) -> tuple[bool, str]:
     """Whether figures of this run say something about the long run, and why.
 
-    Open loop: a straight line through the queue length, from when 10 % to when 90 % of the requests had
-    arrived, must change by less than 2 % of the arrivals in that time (or 10 requests). Closed loop: the
-    queue cannot grow, but each client must have had five requests on average, else the common start
-    still shows. All at once: never, such a run only drains.
+    Stages that differ: not stationary by design. All at once: never, such a run only drains. Closed loop:
+    the queue cannot grow, but each client must have had five requests on average, else the common start
+    still shows. Open loop: from when 10 % to when 90 % of the requests had arrived, neither the number in
+    the system nor the number waiting may have a trend beyond three standard errors of its slope and
+    beyond ten requests; see `_verdict`.
     """
-    done = int(np.sum(run.completed()))
+    planned = _by_design(run)
+    if planned:
+        return False, f"not stationary by design: {planned}"
     if run.sending == "all-at-once":
         return False, "all requests were there at the start: the run only drains"
     if run.sending == "closed":
-        clients = int(run.meta.get("clients") or peak(run))
+        done, clients = int(np.sum(run.completed())), int(run.meta.get("clients") or peak(run))
         if done < ROUNDS * clients:
             return False, f"closed loop, but only {done / max(clients, 1):.1f} requests per client finished"
         return True, f"closed loop of {clients} clients: the queue cannot grow"
@@ -54,13 +70,72 @@ def stationary(run: Run) -> tuple[bool, str]:
     middle = arrival[drop : len(arrival) - drop]
     if len(middle) < 2 or middle[0] == middle[-1]:
         return False, "too few requests to tell"
-    times = np.linspace(middle[0], middle[-1], POINTS)
-    # By share of the window: its seconds may be too many or too few for a fit.
-    drift = float(np.polyfit(np.linspace(0.0, 1.0, POINTS), _waiting(run, times), 1)[0])
-    if abs(drift) < max(LEAST_DRIFT, DRIFT * len(middle)):
-        return True, "the queue neither grows nor shrinks over the window"
-    trend, slope = "growing" if drift > 0 else "shrinking", drift / float(middle[-1] - middle[0])
-    return False, f"queue still {trend}: {slope:+.2g} requests/s over the window"
+    return _verdict(run, np.linspace(middle[0], middle[-1], POINTS))
+
+
+def _by_design(run: Run) -> str:
+    """What the stages of a drawn workload change between them, "" when nothing."""
+    workload = run.meta.get("workload")
+    drawn = workload.get("drawn") if isinstance(workload, dict) else None
+    stages = drawn.get("stages") if isinstance(drawn, dict) else None
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        return ""
+    changed = [name for name in STAGED if any(stage.get(name) != stages[0].get(name) for stage in stages)]
+    return f"{len(stages)} stages that differ in {' and '.join(changed)}" if changed else ""
+
+
+def _verdict(run: Run, times: Floats) -> tuple[bool, str]:
+    """Judge the number in the system and the queue at these moments.
+
+    A run that fills up at first and is level from then on (a queue that patience bounds) has settled: its
+    second half has no trend, and less than a third of the slope of its first. A queue in overload has the same
+    slope in both.
+    """
+    settled, seconds = False, float(times[-1] - times[0])
+    for name, number in (("number in the system", _present(run, times)), ("queue", _waiting(run, times))):
+        whole, half = Trend.of(number), Trend.of(number[POINTS // 2 :])
+        if not whole.seen:
+            continue
+        first = Trend.of(number[: POINTS // 2])
+        if whole.change > 0 and not half.seen and half.change < first.change / 3:
+            settled = True
+            continue
+        word, slope = "growing" if whole.change > 0 else "shrinking", whole.change / seconds
+        error = f"{slope:+.2g} requests/s (standard error {whole.error / seconds:.1g})"
+        return False, f"{name} still {word}: {error} over the window"
+    if settled:
+        return True, "filled up at first, and neither grows nor shrinks in the second half of the window"
+    return True, "neither the queue nor the number in the system grows or shrinks over the window"
+
+
+class Trend(NamedTuple):
+    """How much a straight line through a series changes from its start to its end, and the error of that."""
+
+    change: float
+    error: float
+
+    @property
+    def seen(self) -> bool:
+        """Whether it is more than chance, and more than a few requests."""
+        return abs(self.change) > max(LEAST_DRIFT, SURE * self.error)
+
+    @classmethod
+    def of(cls, number: Integers) -> Trend:
+        """The line through the means of 20 stretches, and the smaller of two errors.
+
+        A stable queue wanders around its level: neighbouring residuals are alike, which widens the error of
+        the slope by the same AR(1) factor as that of a mean. A queue in overload is a random walk with a
+        drift: there the steps between stretches give the error (their variance is 2/3 of the walk's, the
+        slope's 6/5 of it). Either is far too large where the other is right.
+        """
+        size = len(number) // STRETCHES
+        level = number[: size * STRETCHES].reshape(STRETCHES, size).mean(axis=1)
+        place = (np.arange(STRETCHES) - (STRETCHES - 1) / 2) / STRETCHES
+        slope = float(place @ level) / float(place @ place)
+        rest = level - level.mean() - slope * place
+        around = math.sqrt(float(rest @ rest) / (STRETCHES - 2) / float(place @ place)) * widening(rest)
+        walking = math.sqrt(6 / 5 * 3 / 2 * STRETCHES * float(np.var(np.diff(level), ddof=1)))
+        return cls(slope, min(around, walking))
 
 
 def _changes(run: Run) -> tuple[Floats, Integers]:
@@ -81,8 +156,10 @@ def peak(run: Run) -> int:
 def little(run: Run) -> tuple[float, float]:
     """The time-average number in the system, and arrival rate times mean time in the system.
 
-    An identity on every sample path that begins and ends empty, so a difference beyond rounding means
-    that the tables are wrong. Refuses a run that was cut off, where it does not hold.
+    Both come from the columns `arrival` and `finished`, so their agreement says nothing of whether those
+    are right: it is arithmetic on a path that begins and ends empty. To check a driver, compare either with
+    a count that does not come from the request table, such as the number an observer sees step by step.
+    Refuses a run that was cut off, where the two differ.
     """
     requests = run.requests
     if not len(requests["id"]) or np.any(np.isnan(requests["finished"])):

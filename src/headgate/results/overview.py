@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 SHORT = {
     "request throughput": "requests\n{}",
-    "total token throughput": "tokens\n{}",
     "mean TTFT": "TTFT\nmean, {}",
     "p99 TTFT": "TTFT\np99, {}",
     "mean TPOT": "TPOT\nmean, {}",
@@ -39,7 +38,7 @@ def overview_table(comparison: Comparison) -> RenderableType:
     told = [row.metric for row in shown if row.winner is not None]
     marks = f"{BEST} best of its column, {LEVEL} cannot be told from the best"
     if len(told) < len(shown):
-        marks += "; no mark: the policies cannot be told apart"
+        marks += "; no mark: none can be told from the best"
     return Group(table, Text(marks, style="dim"))
 
 

@@ -148,7 +148,7 @@ def _check(table: str, columns: Columns) -> None:
     if missing:
         raise InputError(f"table {table!r} lacks the column {missing[0]!r}; the run is broken, run it again")
     lengths = {name: np.shape(column) for name, column in columns.items()}
-    wanted = (len(columns[COLUMNS[table][0]]),)
+    wanted = (np.size(columns[COLUMNS[table][0]]),)
     for name, length in lengths.items():
         if length != wanted:
             raise InputError(f"column {name!r} of table {table!r} has shape {length}, the others {wanted}")
@@ -185,8 +185,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}; run it again") from error
     if not isinstance(found, dict):
         raise InputError(f"{path} holds a {type(found).__name__}, not an object")
     return found

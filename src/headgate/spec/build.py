@@ -18,6 +18,7 @@ from headgate.cost.card import Card
 from headgate.drivers.engine import Engine
 from headgate.policies import BATCH
 from headgate.spec.conflicts import at_once, refuse_conflicts
+from headgate.spec.own import own_policy
 from headgate.spec.words import ClassWords, Experiment, Lengths, StageWords
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process
 from headgate.workloads.bundled import BUNDLED, bundled
@@ -60,7 +61,9 @@ def make_engine(words: Experiment, card: Card) -> Engine:
 
 def split_policy(text: str) -> tuple[str, dict[str, str]]:
     """`eb:refill=48,slots=256` as a name and its settings."""
-    name, _, rest = text.partition(":")
+    file, own, tail = text.partition(".py:")
+    name, _, rest = (tail if own else text).partition(":")
+    name = f"{file}.py:{name}" if own else name
     settings: dict[str, str] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
@@ -92,20 +95,30 @@ def make_policy(name: str, settings: dict[str, Any], engine: Engine) -> tuple[Ba
             raise InputError(
                 f"policy {name}: {limit}={values[limit]} exceeds the engine's {most}; raise --{limit}"
             )
-    own = {"cost": engine.cost} if "cost" in inspect.signature(BATCH[name]).parameters else {}
-    return BATCH[name](**values, **own), values
+    policy = _policy_class(name)
+    own = {"cost": engine.cost} if "cost" in inspect.signature(policy).parameters else {}
+    return policy(**values, **own), values
 
 
 def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
     """What one may set of a policy; the step cost is always the engine's."""
+    parameters = inspect.signature(_policy_class(name)).parameters
+    return {key: each for key, each in parameters.items() if key != "cost"}
+
+
+def _policy_class(name: str) -> type[BatchPolicy]:
+    """One of ours by name, or the user's own by FILE.py:CLASS."""
+    if ".py:" in name:
+        return own_policy(name)
     if name not in BATCH:
         raise unknown("policy", name, BATCH)
-    return {key: each for key, each in inspect.signature(BATCH[name]).parameters.items() if key != "cost"}
+    return BATCH[name]
 
 
 def _typed(policy: str, parameter: inspect.Parameter, value: object) -> object:
     """A setting in the type its parameter has (annotations are text)."""
-    kind = str(parameter.annotation).removesuffix(" | None")
+    written = parameter.annotation
+    kind = (written if isinstance(written, str) else getattr(written, "__name__", "")).removesuffix(" | None")
     text = str(value).lower() if isinstance(value, bool) else str(value)
     read, what = KINDS.get(kind, (str, "text"))
     try:

@@ -25,10 +25,11 @@ def outside(run: Run, region: Region) -> dict[str, float]:
     return found
 
 
-def warning(label: str, shares: dict[str, float], card: str) -> str | None:
+def warning(run: Run) -> str | None:
     """One line for the user when a good part of the run is extrapolation."""
+    shares: dict[str, float] = run.meta.get("outside_card", {})
     much = {name: share for name, share in shares.items() if share > WORTH_SAYING}
     if not much:
         return None
-    told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in much.items())
-    return f"{label}: part of the step time lies outside what card {card} measured ({told}): extrapolated"
+    told = ", ".join(f"{name} in {100 * share:.0f} % of the step time" for name, share in much.items())
+    return f"{run.meta['label']}: outside what card {run.meta['card']} measured: {told}; extrapolated there"

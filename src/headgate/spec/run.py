@@ -18,6 +18,7 @@ from headgate.drivers.simulator import Simulator
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
 from headgate.spec.build import make_engine, make_policy, make_workload, too_long
+from headgate.spec.coverage import outside
 from headgate.spec.library import described
 from headgate.spec.words import Experiment
 from headgate.workloads.workload import Workload
@@ -86,7 +87,9 @@ def carry_out(
         "label": label or policy,
         "outcome": outcome,
     }
-    return Run(meta, **recorder.tables())
+    run = Run(meta, **recorder.tables())
+    run.meta["outside_card"] = outside(run, prepared.card.region)
+    return run
 
 
 def _meta(
