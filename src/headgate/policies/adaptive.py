@@ -230,7 +230,7 @@ class AdaptiveExclusive(Exclusive):
         for request in prompts:
             held += -(-(request.todo + 1) // block) * block
             count += 1
-            if self._peak(held, count) > view.kv_total:
+            if max(held + decodes, self._peak(held, count)) > view.kv_total:
                 break
             batch.append(request.id)
         return batch
@@ -245,13 +245,15 @@ class AdaptiveExclusive(Exclusive):
 
         It grows by a token an iteration and ends with the same chance in each, so after s iterations it holds
         each + s with probability exp(-s/mean), else nothing. The mean is highest at mean - each iterations.
+        Requests differ: prompts by their deviation, ages (what is held beyond the prompt) by their own mean.
         """
         ending = 1 / self.lengths.output
         phase = -log1p(-min(self._share, 0.99)) / ending
+        unlike = self.lengths.prompt_sd**2 + max(0.0, each - self.lengths.prompt) ** 2
         crests = []
         for age in (min(max(1 / ending - each, 1.0), phase), phase / 2, phase):
             alive = exp(-ending * age)
-            spread = sqrt(alive * (1 - alive)) * (each + age)
+            spread = sqrt(alive * (1 - alive) * ((each + age) ** 2 + unlike))
             crests.append((alive * (each + age), self._margin * spread))
         return crests
 

@@ -85,24 +85,27 @@ def _by_design(run: Run) -> str:
 
 
 def _verdict(run: Run, times: Floats) -> tuple[bool, str]:
-    """Judge the number in the system and the queue at these moments.
+    """Judge the number in the system and the queue at these moments, over the window and over its halves.
 
-    A run that fills up at first and is level from then on (a queue that patience bounds) has settled: its
-    second half has no trend, and less than a third of the slope of its first. A queue in overload has the same
-    slope in both.
+    The halves show what a straight line through the whole blurs: a backlog that drains and is gone. One
+    case is let through: a run that fills up at first and is level from then on (a queue that patience
+    bounds) has settled. Its second half has no trend, and less than a third of the slope of its first,
+    while a queue in overload has the same slope in both.
     """
     settled, seconds = False, float(times[-1] - times[0])
     for name, number in (("number in the system", _present(run, times)), ("queue", _waiting(run, times))):
-        whole, half = Trend.of(number), Trend.of(number[POINTS // 2 :])
-        if not whole.seen:
+        first, second = (Trend.of(part) for part in np.split(number, 2))
+        trend = next((one for one in (Trend.of(number), first, second) if one.seen), None)
+        if trend is None:
             continue
-        first = Trend.of(number[: POINTS // 2])
-        if whole.change > 0 and not half.seen and half.change < first.change / 3:
+        if trend.change > 0 and not second.seen and second.change < first.change / 3:
             settled = True
             continue
-        word, slope = "growing" if whole.change > 0 else "shrinking", whole.change / seconds
-        error = f"{slope:+.2g} requests/s (standard error {whole.error / seconds:.1g})"
-        return False, f"{name} still {word}: {error} over the window"
+        span = seconds / (1 if trend not in (first, second) else 2)
+        part = {first: "first half of the window", second: "second half of the window"}.get(trend, "window")
+        slope = f"{trend.change / span:+.2g} requests/s (standard error {trend.error / span:.1g})"
+        word = "growing" if trend.change > 0 else "shrinking"
+        return False, f"{name} still {word}: {slope} over the {part}"
     if settled:
         return True, "filled up at first, and neither grows nor shrinks in the second half of the window"
     return True, "neither the queue nor the number in the system grows or shrinks over the window"

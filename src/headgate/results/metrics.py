@@ -101,6 +101,12 @@ class Metrics:
     stationary: bool
     reason: str
 
+    @property
+    def rough(self) -> tuple[str, ...]:
+        """Latencies whose batches are too alike: the interval of their mean, though widened, is rough."""
+        means = {"TTFT": self.ttft, "TPOT": self.tpot, "ITL": self.itl, "E2E": self.e2e}
+        return tuple(name for name, found in means.items() if found.mean.rough)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for strict JSON: what is not known is None."""
         plain = without_nan(asdict(self))

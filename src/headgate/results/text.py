@@ -52,6 +52,9 @@ def summary_table(metrics: Metrics, title: str = "") -> RenderableType:
     if len(metrics.kinds) > 1:
         parts += [_kinds(metrics.kinds), Text()]
     parts.append(Text(metrics.rule, style="dim"))
+    if metrics.rough:
+        alike = f"Rough intervals, batches too alike, take more requests: {', '.join(metrics.rough)}."
+        parts.append(Text(alike, style="dim"))
     return Group(*parts)
 
 
@@ -174,7 +177,7 @@ def _legend(comparison: Comparison) -> str:
     """What the marks mean, how runs were paired, what was left out and what to mind."""
     methods = dict.fromkeys(row.method for row in comparison.rows)
     seeds = "One seed" if comparison.seeds == 1 else f"{comparison.seeds} seeds"
-    marks = f"{BEST} best   {LEVEL} cannot be told from the best"
+    marks = f"{BEST} best   {LEVEL} cannot be told from the best   no mark: none can be told from the best"
     how = f"{seeds}; 95 % intervals, paired {', '.join(methods)}."
     return "\n".join([marks, how, comparison.rule, *(f"Mind: {note}." for note in comparison.notes)])
 

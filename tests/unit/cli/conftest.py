@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+import typer
 
-from headgate.cli import main
+from headgate.cli import app, main
+
+COMMANDS = typer.main.get_command(app)  # made once: it takes as long as a small run
 
 
 class Said(NamedTuple):
@@ -19,6 +22,7 @@ class Said(NamedTuple):
 def headgate(tmp_path, monkeypatch, capsys):
     """Runs `headgate ARGS` in an empty folder; what it printed and its exit code."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("headgate.cli.app", COMMANDS)
 
     def run(*args: object) -> Said:
         monkeypatch.setattr("sys.argv", ["headgate", *map(str, args)])

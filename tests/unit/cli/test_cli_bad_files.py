@@ -51,7 +51,9 @@ def test_traces(refused, tmp_path, text, fragment):
 
 def test_bad_rows_only(refused, tmp_path):
     (tmp_path / "t.csv").write_text(HEAD + "x,1,1\n")
-    refused(["simulate", "--trace", "t.csv", "--skip-bad-rows"], "all 1 rows are bad, line 2", "check the format")
+    refused(
+        ["simulate", "--trace", "t.csv", "--skip-bad-rows"], "all 1 rows are bad, line 2", "check the format"
+    )
 
 
 @pytest.mark.parametrize(("name", "fragment"), [("azur", "did you mean 'azure'?"), ("vidur", "no column")])
@@ -218,7 +220,9 @@ def test_cards(refused, tmp_path, text, fragment):
 
 
 def test_small_cards_have_small_defaults(headgate, tmp_path):
-    (tmp_path / "c.json").write_text("\N{ZERO WIDTH NO-BREAK SPACE}" + _card(max_batch_tokens=4, max_running=9))
+    (tmp_path / "c.json").write_text(
+        "\N{ZERO WIDTH NO-BREAK SPACE}" + _card(max_batch_tokens=4, max_running=9)
+    )
     said = headgate("simulate", "--card", "c.json", "--requests", 3, "--prompt", 4, "--output", 4)
     assert said.code == 0 and said.err == ""
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-WHOLE = ("slots", "budget", "kv-tokens", "block", "model-len", "cap-prompt", "cap-output", "clients", "requests")
+WHOLE = (
+    "slots",
+    "budget",
+    "kv-tokens",
+    "block",
+    "model-len",
+    "cap-prompt",
+    "cap-output",
+    "clients",
+    "requests",
+)
 REAL = ("prompt", "output", "shape", "sigma", "spread", "rate", "burstiness", "scale-rate")
 TIMES = ("ttft", "tpot", "patience", "abort", "watchdog")
 SEVERAL = ("mixed", "v0")
@@ -41,7 +51,9 @@ def test_real_numbers(refused, flag, value, wanted):
 
 
 @pytest.mark.parametrize("flag", TIMES)
-@pytest.mark.parametrize("value", ["0", "0ms", "-1", "-5ms", "nan", "inf", "x", "", "5 parsecs", "5MS", "1e999"])
+@pytest.mark.parametrize(
+    "value", ["0", "0ms", "-1", "-5ms", "nan", "inf", "x", "", "5 parsecs", "5MS", "1e999"]
+)
 def test_times(refused, flag, value):
     refused(["simulate", f"--{flag}", value], flag)
 

@@ -8,7 +8,7 @@ import pytest
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROW = "2023-11-16 18:15:46.6805900,100,20\n"
-POLICIES = ("mixed", "eb:refill=1", "v0", "request-level")
+POLICIES = ("mixed", "eb:refill=1")
 TINY = ["--workload", "fixed", "--prompt", 5, "--output", 3]
 
 SIZES = [

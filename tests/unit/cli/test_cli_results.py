@@ -19,7 +19,9 @@ def strict(text):
 
 @pytest.fixture
 def simulated(headgate):
-    said = headgate("simulate", *LOAD, "--ttft", "500ms", "--tpot", "20ms", "--out", "r", "--json", "-", "--detailed")
+    said = headgate(
+        "simulate", *LOAD, "--ttft", "500ms", "--tpot", "20ms", "--out", "r", "--json", "-", "--detailed"
+    )
     assert said.code == 0
     return strict(said.out)
 
@@ -92,7 +94,12 @@ def test_compare_and_simulate_agree(headgate, tmp_path):
     for name, folder in (("mixed", "mixed"), ("eb:refill=4", "eb-refill=4")):
         alone = strict(headgate("simulate", *LOAD, "--policy", name, "--json", "-").out)
         bench = strict((tmp_path / "c" / folder / "bench.json").read_text())
-        assert {**alone, "label": 0, "date": 0} == {**bench, "label": 0, "date": 0, "headgate": alone["headgate"]}
+        assert {**alone, "label": 0, "date": 0} == {
+            **bench,
+            "label": 0,
+            "date": 0,
+            "headgate": alone["headgate"],
+        }
         for metric, value in (
             ("mean TTFT", alone["headgate"]["ttft"]["mean"]["value"]),
             ("request throughput", alone["headgate"]["request_rate"]["value"]),
@@ -110,7 +117,9 @@ def test_a_common_setting_reaches_the_policies_that_have_it(headgate, tmp_path):
 
 
 def test_seeds_are_paired(headgate, tmp_path):
-    said = headgate("compare", *LOAD, "--policy", "mixed", "--policy", "v0", "--seeds", 3, "--out", "c", "--json", "-")
+    said = headgate(
+        "compare", *LOAD, "--policy", "mixed", "--policy", "v0", "--seeds", 3, "--out", "c", "--json", "-"
+    )
     found = strict(said.out)
     assert found["seeds"] == 3 and {row["method"] for row in found["rows"]} == {"by seed"}
     names = sorted(path.name for path in (tmp_path / "c").iterdir())

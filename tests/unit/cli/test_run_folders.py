@@ -26,7 +26,9 @@ def test_a_run_folder_is_kept_unless_told(headgate, refused, tmp_path):
     assert Run.load("r").meta["policy"] == "v0"
 
 
-@pytest.mark.parametrize("command", [SMALL, ["compare", "--policy", "mixed", "--policy", "v0", "--requests", 5]])
+@pytest.mark.parametrize(
+    "command", [SMALL, ["compare", "--policy", "mixed", "--policy", "v0", "--requests", 5]]
+)
 def test_overwrite_never_removes_what_is_not_a_run(refused, tmp_path, command):
     for name in ("thesis", "mixed"):
         (tmp_path / "home" / name).mkdir(parents=True)
@@ -93,7 +95,9 @@ def test_a_full_disk_leaves_no_half_run(headgate, refused, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    refused([*SMALL, "--out", "r"], "cannot write the run to r: No space left on device; choose another folder")
+    refused(
+        [*SMALL, "--out", "r"], "cannot write the run to r: No space left on device; choose another folder"
+    )
 
 
 BREAK = {

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headgate.cli import app
-from headgate.core.errors import InputError
-from headgate.reproduce import EXPERIMENTS, Options, find, reproduce, table3, table10
+from headgate.core.errors import InputError, RunError
+from headgate.reproduce import EXPERIMENTS, Options, find, reproduce, serving, table3, table10
 from headgate.reproduce.published import CARDS, CHOICES, H200, TABLE3
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign, sign_pairs
 from headgate.reproduce.serving import Job, Load, Outcomes, card_cost, carry_out
@@ -117,11 +117,21 @@ def test_signs_and_ties():
     assert math.isnan(Cell(0, 1).ratio)
 
 
-def test_a_run_that_stops_has_no_number_and_is_named():
-    job = Job("doomed", "pub-h200-qwen3-8b", Load(1, 1, Fixed(8), Fixed(8)), "mixed", {}, 64)
-    outcomes = carry_out([job], 0)
-    assert outcomes.figure("doomed", "requests") > 0
-    assert math.isnan(outcomes.figure("never run", "requests"))
+def test_runs_that_stop_have_no_number_and_are_named(monkeypatch):
+    def stuck(engine, policy, workload):
+        raise RunError("policy Stuck runs nothing; 3 waiting")
+
+    monkeypatch.setattr(serving, "simulate", stuck)
+    jobs = [
+        Job(theta, "pub-h200-qwen3-8b", Load(1, 1, Fixed(8), Fixed(8)), "mixed", {}, 64) for theta in (1, 2)
+    ]
+    assert math.isnan(carry_out(jobs, 0).figure(1, "requests"))
+    found = reproduce("eb-table13", QUICK, jobs)
+    assert (
+        found.remarks[-1]
+        == "No number for 2 of 2 runs, which stopped. The first, 1: policy Stuck runs nothing."
+    )
+    json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_points_are_shown_as_differences():
