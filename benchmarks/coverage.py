@@ -23,6 +23,7 @@ from headgate.workloads.synthetic import generate
 from headgate.workloads.workload import Workload
 
 SLOTS, BUDGET, REQUESTS, QUEUES = 128, 8192, 2000, 400
+FIRST = 3000  # the seeds from here on; methods were chosen on others: 0 to 39, 1000 to 1039, 2000 to 2039
 WORLDS = {"closed loop, 256 clients": 256, "open loop, 14/s": None, "open loop, 18/s": None}
 RATES = {"open loop, 14/s": 14.0, "open loop, 18/s": 18.0}
 
@@ -58,7 +59,7 @@ def covered(found: list[Estimate], truth: float | None = None) -> str:
 
 def world_table(world: str, seeds: int) -> None:
     """Every metric: the paired difference of EB against mixed, and mixed alone."""
-    found = [one_seed(world, seed) for seed in range(seeds)]
+    found = [one_seed(world, seed) for seed in range(FIRST, FIRST + seeds)]
     print(f"\n{world}, {seeds} seeds | difference held | width | alone held | width\n---|---|---|---|---")
     for rows in zip(*(one.rows for one in found), strict=True):
         paired, alone = [row.others["eb"].absolute for row in rows], [row.baseline for row in rows]
@@ -81,7 +82,7 @@ def queue_table() -> None:
     """Mean waits of a single queue, whose truth is known."""
     print("\nM/M/1: load, requests | held | width | marked rough\n---|---|---|---")
     for load, requests in ((0.6, 1000), (0.8, 1000), (0.9, 1000), (0.9, 10000)):
-        found = [waits(load, requests, seed) for seed in range(QUEUES)]
+        found = [waits(load, requests, seed) for seed in range(FIRST, FIRST + QUEUES)]
         rough = np.mean([one.rough for one in found])
         print(f"{load}, {requests:,} | {covered(found, load / (1 - load))} | {rough:.0%}", flush=True)
 

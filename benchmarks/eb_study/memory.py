@@ -18,7 +18,8 @@ from headgate.workloads.lengths import Geometric, Uniform
 from headgate.workloads.synthetic import generate
 
 MISS = 0.01
-DECODE, BUDGET, BLOCK = 0.01, 65536, 1
+DECODE, BLOCK = 0.01, 1
+BUDGET = 10**6  # a refill is one prefill step, as in the model of the bounds
 
 
 class Case(NamedTuple):

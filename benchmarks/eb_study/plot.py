@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 760, 440
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 20, 60
-COLOURS = ("#7f7f7f", "#1f77b4", "#d62728", "#7f7f7f", "#1f77b4", "#d62728")
 
 
 class Series(NamedTuple):
-    """A line with its name; a single point is drawn as a diamond."""
+    """A line with its name; `mark` is "ring" or "dot", or "square" for a single point."""
 
     name: str
     points: list[tuple[float, float]]
+    colour: str
+    mark: str
 
 
 class _Axes(NamedTuple):
@@ -31,7 +32,7 @@ class _Axes(NamedTuple):
 
 
 def draw(series: list[Series], x_label: str, y_label: str) -> str:
-    """The whole picture; the second half of the series is dashed."""
+    """The whole picture."""
     xs = [x for each in series for x, _ in each.points]
     ys = [y for each in series for _, y in each.points]
     axes = _Axes(
@@ -46,8 +47,7 @@ def draw(series: list[Series], x_label: str, y_label: str) -> str:
         f'transform="rotate(-90 18 {(TOP + HEIGHT - BOTTOM) / 2})">{y_label}</text>',
     ]
     for number, each in enumerate(series):
-        parts += _line(axes, each, COLOURS[number % len(COLOURS)], number >= len(series) / 2)
-        parts += _legend(number, each, number >= len(series) / 2)
+        parts += _line(axes, each) + _legend(number, each)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -71,21 +71,23 @@ def _grid(axes: _Axes) -> list[str]:
     return parts
 
 
-def _line(axes: _Axes, each: Series, colour: str, dashed: bool) -> list[str]:
+def _line(axes: _Axes, each: Series) -> list[str]:
     places = [(axes.x(x), axes.y(y)) for x, y in each.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    dash = ' stroke-dasharray="6 4"' if dashed else ""
-    parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>']
-    radius = 6 if len(places) == 1 else 3.5
-    return parts + [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}"/>' for x, y in places]
+    line = f'<polyline points="{path}" fill="none" stroke="{each.colour}" stroke-width="1.5"/>'
+    return [line, *(_mark(x, y, each) for x, y in places)]
 
 
-def _legend(number: int, each: Series, dashed: bool) -> list[str]:
-    y = HEIGHT - BOTTOM - 20 - 20 * number
-    colour, dash = COLOURS[number % len(COLOURS)], ' stroke-dasharray="6 4"' if dashed else ""
-    x = WIDTH - RIGHT - 230
-    return [
-        f'<line x1="{x}" x2="{x + 34}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" stroke-width="2"{dash}/>',
-        f'<circle cx="{x + 17}" cy="{y - 4}" r="3.5" fill="{colour}"/>',
-        f'<text x="{x + 42}" y="{y}">{each.name}</text>',
-    ]
+def _mark(x: float, y: float, each: Series) -> str:
+    if each.mark == "square":
+        return f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="{each.colour}"/>'
+    if each.mark == "ring":
+        return (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="none" stroke="{each.colour}" stroke-width="2"/>'
+        )
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{each.colour}"/>'
+
+
+def _legend(number: int, each: Series) -> list[str]:
+    x, y = WIDTH - RIGHT - 220, TOP + 110 + 20 * number
+    return [_mark(x, y - 4, each), f'<text x="{x + 16}" y="{y}">{each.name}</text>']

@@ -45,7 +45,7 @@ class Simulator:
         self._watchdog = Watchdog(watchdog)
         self._progress = progress
         self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
-        # When who gives up, if still here, and whether by hanging up; of the same moment, patience ends first.
+        # When who gives up, if still here, and whether by hanging up; at the same moment patience first.
         self._timers: list[tuple[float, int, bool]] = []
         self._patience: list[float] = workload.patience.tolist()
         self._abort: list[float] = workload.abort.tolist()

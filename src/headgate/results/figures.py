@@ -14,6 +14,7 @@ from headgate.results.errors import Order, alike, half_width
 from headgate.results.tables import Floats, Integers
 
 BATCHES = 20  # batch means: few enough to be nearly independent, enough for a t interval
+TENTHS = 10  # parts that a quantile of few values is judged by
 QUANTILES = (0.50, 0.90, 0.95, 0.99)
 
 
@@ -134,19 +135,19 @@ def spread_of_mean(batch: Integers, values: Floats, whole: float) -> Spread:
 
 
 def left_out(batch: Integers, values: Floats, share: float) -> Floats:
-    """What each batch adds to a quantile of all known values, by leaving it out (the jackknife).
+    """What each pair of batches adds to a quantile of all known values, by leaving it out (the jackknife).
 
     Centre and spread belong together: these are the deviations of the pooled quantile, not those of 20
-    quantiles of small samples, which lie elsewhere and vary otherwise. Right also where only a few values
-    make the tail; batches are left out whole, because single values move a quantile by jumps.
+    quantiles of small samples, which lie elsewhere and vary otherwise. Tenths are left out and not
+    twentieths or single values: a tail of few values moves by jumps, and larger parts smooth them.
     """
     if not np.any(batch >= 0):
         return np.empty(0)
     held = (batch >= 0) & ~np.isnan(values)
-    numbers, known = batch[held], values[held]
-    parts = (known[numbers != number] for number in range(BATCHES))
+    numbers, known, count = batch[held] * TENTHS // BATCHES, values[held], TENTHS
+    parts = (known[numbers != number] for number in range(count))
     found = np.array([np.quantile(part, share) if len(part) else math.nan for part in parts])
-    return np.asarray((BATCHES - 1) * (np.mean(found) - found), np.float64)
+    return np.asarray((count - 1) * (np.mean(found) - found), np.float64)
 
 
 def figures(values: Floats, spread: Spread | None = None, weights: Integers | None = None) -> Figures:

@@ -34,7 +34,7 @@ class Metric:
 
 SHARES = "by 20 equal shares of the finishes"
 MEANS = "by request in 20 batches of consecutive arrivals"
-TAILS = "by what each of 20 batches of arrivals adds to the percentile"
+TAILS = "by what each batch of arrivals adds to the percentile"
 ALONE = "not at all for the longest gap (one seed: no interval)"
 METRICS = (
     Metric("request throughput", "requests/s", True, lambda found: found.request_rate.value, SHARES),

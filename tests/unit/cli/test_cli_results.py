@@ -1,4 +1,4 @@
-"""What is printed and written is right: strict JSON, units, recomputed by hand, the same for the same seed."""
+"""What is printed and written is right: strict JSON, units, recomputed by hand, the same for one seed."""
 
 from __future__ import annotations
 

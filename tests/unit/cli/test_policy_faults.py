@@ -1,4 +1,4 @@
-"""A policy that misbehaves stops the run with a RunError that names it; the command line keeps what there is."""
+"""A policy that misbehaves stops the run with a RunError that names it; what there is is kept."""
 
 from __future__ import annotations
 

@@ -210,9 +210,9 @@ def test_literal_keeps_its_threshold_where_the_paper_has_no_answer():
 # -- gates --------------------------------------------------------------------------------------------
 
 
-def let_in(gate: str, kv_free: int) -> int:
+def let_in(gate: str, kv_free: int, prompt: int = 10) -> int:
     policy = AdaptiveExclusive(128, TOY, gate=gate, seats="fixed")
-    view = state(100, 500, kv_free=kv_free, kv_total=100_000)
+    view = state(100, 500, kv_free=kv_free, kv_total=100_000, prompt=prompt)
     plan = policy.plan(view)
     assert check(plan, view) == []
     return len(plan.prefill)
@@ -231,12 +231,12 @@ def test_fit_lets_in_what_fits_now(kv_free, expected):
 
 def test_the_forecast_lets_in_what_fits_at_the_peak():
     memory = range(500, 30_000, 100)
-    found = [let_in("forecast", kv_free) for kv_free in memory]
+    found = [let_in("forecast", kv_free, prompt=256) for kv_free in memory]
     assert found[0] == 0
     assert found[-1] == 28
     assert found == sorted(found)
     assert any(0 < number < 28 for number in found), "neither all nor none somewhere between"
-    assert all(number <= let_in("fit", kv_free) for number, kv_free in zip(found, memory, strict=True))
+    assert all(number <= let_in("fit", kv_free, 256) for number, kv_free in zip(found, memory, strict=True))
 
 
 def test_an_empty_engine_takes_the_first_prompt_whatever_the_gate():

@@ -9,7 +9,9 @@ from small_runs import make_run, open_run, request
 
 from headgate.core.errors import InputError
 from headgate.results.compare import compare
-from headgate.results.metrics import summarise
+from headgate.results.errors import half_width
+from headgate.results.metrics import rate_spread, summarise
+from headgate.results.windows import choose
 
 
 def slower(seed: int = 0, factor: float = 1.1, total: int = 400, **meta):
@@ -59,7 +61,8 @@ def test_values_are_those_of_the_summary():
 def test_equal_runs_show_no_difference_and_no_winner():
     found = compare({"a": [slower()], "b": [slower()]}, "a")
     for one in found.rows:
-        assert one.others["b"].verdict == "no difference seen"
+        seen = "needs more seeds" if one.metric == "longest gap" else "no difference seen"
+        assert one.others["b"].verdict == seen
         assert one.others["b"].absolute.value == 0
         assert one.winner is None and one.level
 
@@ -93,6 +96,109 @@ def test_level_with_the_best():
     assert found.policies == ("a", "b", "c")
 
 
+def fixed(values: list[float]):
+    """A run whose TTFTs are given, one request a second."""
+    return make_run([request(n, n, n, n + value, n + value + 1, 1, 2) for n, value in enumerate(values)])
+
+
+def test_no_mark_when_none_can_be_told_from_the_best():
+    """The best by value is noise: the others, told from each other, cannot be told from it."""
+    rng = np.random.default_rng(0)
+    runs = {"wild": rng.exponential(1.0, 400) * 3, "low": np.full(400, 6.0), "high": np.full(400, 6.1)}
+    found = compare({name: [fixed(values.tolist())] for name, values in runs.items()}, "low")
+    ttft = row(found, "mean TTFT")
+    assert (ttft.best, ttft.winner) == ("wild", "wild") and ttft.apart == ("low", "high")
+    runs["wild"] *= 1.8
+    found = compare({name: [fixed(values.tolist())] for name, values in runs.items()}, "low")
+    ttft = row(found, "mean TTFT")
+    assert (ttft.best, ttft.winner, ttft.level, ttft.apart) == ("wild", None, ("low", "high"), ())
+    assert ttft.others["high"].verdict == "worse"
+
+
+def test_who_was_not_measured_makes_no_winner():
+    """Of three, one never served anybody: the other two are level, so there is no best."""
+    waits = make_run([request(n, n, math.nan, math.nan, math.nan, 1, 0, "") for n in range(60)])
+    serves = make_run([request(n, n, n, n + 1, n + 2, 1, 2) for n in range(60)])
+    ttft = row(compare({"a": [serves], "b": [serves], "c": [waits]}, "a"), "mean TTFT")
+    assert ttft.winner is None and ttft.level == ("b",)
+
+
+def test_the_longest_gap_has_no_interval_from_one_seed_but_from_several():
+    runs = {name: [slower(seed, factor) for seed in range(4)] for name, factor in (("a", 1.0), ("b", 1.5))}
+    one = row(compare({name: own[:1] for name, own in runs.items()}, "a"), "longest gap")
+    alone = [summarise(runs[name][0]).longest_gap for name in ("a", "b")]
+    difference = one.others["b"]
+    assert (one.baseline.value, difference.value) == tuple(alone) and one.baseline.low is None
+    assert difference.absolute.value == alone[1] - alone[0] and difference.absolute.low is None
+    assert difference.verdict == "needs more seeds" and one.winner is None
+    assert "one seed: no interval" in one.method
+    several = row(compare(runs, "a"), "longest gap")
+    gain = [summarise(b).longest_gap - summarise(a).longest_gap for a, b in zip(*runs.values(), strict=True)]
+    assert several.others["b"].absolute.value == pytest.approx(np.mean(gain))
+    assert several.others["b"].verdict == "worse" and several.winner == "a"
+
+
+def test_percentiles_are_centred_on_the_pooled_ones_and_hold_the_truth():
+    """Independent exponential waits: the interval of p99 must hold ln 100 in most of 40 runs."""
+    held = 0
+    for seed in range(40):
+        values = np.random.default_rng(seed).exponential(1.0, 1000)
+        own = fixed(values.tolist())
+        found = row(compare({"a": [own], "b": [own]}, "a", window="all"), "p99 TTFT").baseline
+        assert found.value == pytest.approx(np.quantile(values, 0.99))
+        assert found.value - found.low == pytest.approx(found.high - found.value)
+        held += found.low < math.log(100) < found.high
+    assert 33 <= held < 40
+
+
+def test_the_percentile_of_gaps_holds_the_truth_too():
+    """One gap per request, independent and exponential: most of 30 intervals hold ln 100, none is endless."""
+    held = 0
+    for seed in range(30):
+        gaps = np.random.default_rng(seed).exponential(1.0, 2000).tolist()
+        rows = [request(n, n, n, n + 1, n + 1 + gap, 1, 2) for n, gap in enumerate(gaps)]
+        stays = [{"request": n, "opened": n + 1 + gap, "gap": gap} for n, gap in enumerate(gaps)]
+        own = make_run(rows, stays=stays)
+        found = row(compare({"a": [own], "b": [own]}, "a", window="all"), "p99 ITL").baseline
+        assert found.value == pytest.approx(np.quantile(gaps, 0.99))
+        held += found.low < math.log(100) < found.high < 9
+    assert held >= 24
+
+
+def test_rates_that_only_wobble_have_no_wide_interval():
+    """Finishes jitter around one a second: the rate is known far better than 20 independent shares say."""
+    jitter = np.random.default_rng(0).uniform(0, 5, 1000).tolist()
+    own = make_run([request(n, n, n, n + 1, n + 1 + late, 1, 2) for n, late in enumerate(jitter)])
+    spread = rate_spread(choose(own), np.ones(1000))
+    assert half_width(spread.parts, spread.order) < half_width(spread.parts) / 1.5
+
+
+def test_lost_requests_are_compared_only_when_some_were_lost():
+    assert "lost requests" not in [
+        one.metric for one in compare({"a": [slower()], "b": [slower()]}, "a").rows
+    ]
+    rows = [request(n, n, n, n + 1, n + 2, 1, 2) for n in range(100)]
+    gone = [dict(row) for row in rows]
+    for number, how in ((3, "aborted"), (20, "abandoned"), (50, "refused"), (70, "abandoned")):
+        gone[number] = request(number, number, math.nan, math.nan, number + 1, 1, 0, how)
+    gone[99] = request(99, 99, 99, math.nan, math.nan, 1, 0, "")  # still here: not lost
+    lost = row(compare({"a": [make_run(rows)], "b": [make_run(gone)]}, "a"), "lost requests")
+    assert (lost.baseline.value, lost.others["b"].value, lost.unit) == (0, 0.04, "share")
+    assert not lost.higher_is_better and lost.best == "a"
+    # 4 of 20 batches of five lost one each: influences of 0.16 and -0.04, deviation 0.0821, error 0.01835
+    assert lost.others["b"].absolute.high == pytest.approx(0.04 + 2.093024 * 0.0183532, rel=1e-4)
+    assert lost.others["b"].verdict == "worse"
+
+
+def test_rough_intervals_are_named():
+    rng = np.random.default_rng(0)
+    walk = 5 + np.repeat(np.cumsum(rng.normal(0, 0.1, 40)), 10)
+    found = compare({"a": [fixed([1.0] * 400)], "b": [fixed(walk.tolist())]}, "a")
+    assert any(note.startswith("rough intervals") and "mean TTFT" in note for note in found.notes)
+    assert row(found, "mean TTFT").others["b"].absolute.rough
+    assert "TTFT" in summarise(fixed(walk.tolist())).rough
+
+
 def test_few_requests_give_no_verdict():
     found = compare({"a": [slower(total=30)], "b": [slower(total=30, factor=2.0)]}, "a")
     ttft = row(found, "mean TTFT")
@@ -111,7 +217,7 @@ def test_what_one_policy_never_did_is_not_measured():
 
 def test_notes_name_runs_that_are_not_stationary():
     runs = {name: [open_run(1000, rate=50, seed=1)] for name in ("a", "b")}
-    assert compare(runs, "a").notes[0].startswith("not stationary: a, b (queue still growing")
+    assert compare(runs, "a").notes[0].startswith("not stationary: a, b (number in the system still growing")
     assert compare({"a": [slower()], "b": [slower()]}, "a").notes == ()
 
 
