@@ -68,7 +68,7 @@ def azure() -> Result:
 
 
 def million() -> Result:
-    """(c) One million requests, each in a process of its own: seconds with workload and tables, and memory."""
+    """(c) One million requests in a process of their own: seconds, with workload and tables, and memory."""
     found: Result = {}
     for name in ("azure", "saturated"):
         command = [sys.executable, "-m", "benchmarks", f"--million={name}"]
@@ -108,7 +108,7 @@ def command_line() -> Result:
 
 
 def flatness() -> Result:
-    """(e) Microseconds per request over batch size and prompt length; the spread is largest over smallest."""
+    """(e) Microseconds per request over batch size and prompt length."""
     found: Result = {}
     for label, sizes in (("batch", (16, 64, 256, 1024)), ("prompt", (64, 512, 4096))):
         costs = []

@@ -251,7 +251,7 @@ class AdaptiveExclusive(Exclusive):
         phase = -log1p(-min(self._share, 0.99)) / ending
         unlike = self.lengths.prompt_sd**2 + max(0.0, each - self.lengths.prompt) ** 2
         crests = []
-        for age in (min(max(1 / ending - each, 1.0), phase), phase / 2, phase):
+        for age in (min(max(1 / ending - each, 1.0), phase), phase / 8, phase / 4, phase / 2, phase):
             alive = exp(-ending * age)
             spread = sqrt(alive * (1 - alive) * ((each + age) ** 2 + unlike))
             crests.append((alive * (each + age), self._margin * spread))

@@ -119,10 +119,16 @@ def _row(metric: Metric, measured: Mapping[str, Measured], baseline: str, seeds:
 
 
 def _difference(spread: Spread, base: Spread, higher: bool, no_interval: str) -> Difference:
-    """The paired difference and what it says; `no_interval` is the verdict when there is none."""
-    absolute, share = spread.minus(base).estimate(), spread.excess(base).estimate()
-    low, high = (None if end is None else 100 * end for end in (share.low, share.high))
-    percent = Estimate(100 * share.value, low, high, share.rough)
+    """The paired difference and what it says; `no_interval` is the verdict when there is none.
+
+    Percent is the same interval over the measured baseline, so that it never contradicts the verdict.
+    """
+    absolute = spread.minus(base).estimate()
+    scale = 100 / base.value if base.value else math.nan
+    low, high = (
+        None if end is None or math.isnan(scale) else end * scale for end in (absolute.low, absolute.high)
+    )
+    percent = Estimate(absolute.value * scale, low, high, absolute.rough)
     if math.isnan(absolute.value):
         verdict = UNKNOWN
     elif absolute.low is None:

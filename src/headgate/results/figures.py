@@ -98,14 +98,6 @@ class Spread:
             return Spread(self.value - other.value, np.empty(0), self.order)
         return Spread(self.value - other.value, self.parts - other.parts, self.order)
 
-    def excess(self, other: Spread) -> Spread:
-        """The paired difference as a share of the other."""
-        if other.value == 0 or len(self.parts) != len(other.parts):
-            ratio = self.value / other.value if other.value else math.nan
-            return Spread(ratio - 1, np.empty(0), self.order)
-        ratio = self.value / other.value
-        return Spread(ratio - 1, (self.parts - ratio * other.parts) / other.value, self.order)
-
 
 def batches(chosen: NDArray[np.bool_]) -> Integers:
     """The batch of each chosen row, equal numbers in consecutive order; -1 for the others.

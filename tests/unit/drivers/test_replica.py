@@ -394,7 +394,7 @@ def test_a_plan_may_evict_and_prefill_again_in_one_step(leases):
 
 @pytest.mark.parametrize("leases", [True, False])
 def test_abort_wherever_it_is(leases):
-    """0 decodes, 1 prefills, 2 waits; all hang up at 4.5 and leave with the step that is running then."""
+    """0 decodes, 1 prefills, 2 waits; all hang up at 4.5. Who runs leaves with the step, who waits at 4.5."""
     workload = Workload.of([4, 60, 4], [50, 1, 1], abort=[4.5, 4.5, 4.5])
     simulator = Simulator(
         engine(batch_tokens=10, running=2),
@@ -404,7 +404,7 @@ def test_abort_wherever_it_is(leases):
         leases=leases,
     )
     simulator.run()
-    assert finish(log) == {0: (5.0, End.ABORTED, 5), 1: (5.0, End.ABORTED, 0), 2: (5.0, End.ABORTED, 0)}
+    assert finish(log) == {0: (5.0, End.ABORTED, 5), 1: (5.0, End.ABORTED, 0), 2: (4.5, End.ABORTED, 0)}
     assert when(log, "admitted") == [(0, 0.0), (1, 0.0)]
     assert simulator.replica.blocks.free == simulator.replica.blocks.total
     assert not simulator.replica.occupied
@@ -433,7 +433,7 @@ def test_patience_ends_only_in_the_queue(leases):
     workload = Workload.of([4, 4, 4], [9, 1, 1], patience=[3.0, 3.5, 30.0])
     log = run(engine(running=1), Greedy(), workload, leases=leases)
     assert finish(log) == {
-        0: (9.0, End.STOPPED, 9), 1: (4.0, End.ABANDONED, 0), 2: (10.0, End.STOPPED, 1)
+        0: (9.0, End.STOPPED, 9), 1: (3.5, End.ABANDONED, 0), 2: (10.0, End.STOPPED, 1)
     }  # fmt: skip
 
 
@@ -747,3 +747,12 @@ def test_a_policy_that_runs_nothing_stops_with_the_state():
     assert "2 waiting, 0 prefilling, 0 decoding (0 held), 1000 of 1000 KV blocks free" in str(stop.value)
     with pytest.raises(RunError, match=r"0 waiting, 0 prefilling, 1 decoding \(1 held\)"):
         run(engine(), Scripted(Plan(ALL, (0,)), Plan(frozenset())), Workload.of([5], [3]))
+
+
+@pytest.mark.parametrize("leases", [True, False])
+def test_patience_that_ends_within_the_step_of_the_arrival(leases):
+    """1 comes at 0.25 into a step that ends at 1 and waits until 0.75: it is gone when a seat is free."""
+    workload = Workload.of([4, 4, 4], [1, 1, 1], arrival=[0.0, 0.25, 0.5], patience=[9.0, 0.5, 9.0])
+    log = run(engine(running=1), Greedy(), workload, leases=leases)
+    assert finish(log)[1] == (0.75, End.ABANDONED, 0)
+    assert when(log, "admitted") == [(0, 0.0), (2, 1.0)]

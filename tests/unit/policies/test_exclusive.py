@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, RunError
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until, check
 from headgate.core.policy import BatchPolicy, Observer
@@ -207,7 +207,7 @@ def test_k_n_lets_the_batch_run_empty(engine, workload, slots):
 
 
 def test_k_below_n_does_not():
-    with pytest.raises(AssertionError, match="still decodes"):
+    with pytest.raises(RunError, match="still decodes"):
         run(*(lambda engine, workload: (engine, Watched(16, 15), workload))(*saturated(16)))
 
 

@@ -33,6 +33,8 @@ def test_one_seed_sees_a_small_difference_that_bare_intervals_hide():
     assert difference.value == own.value
     assert difference.percent.value == pytest.approx(100 * (own.value / ttft.baseline.value - 1))
     assert ttft.winner == "fast" and ttft.level == ()
+    scaled = 100 * difference.absolute.low / ttft.baseline.value
+    assert difference.percent.low == pytest.approx(scaled)  # the two never contradict each other
     assert "20 batches" in ttft.method
 
 

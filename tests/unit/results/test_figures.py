@@ -73,18 +73,8 @@ def test_pairing_removes_what_hit_both_alike():
     assert difference.low == pytest.approx(1) and difference.high == pytest.approx(1)
     alone = base.estimate()
     assert alone.high - alone.low > 0.5
-    share = other.excess(base)
-    assert share.value == pytest.approx(other.value / base.value - 1)
-
-
-def test_relative_difference_by_hand():
-    base, other = Spread.of_values(np.array([1.0, 3.0])), Spread.of_values(np.array([2.0, 6.0]))
-    share = other.excess(base)  # exactly twice, in every part
-    assert share.value == 1 and share.parts.tolist() == [0, 0]
-    assert math.isnan(other.excess(Spread(0.0, np.zeros(2))).value)
 
 
 def test_unequal_parts_give_no_interval():
     one, two = Spread(2.0, np.zeros(20)), Spread(1.0, np.empty(0))
     assert one.minus(two).estimate() == Estimate(1.0)
-    assert one.excess(two).estimate() == Estimate(1.0)
