@@ -97,7 +97,7 @@ class Exclusive(BatchPolicy):
             return Plan(NONE, prompts, until=Until(prefills=len(prompts)))
         if not view.decoding:  # nobody waits for a token until the first prompt is done
             return Plan(NONE, prompts, until=Until(prefills=1))
-        tokens, steps = self.pieces.next_piece(view)
+        tokens, steps = self.pieces.next_piece(view, prompts)
         return Plan(NONE, prompts, tokens, until=Until(steps=steps, prefills=len(prompts)))
 
     def _next_batch(self, view: View) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headgate.core.errors import InputError
 from headgate.core.policy import Steps
 from headgate.core.view import View
@@ -29,13 +31,26 @@ class Pieces:
         self._tokens = 0  # per step of the piece under way
         self._left = 0  # steps of it that are left; 0: none is under way
 
-    def next_piece(self, view: View) -> tuple[int, int]:
+    def next_piece(self, view: View, prompts: Iterable[int] = ()) -> tuple[int, int]:
         """Tokens per step and steps of the piece to run now; the same until it has run."""
         if not self._left:
-            held = view.kv_total - view.kv_free  # what the decodes read, and a little more
-            after = self._cost.seconds(Shape(len(view.decoding), held))
-            self._tokens, self._left = self._largest(self.max_gap - after, view.limits.batch_tokens)
+            # Whoever is completed in the piece decodes in the step after it: count them, then cut once more.
+            tokens, steps = self._piece(view, 0, 0)
+            room, joining = tokens * steps, 0
+            for id in prompts:
+                request = view.prefilling.get(id) or view.waiting[id]
+                if room < request.todo:
+                    break
+                room -= request.todo
+                joining += 1
+            self._tokens, self._left = self._piece(view, joining, tokens * steps)
         return self._tokens, self._left
+
+    def _piece(self, view: View, joining: int, tokens: int) -> tuple[int, int]:
+        decodes = len(view.decoding) + joining
+        held = view.kv_total - view.kv_free + tokens  # what they read, less a token each, and a little more
+        after = self._cost.seconds(Shape(decodes, held + decodes))
+        return self._largest(self.max_gap - after, view.limits.batch_tokens)
 
     def ran(self, steps: Steps) -> None:
         """Count the piece down; the decode step after it ends the debt."""

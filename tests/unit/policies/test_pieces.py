@@ -118,19 +118,13 @@ def test_the_promise_is_kept_and_used(max_gap, batch_tokens):
     assert found > max_gap - FLAT.seconds(Shape(prefill=batch_tokens))  # no smaller pieces than needed
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a piece does not count the prompts it completes, which decode after it"
-)
-@pytest.mark.parametrize("max_gap", [2.5, 4.0])
+@pytest.mark.parametrize("max_gap", [3.0, 4.0, 8.0])
 def test_the_promise_counts_those_who_join(max_gap):
-    """Prompts that are completed in a piece decode in the step after it, which is longer for them."""
+    """Prompts that are completed in a piece decode in the step after it, which is longer for them.
+
+    Twelve decodes take 1.6 s and the smallest piece 1.16 s: a promise below 2.76 s cannot be kept.
+    """
     assert longest_gap(RISING, max_gap) <= max_gap * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("max_gap", [2.5, 4.0, 8.0])
-def test_the_promise_is_missed_by_those_who_join_at_most(max_gap):
-    """A piece may complete the five prompts of a refill, and whoever can enter beside them."""
-    assert longest_gap(RISING, max_gap) <= max_gap + 12 * RISING.decode
 
 
 class Watched(Exclusive):
