@@ -65,12 +65,16 @@ def compare(cell: Cell) -> Row:
             row[policy] = rate(run, first, last)
         else:
             row[policy] = rate_until(run, MOST)
+            row[f"to the last {policy}"] = rate_until(run, 1.0)
         row[f"TTFT {policy}"] = first_tokens(run, first, last)
         row[f"preemptions {policy}"] = int(run.requests["evictions"].sum())
         if policy == "eb+":
             row |= _modes(run)
     better = max(row["mixed"], row["eb-online"])
     row["loss %"] = 100 * (1 - row["eb+"] / better)
+    if not cell.clients:
+        last_ones = [row[f"to the last {policy}"] for policy in POLICIES]
+        row["loss to the last %"] = 100 * (1 - last_ones[2] / max(last_ones[:2]))
     row["gain of eb %"] = 100 * (row["eb-online"] / row["mixed"] - 1)
     return row
 
@@ -122,10 +126,6 @@ def main(quick: bool) -> None:
     rows = everywhere(compare, [Cell(card, shift, 0, 0) for card in cards for shift in STAGES])
     for row in rows:
         row["shift of"] = row["lengths"]
-    show(
-        f"EB+ through shifts; until {MOST:.0%} have finished",
-        rows,
-        _columns({"card": "", "shift of": ""}),
-        "hybrid_shift",
-    )
+    columns = _columns({"card": "", "shift of": ""}) | {"loss to the last %": ".2f"}
+    show(f"EB+ through shifts; until {MOST:.0%} have finished", rows, columns, "hybrid_shift")
     _sum_up(rows)
