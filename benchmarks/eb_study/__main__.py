@@ -1,6 +1,7 @@
 """Run studies of EB: `python -m benchmarks.eb_study [--quick] [online] [hybrid] [memory] [gap]`.
 
-Prints Markdown tables and writes the same as CSV under benchmarks/eb_study/results.
+Prints Markdown tables and writes the same, with more columns, as CSV under benchmarks/eb_study/results;
+--quick runs less and writes nothing.
 """
 
 from __future__ import annotations

@@ -78,5 +78,6 @@ def main(quick: bool) -> None:
     rows = everywhere(measure, cells)
     columns = {"card": "", "policy": "", "max_gap s": "", "requests/s": ".2f", "longest gap s": ".3f"}
     columns |= {"broken": "d", "over by ms": ".2f", "p99 ITL ms": ".0f", "TPOT ms": ".1f", "TTFT s": ".1f"}
-    show(f"max_gap: {LENGTHS}, {SEATS} seats, {2 * SEATS} clients", rows, columns, "gap")
-    plot(rows)
+    show(f"max_gap: {LENGTHS}, {SEATS} seats, {2 * SEATS} clients", rows, columns, "" if quick else "gap")
+    if not quick:
+        plot(rows)

@@ -121,11 +121,18 @@ def main(quick: bool) -> None:
     cards = (CARDS[0], CARDS[2]) if quick else CARDS
     cells = [Cell(card, mix, c, NUMBER[c]) for card in cards for mix in MIXES for c in CLIENTS]
     rows = everywhere(compare, cells)
-    show("EB+ in steady load", rows, _columns({"card": "", "lengths": "", "clients": "d"}), "hybrid_steady")
+    show(
+        "EB+ in steady load",
+        rows,
+        _columns({"card": "", "lengths": "", "clients": "d"}),
+        "" if quick else "hybrid_steady",
+    )
     _sum_up(rows)
     rows = everywhere(compare, [Cell(card, shift, 0, 0) for card in cards for shift in STAGES])
     for row in rows:
         row["shift of"] = row["lengths"]
     columns = _columns({"card": "", "shift of": ""}) | {"loss to the last %": ".2f"}
-    show(f"EB+ through shifts; until {MOST:.0%} have finished", rows, columns, "hybrid_shift")
+    show(
+        f"EB+ through shifts; until {MOST:.0%} have finished", rows, columns, "" if quick else "hybrid_shift"
+    )
     _sum_up(rows)

@@ -74,7 +74,12 @@ def steady(quick: bool) -> None:
     rows = everywhere(compare, cells)
     columns = {"card": "", "lengths": "", "best k": "d", "best fixed /s": ".2f", "k of eb-online": ".0f"}
     columns |= {"eb-online /s": ".2f", "regret %": ".2f", "worst k %": ".1f"}
-    show("Online EB against the best fixed k, memory not binding", rows, columns, "online_steady")
+    show(
+        "Online EB against the best fixed k, memory not binding",
+        rows,
+        columns,
+        "" if quick else "online_steady",
+    )
     _sum_up(rows)
 
 
@@ -83,7 +88,12 @@ def short_of_memory(quick: bool) -> None:
     rows = everywhere(compare, cells)
     columns = {"lengths": "", "N": "d", "best k": "d", "best fixed /s": ".2f", "k of eb-online": ".0f"}
     columns |= {"eb-online /s": ".2f", "regret %": ".2f", "worst k %": ".1f", "preemptions": "d"}
-    show(f"The same on h200-8b with {SHORT_OF} KV tokens; N swept too", rows, columns, "online_short")
+    show(
+        f"The same on h200-8b with {SHORT_OF} KV tokens; N swept too",
+        rows,
+        columns,
+        "" if quick else "online_short",
+    )
     _sum_up(rows)
 
 
@@ -147,7 +157,7 @@ def shifts(quick: bool) -> None:
     columns = {"card": "", "shift": "", "before: regret %": ".2f", "first turnover: regret %": ".2f"}
     columns |= {"after: regret %": ".2f", "k after": ".0f", "settled after s": ".0f", "completions": "d"}
     columns |= {"one request takes s": ".0f"}
-    show("Online EB through a shift of lengths", rows, columns, "online_shift")
+    show("Online EB through a shift of lengths", rows, columns, "" if quick else "online_shift")
 
 
 def main(quick: bool) -> None:

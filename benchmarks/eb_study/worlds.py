@@ -122,12 +122,14 @@ def everywhere(work: Callable[[Any], Row], cells: Iterable[Any], cores: int = 2)
 
 
 def show(title: str, rows: list[Row], columns: dict[str, str], name: str) -> None:
-    """A table in Markdown on the screen, all columns of it as CSV on disk."""
+    """A table in Markdown on the screen; without a `name` that is all, else all columns as CSV on disk."""
     print(f"\n### {title}\n")
     print("| " + " | ".join(columns) + " |")
     print("|" + "---|" * len(columns))
     for row in rows:
         print("| " + " | ".join(_cell(row.get(column), how) for column, how in columns.items()) + " |")
+    if not name:
+        return
     folder = HERE / "results"
     folder.mkdir(exist_ok=True)
     with (folder / f"{name}.csv").open("w", newline="") as file:

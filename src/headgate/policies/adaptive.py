@@ -77,6 +77,7 @@ class AdaptiveExclusive(Exclusive):
         self.review, self.warm, self.miss = review, warm, miss
         self._cost = cost
         self._hazard = OutputHazard(window)
+        self._completed = OutputHazard(window)  # these alone, in full, as the paper fits them
         self._prompts = Window(window)
         self._running: dict[int, Request] = {}  # those that decode
         self._iterations = 0
@@ -125,6 +126,7 @@ class AdaptiveExclusive(Exclusive):
         if decoded < 1:
             return
         self._hazard.update(decoded, how in (End.STOPPED, End.LIMIT), self._iterations)
+        self._completed.update(decoded, how in (End.STOPPED, End.LIMIT))
         self._prompts.update(request.prompt)
         self._left += 1
         if self._left >= self.review and len(self._hazard) >= self.warm and self._memory:
@@ -163,7 +165,7 @@ class AdaptiveExclusive(Exclusive):
         if self.mode == "stationary":
             survival = self._hazard.survival(ages, self._iterations)
             return survival and stationary_plan(costs, self.lengths, survival, seats)
-        fit = self._hazard.fit()
+        fit = self._completed.fit()
         if fit is None:
             return None
         if self.mode == "paper":

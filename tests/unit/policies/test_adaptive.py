@@ -196,6 +196,23 @@ def test_modes_differ_as_the_specification_says():
     assert shares["paper"] > 0.22
 
 
+def test_the_papers_mode_fits_completed_outputs_in_full():
+    """Not as watched since the window opened, without the running ones: that would double the hazard."""
+    planned = []
+
+    class Watched(AdaptiveExclusive):
+        def _planned(self, ages, seats):
+            found = super()._planned(ages, seats)
+            planned.append(found.share)
+            return found
+
+    serve(Watched(256, HEAVY, mode="paper", seats="fixed", window=200), geometric(300, 5000), slots=256)
+    theta = base_share(5 / 300)
+    assert (
+        theta <= np.median(planned[10:]) < 1.6 * theta
+    )  # the correction for noise in the slope is part of it
+
+
 def test_literal_keeps_its_threshold_where_the_paper_has_no_answer():
     """Uniform outputs: the fitted base is negative (erratum E11); the guarded mode goes on."""
     outputs = np.random.default_rng(1).integers(64, 193, 1500)
