@@ -64,11 +64,12 @@ class Replica(Residents):
         """A request joins the queue; False if it can never fit and is refused."""
         for hook in self.hear.arrived:
             hook(entry, entry.arrival)
+        self.lease.arrival()
         if entry.prompt >= self.longest:
+            self.lease.finish()
             self._tell_finished(entry, entry.arrival, End.REFUSED)
             return False
         self.ledger.arrive(entry)
-        self.lease.arrival()
         return True
 
     def leave(self, entry: Entry, now: float, how: End) -> None:
@@ -287,8 +288,6 @@ class Replica(Residents):
             self.evict(self._newest())
         else:
             self.lease.ended = True
-
-    # -- books ----------------------------------------------------------------------------------------
 
     def _refresh_view(self) -> None:
         self.ledger.now = self.now

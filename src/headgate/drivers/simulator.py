@@ -49,7 +49,9 @@ class Simulator:
         self._timers: list[tuple[float, int, bool]] = []
         self._patience: list[float] = workload.patience.tolist()
         self._abort: list[float] = workload.abort.tolist()
-        self._impatient = min(min(self._patience), min(self._abort)) < inf
+        # Whoever comes may leave again within a lease: for want of patience, or because it can never fit.
+        refused = bool(workload.prompt.max() >= engine.longest)
+        self._impatient = refused or min(min(self._patience), min(self._abort)) < inf
 
     def run(self) -> None:
         """Serve everybody. Whatever goes wrong in the policy's own code is a RunError that names it."""
@@ -129,7 +131,7 @@ class Simulator:
         """The first moment at which something from outside could end the lease."""
         arrivals = self.replica.lease.arrivals
         wake = inf if arrivals == inf else self.arrivals.time_of(arrivals)
-        if self._impatient:  # whoever comes next may leave again before the lease ends
+        if self._impatient:
             wake = min(wake, self.arrivals.next_time)
             if self._timers:
                 wake = min(wake, self._timers[0][0])

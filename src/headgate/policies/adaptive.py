@@ -166,11 +166,11 @@ class AdaptiveExclusive(Exclusive):
             survival = self._hazard.survival(ages, self._iterations)
             return survival and stationary_plan(costs, self.lengths, survival, seats)
         fit = self._completed.fit()
-        if fit is None:
+        if fit is None or fit.base >= 1:
             return None
         if self.mode == "paper":
             return paper_plan(costs, self.lengths, guarded(fit, self.lengths.output), seats, self.slots)
-        if not 0 < fit.base < 1:
+        if fit.base <= 0:
             return None  # the paper's formulas have no answer here (erratum E11)
         share = paper_share(costs.overhead, fit, costs.load(self.slots), cap=inf)
         return settle(share, self.slots)
