@@ -9,8 +9,7 @@ import pytest
 
 from headgate.drivers.engine import Engine
 from headgate.drivers.simulator import Simulator
-from headgate.policies import Exclusive, Mixed, PrefillFirst, RequestLevel
-from headgate.results.flow import little
+from headgate.policies import Mixed, PrefillFirst, RequestLevel
 from headgate.results.metrics import summarise
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
@@ -97,43 +96,6 @@ def test_one_seat_follows_lindley_to_the_last_bit(name, leases):
     assert any(start > time for start, time in zip(begun, arrival, strict=True))
     assert begun == run.requests["admitted"].tolist()
     assert ended == run.requests["finished"].tolist()
-
-
-# -- Little's law ------------------------------------------------------------------------------------
-
-
-def busy_engine(kv_tokens: int = 10**5) -> Engine:
-    return Engine(Line(), kv_tokens, max_model_len=2000, batch_tokens=256, running=8, block=16)
-
-
-@pytest.mark.parametrize(
-    "policy", [Mixed(slots=8, budget=256), Exclusive(slots=8, refill=3)], ids=["mixed", "eb"]
-)
-@pytest.mark.parametrize("kv_tokens", [10**5, 800], ids=["roomy", "tight"])
-@pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
-def test_little(policy, kv_tokens, closed):
-    rng = np.random.default_rng(3)
-    count = 400
-    prompt, output = rng.integers(1, 300, count), rng.integers(1, 120, count)
-    load = {"clients": 12} if closed else {"arrival": np.cumsum(rng.exponential(30.0, count))}
-    run = recorded(busy_engine(kv_tokens), policy, Workload.of(prompt, output, **load))
-    average, product = little(run)
-    assert average == pytest.approx(product, rel=1e-12)
-    # The same number once more, from the events: what is in the system, integrated step by step.
-    number, before, area = 0, None, 0.0
-    columns = (("arrival", 1), ("finished", -1))
-    for time, change in sorted(
-        (time, change) for name, change in columns for time in run.requests[name].tolist()
-    ):
-        area += number * (time - (time if before is None else before))
-        number, before = number + change, time
-    assert number == 0
-    span = run.requests["finished"].max() - run.requests["arrival"].min()
-    assert average == pytest.approx(area / span, rel=1e-9)
-    assert (run.requests["evictions"].sum() > 0) == (kv_tokens == 800)
-    if closed:
-        assert average < 12 + 1e-9
-        assert average > 11  # the clients keep the engine full but for the end
 
 
 # -- saturation --------------------------------------------------------------------------------------
