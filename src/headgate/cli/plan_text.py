@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-CAUTION = f"Differences below about {100 * WITHIN_ERROR:.0f} % are within the error of these predictions."
+CAUTION = (
+    f"Differences below about {100 * WITHIN_ERROR:.0f} % are within the error of these predictions on a "
+    "measured card; on published cards and short or regular traces errors of 10 % were seen: check with "
+    "headgate compare."
+)
 
 
 def threshold_text(plan: ThresholdPlan) -> RenderableType:
