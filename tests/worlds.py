@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
 
+from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.view import View
@@ -158,6 +159,24 @@ def batches(
     replica.advance = watched
     simulator.run()
     return found
+
+
+def seated(
+    ledger: Ledger, decoding: int = 0, halves: Iterable[int] = (), waiting: Iterable[int] = ()
+) -> Ledger:
+    """So many decodes of prompt 10, then half-done prompts and waiting ones by the tokens they still need."""
+    halves = list(halves)
+    prompts = [10] * decoding + [todo + 5 for todo in halves] + list(waiting)
+    for id, prompt in enumerate(prompts):
+        entry = Entry(ledger, id, arrival=0.0, prompt=prompt, limit=1000)
+        ledger.arrive(entry)
+        if id < decoding + len(halves):
+            ledger.admit(entry)
+            entry.todo -= 5
+        if id < decoding:
+            entry.todo = 0
+            ledger.join(entry, 0.0, rolling=True)
+    return ledger
 
 
 class EveryOther(BatchPolicy):

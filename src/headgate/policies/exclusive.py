@@ -11,6 +11,7 @@ from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
+from headgate.planners.switching import refill_due
 from headgate.policies.pieces import Pieces
 
 NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
@@ -105,10 +106,9 @@ class Exclusive(BatchPolicy):
             return list(view.prefilling)
         slots, refill = self._threshold(view)
         decodes = len(view.decoding)
-        fillable = min(len(view.waiting), slots - decodes)
-        if fillable < 1 or fillable * (slots - refill) < decodes * refill:
+        if not refill_due(slots, refill, decodes, len(view.waiting)):
             return []
-        return self._that_fit(view, islice(view.waiting.values(), fillable))
+        return self._that_fit(view, islice(view.waiting.values(), slots - decodes))
 
     def _that_fit(self, view: View, prompts: Iterable[Request]) -> list[int]:
         """The first of them whose KV is free, with a token for each decode beside them."""

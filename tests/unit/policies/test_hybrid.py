@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.core.ledger import Entry, Ledger
+from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, NONE, check
 from headgate.core.policy import Observer
 from headgate.core.view import Limits
@@ -18,6 +18,7 @@ from headgate.planners.prediction import exclusive_rate, mixed_rate
 from headgate.planners.thresholds import base_share
 from headgate.policies import Hybrid
 from headgate.workloads.workload import Workload
+from worlds import seated
 
 SLOTS, BUDGET, PROMPT, OUTPUT = 256, 2048, 100, 50
 # A token costs 1.5 times as much in a mixed step, but saves a step's constant: mixing wins at light load.
@@ -74,17 +75,7 @@ def gain(cost: LinearCost, running: int) -> float:
 def state(decoding=0, halves=(), waiting=()) -> Ledger:
     """So many decodes, then half-done prompts and waiting ones by the tokens they still need."""
     ledger = Ledger(Limits(batch_tokens=BUDGET, running=SLOTS), 10**6)
-    prompts = [10] * decoding + [todo + 5 for todo in halves] + list(waiting)
-    for id, prompt in enumerate(prompts):
-        entry = Entry(ledger, id, arrival=0.0, prompt=prompt, limit=1000)
-        ledger.arrive(entry)
-        if id < decoding + len(halves):
-            ledger.admit(entry)
-            entry.todo -= 5
-        if id < decoding:
-            entry.todo = 0
-            ledger.join(entry, 0.0, rolling=True)
-    return ledger
+    return seated(ledger, decoding, halves, waiting)
 
 
 def test_it_starts_mixed():

@@ -8,31 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.core.ledger import Entry, Ledger
+from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, Plan, Until, check
 from headgate.core.view import Limits
 from headgate.drivers.engine import Engine
 from headgate.drivers.simulator import Simulator
 from headgate.policies import Mixed
 from headgate.workloads.workload import Workload
-from worlds import Line, batches, engines, run, workloads
+from worlds import Line, batches, engines, run, seated, workloads
 
 
 def state(decoding=0, halves=(), waiting=(), running=64, kv_free=10**6, block=1, width=1) -> Ledger:
     """So many decodes, then half-done prompts and waiting ones by the tokens they still need."""
     ledger = Ledger(Limits(batch_tokens=10**6, running=running, block=block, decode_width=width), 10**6)
     ledger.kv_free = kv_free
-    prompts = [10] * decoding + [todo + 5 for todo in halves] + list(waiting)
-    for id, prompt in enumerate(prompts):
-        entry = Entry(ledger, id, arrival=0.0, prompt=prompt, limit=1000)
-        ledger.arrive(entry)
-        if id < decoding + len(halves):
-            ledger.admit(entry)
-            entry.todo -= 5
-        if id < decoding:
-            entry.todo = 0
-            ledger.join(entry, 0.0, rolling=True)
-    return ledger
+    return seated(ledger, decoding, halves, waiting)
 
 
 def planned(policy: Mixed, view: Ledger) -> Plan:
