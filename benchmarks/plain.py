@@ -13,7 +13,7 @@ from headgate.core.plan import ALL, NONE, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.request import Slo
 from headgate.core.view import Limits
-from headgate.cost.model import Shape
+from headgate.cost.model import Chunk, Shape
 from headgate.drivers.engine import Engine
 from headgate.workloads.workload import Workload
 
@@ -132,7 +132,7 @@ class PlainEngine:
         context = sum(request.prompt + request.generated for request in decodes)
         prefill = sum(tokens for _, tokens in chunks)
         behind = sum(request.kv for request, _ in chunks)
-        self.now = start + self.engine.cost.seconds(Shape(len(decodes), context, prefill, behind))
+        self.now = start + self._seconds(decodes, chunks)
         for request in decodes:
             request.kv += 1
             request.generated += 1
@@ -146,6 +146,13 @@ class PlainEngine:
         self._complete(chunks)
         self._finish()
         return True
+
+    def _seconds(self, decodes: list[PlainRequest], chunks: list[tuple[PlainRequest, int]]) -> float:
+        """How long these take; a test may price every request by its own position instead."""
+        context = sum(request.prompt + request.generated for request in decodes)
+        parts = tuple(Chunk(request.kv, tokens, tokens == request.todo) for request, tokens in chunks)
+        prefill, behind = sum(part.tokens for part in parts), sum(part.start for part in parts)
+        return self.engine.cost.seconds(Shape(len(decodes), context, prefill, behind, parts))
 
     def _decodes(self, plan: Plan) -> list[PlainRequest]:
         if plan.decode is ALL:

@@ -266,7 +266,7 @@ def report(paths: Sequence[Path], runs: Sequence[Run], card: Card) -> str:
         p95 = by_kind(runs, found)["decode"]["p95"]
         lines.append(f"  {knee:3d}: {found.decode.per_context:.4g}  {p95:.3f}")
     lines.append("coefficients (seconds)")
-    lines += [f"  {part}" for _, part in card.coefficients]
+    lines += [f"  {part}" for _, part in card.coefficients or ()]
     lines.append(f"{'':24s}{'pieces':>8s}{'R2':>9s}{'median':>8s}{'p95':>8s}{'total':>9s}")
     for name, row in card.provenance.residuals.items():
         start = f"{name:24s}{row['pieces']:8.0f}{row['r2']:9.4f}"

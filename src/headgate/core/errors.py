@@ -47,5 +47,6 @@ def first_fault(
     elif first["type"] == "missing":
         message = f"field {field!r} is missing; add it"
     else:
-        message = f"{field}: {first['msg'].removeprefix('Value error, ')}"
+        place = f"{field}: " if field else ""
+        message = place + first["msg"].removeprefix("Value error, ")
     return message + (f" (and {more} more)" if more else "")

@@ -26,6 +26,7 @@ class Entry:
         "_ledger",
         "_tokens",
         "arrival",
+        "cached",
         "end",
         "evictions",
         "guess",
@@ -65,6 +66,7 @@ class Entry:
         self.priority = priority
         self.slo = slo
         self.todo = prompt
+        self.cached = 0  # prompt tokens whose KV was there when it was first admitted
         self.evictions = 0
         self.wasted = 0
         self.seat = 0  # how many had been admitted before it
@@ -175,6 +177,14 @@ class Ledger:
         """It rolls again."""
         del self.held[entry.id]
         self._roll(entry)
+
+    def recount(self, entry: Entry, tokens: int) -> None:
+        """It has this many output tokens: a live engine may give several in a step, or take one back."""
+        more = tokens - entry.generated
+        if more:
+            entry._tokens += more
+            if entry._joined != NOT_ROLLING:
+                self.context += more
 
     def evict(self, entry: Entry) -> None:
         """Its KV is gone; all its tokens must be prefilled again, before anybody else's."""

@@ -64,5 +64,9 @@ class Request(Protocol):
         """How often its KV was dropped."""
 
     @property
+    def cached(self) -> int:
+        """Prompt tokens whose KV was already there when it was first admitted (prefix cache)."""
+
+    @property
     def wasted(self) -> int:
         """KV tokens those evictions threw away, to be computed again."""

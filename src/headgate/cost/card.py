@@ -7,12 +7,14 @@ from functools import cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headgate.core.errors import InputError, first_fault, unknown
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.cost.tiles import TileCost, TileTerms
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -79,19 +81,30 @@ class Card(_Part):
     max_model_len: Count
     max_running: Count  # the most requests the card is meant for
     max_batch_tokens: Count  # the most tokens in one step
-    coefficients: Coefficients
+    coefficients: Coefficients | None = None  # straight lines,
+    tiles: TileTerms | None = None  # or whole tiles: one of the two
     region: Region
     provenance: Provenance
 
+    @model_validator(mode="after")
+    def _one_model(self) -> Card:
+        if (self.coefficients is None) == (self.tiles is None):
+            raise ValueError("a card has either coefficients (straight lines) or tiles; give one of the two")
+        return self
+
     @cached_property
-    def cost(self) -> LinearCost:
+    def cost(self) -> LinearCost | TileCost:
         """The cost object; one per card, so its cache is shared."""
+        if self.tiles is not None:
+            return TileCost(self.tiles)
+        assert self.coefficients is not None
         terms = self.coefficients
         return LinearCost(terms.decode, terms.prefill, terms.mixed)
 
     def text(self) -> str:
         """The card as it stands in a file."""
-        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+        absent = {"tiles"} if self.tiles is None else {"coefficients"}
+        return json.dumps(self.model_dump(mode="json", exclude=absent), indent=2, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> None:
         """Writes the card; `load_card` reads it back equal."""
@@ -147,6 +160,7 @@ def _fields(parent: tuple[int | str, ...]) -> list[str]:
     """The field names one may write at this place of a card."""
     here: Any = Card
     for part in parent:
-        own = here.model_fields
-        here = own[str(part)].annotation
+        here = here.model_fields[str(part)].annotation
+        if isinstance(here, UnionType):  # something or None
+            here = get_args(here)[0]
     return list(getattr(here, "model_fields", None) or here.__dataclass_fields__)

@@ -12,6 +12,14 @@ from numpy.typing import NDArray
 LARGEST = 1e6  # of any coefficient, in seconds: no step takes days, and no sum overflows
 
 
+class Chunk(NamedTuple):
+    """A part of one prompt that a step processes."""
+
+    start: int  # tokens of the prompt that are already there
+    tokens: int
+    last: bool = True  # the prompt ends with it, so it brings a token
+
+
 class Shape(NamedTuple):
     """All a step's duration may depend on."""
 
@@ -19,10 +27,16 @@ class Shape(NamedTuple):
     context: int = 0  # KV tokens those decodes read, the one just written included
     prefill: int = 0  # prompt tokens processed
     behind: int = 0  # KV tokens already there for the prompts being processed
+    chunks: tuple[Chunk, ...] = ()  # the same prompts one by one; () where nobody asks: see StepCost
 
 
 class StepCost(Protocol):
-    """The duration of a step in seconds."""
+    """The duration of a step in seconds.
+
+    A cost that needs each prompt's own chunk says so with an attribute `by_chunk = True`; drivers then fill
+    `Shape.chunks`. Most do not, and nobody pays for it. Whoever has only sums to go by leaves it empty, and
+    such a cost takes the prompt tokens as one prompt.
+    """
 
     def seconds(self, shape: Shape) -> float:
         """One step of any shape."""
@@ -37,7 +51,7 @@ class StepCost(Protocol):
         """
 
 
-class _Terms:
+class Terms:
     """Coefficients: finite and not negative. The message names the field, for whoever wrote the file."""
 
     # Read by pydantic when a card is loaded; here so that this module need not import pydantic.
@@ -51,7 +65,7 @@ class _Terms:
 
 
 @dataclass(frozen=True)
-class DecodeTerms(_Terms):
+class DecodeTerms(Terms):
     """A step of decodes alone, in seconds.
 
     constant + per_decode * (decodes beyond free_decodes) + per_context * context.
@@ -67,7 +81,7 @@ class DecodeTerms(_Terms):
 
 
 @dataclass(frozen=True)
-class PrefillTerms(_Terms):
+class PrefillTerms(Terms):
     """A step of prompt tokens alone, in seconds: constant + per_token * prefill + per_behind * behind.
 
     The paper's alpha_p and beta_p, and what earlier chunks of the same prompts cost, which it leaves out.
@@ -79,7 +93,7 @@ class PrefillTerms(_Terms):
 
 
 @dataclass(frozen=True)
-class MixedTerms(_Terms):
+class MixedTerms(Terms):
     """A step with both, in seconds.
 
     The sum of constant, per_prefill * prefill, per_decode * (decodes beyond free_decodes),
@@ -157,7 +171,7 @@ class LinearCost:
 
     def seconds(self, shape: Shape) -> float:
         """One step of any shape."""
-        decodes, context, prefill, behind = shape
+        decodes, context, prefill, behind, _ = shape
         if not prefill:
             line = self._lines.get(decodes) or self.decode_line(decodes)
             return line[0] + line[1] * context

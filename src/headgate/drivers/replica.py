@@ -10,7 +10,7 @@ from headgate.core.lease import Lease
 from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, EACH_STEP, NONE, Decodes, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
-from headgate.cost.model import Shape
+from headgate.cost.model import Chunk, Shape
 from headgate.drivers.engine import Engine
 from headgate.drivers.listeners import Listeners
 from headgate.drivers.residents import Residents
@@ -42,6 +42,7 @@ class Replica(Residents):
         self.last_start = 0.0  # when the newest step began
         self.asked_now = False  # the plan was made for what the view shows now
         self._cost = engine.cost
+        self._by_chunk = getattr(engine.cost, "by_chunk", False)
         self._observers = tuple(observers)
         self._leases = leases
         self._on_leave = on_leave
@@ -150,7 +151,8 @@ class Replica(Residents):
             behind += done
         context = ledger.context + decodes if decodes else 0
         start = self.now
-        end = start + self._cost.seconds(Shape(decodes, context, prefill, behind))
+        parts = tuple(Chunk(done, n, n == e.todo) for e, n, done in chosen) if self._by_chunk else ()
+        end = start + self._cost.seconds(Shape(decodes, context, prefill, behind, parts))
         self._ran(start, [end], decodes, context, prefill, behind)
         for entry, tokens, _ in chosen:
             entry.todo -= tokens
@@ -241,9 +243,7 @@ class Replica(Residents):
 
     def _complete(self, entry: Entry) -> None:
         """Its prompt is done; the step brought its first token (or, after an eviction, its next)."""
-        rolling = isinstance(
-            self.plan.decode, Decodes
-        )  # a plan that names its decodes does not name this one
+        rolling = isinstance(self.plan.decode, Decodes)  # one that names its decodes does not name this one
         self._join(entry, self.now, rolling)
         self.lease.prefill()
         for hook in self.hear.prefilled:

@@ -26,8 +26,7 @@ class Mixed(BatchPolicy):
         slots: requests that may hold KV at once (`max_num_seqs`).
         budget: tokens in one step, decodes included (`max_num_batched_tokens`).
 
-    Source: vLLM v1's default, and Sarathi-Serve (Agrawal et al., OSDI 2024) as its Algorithm; `spec`
-    name MB. We differ from Sarathi in nothing but the name of the parameters.
+    Source: vLLM v1's default; `spec` name MB. `sarathi` is the same with Sarathi-Serve's watermark.
     """
 
     def __init__(self, slots: int, budget: int) -> None:

@@ -147,6 +147,8 @@ class Recorder(Observer):
     def _fill(self, request: Request) -> None:
         row, id = self._counts, request.id
         row["output"][id] = request.generated
+        if request.cached:
+            row["cached"][id] = request.cached
         if request.evictions:
             row["evictions"][id] = request.evictions
             row["wasted"][id] = request.wasted

@@ -95,18 +95,18 @@ def make_policy(name: str, settings: dict[str, Any], engine: Engine) -> tuple[Ba
             raise InputError(
                 f"policy {name}: {limit}={values[limit]} exceeds the engine's {most}; raise --{limit}"
             )
-    policy = _policy_class(name)
+    policy = policy_class(name)
     own = {"cost": engine.cost} if "cost" in inspect.signature(policy).parameters else {}
     return policy(**values, **own), values
 
 
 def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
     """What one may set of a policy; the step cost is always the engine's."""
-    parameters = inspect.signature(_policy_class(name)).parameters
+    parameters = inspect.signature(policy_class(name)).parameters
     return {key: each for key, each in parameters.items() if key != "cost"}
 
 
-def _policy_class(name: str) -> type[BatchPolicy]:
+def policy_class(name: str) -> type[BatchPolicy]:
     """One of ours by name, or the user's own by FILE.py:CLASS."""
     if ".py:" in name:
         return own_policy(name)

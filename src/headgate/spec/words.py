@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -44,6 +44,7 @@ Setting = Annotated[Any, BeforeValidator(_setting)]
 REMEDIES = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "a number above {gt}",
+    "less_than_equal": "at most {le}",
     "finite_number": "a finite number",
     "int_type": "a whole number, without quotes",
     "int_parsing": "a whole number, without quotes",
@@ -61,6 +62,10 @@ class Words(BaseModel):
     """Unknown words are mistakes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+Said = TypeVar("Said", bound=Words)
+Fields = Callable[[tuple[int | str, ...]], Iterable[str]]
 
 
 class Lengths(Words):
@@ -142,7 +147,7 @@ def read_words(path: str | Path, what: str = "experiment file") -> dict[str, Any
     except UnicodeDecodeError:
         raise InputError(f"{what} {path}: not UTF-8 text; give a TOML file") from None
     try:
-        return _underscored(tomllib.loads(text), f"{what} {path}: ")
+        return underscored(tomllib.loads(text), f"{what} {path}: ")
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{what} {path}: not valid TOML: {error}; mend the file") from None
     except (RecursionError, ValueError) as error:  # nested without end, a number of thousands of digits
@@ -151,7 +156,7 @@ def read_words(path: str | Path, what: str = "experiment file") -> dict[str, Any
         raise InputError(f"{what} {path}: cannot be read: {str(error)[:60]}; mend the file") from None
 
 
-def _underscored(table: dict[str, Any], where: str) -> dict[str, Any]:
+def underscored(table: dict[str, Any], where: str) -> dict[str, Any]:
     """The same with underscores for dashes, in the tables of classes and stages too."""
     words: dict[str, Any] = {}
     for name, value in table.items():
@@ -159,20 +164,25 @@ def _underscored(table: dict[str, Any], where: str) -> dict[str, Any]:
         if word in words:
             raise InputError(f"{where}{name!r} is given twice, with a dash and an underscore; drop one")
         if isinstance(value, list):
-            value = [_underscored(each, where) if isinstance(each, dict) else each for each in value]
+            value = [underscored(each, where) if isinstance(each, dict) else each for each in value]
         words[word] = value
     return words
 
 
 def experiment(words: dict[str, Any], where: str = "") -> Experiment:
     """Checked words; `where` says in messages which file they are from."""
+    return checked(Experiment, words, _fields, where)
+
+
+def checked(kind: type[Said], words: dict[str, Any], fields: Fields, where: str = "") -> Said:
+    """Words of any kind, checked; `fields` names the words one may use at a place."""
     try:
-        return Experiment.model_validate(words)
+        return kind.model_validate(words)
     except InputError as error:  # from a duration
         raise InputError(f"{where}{error}") from None
     except ValidationError as error:
         faults = [{**fault, "msg": _plainly(fault)} for fault in error.errors(include_url=False)]
-        raise InputError(where + first_fault(faults, _fields)) from None
+        raise InputError(where + first_fault(faults, fields)) from None
 
 
 def _plainly(fault: Mapping[str, Any]) -> str:

@@ -16,9 +16,11 @@ from headgate.cost.card import Region, list_cards, load_card, parse_card
 from headgate.cost.model import Shape
 
 NAMES = [
+    "derived-h200-qwen3-8b",
     "h200-qwen3-8b",
     "pub-h200-qwen3-30b-a3b",
     "pub-h200-qwen3-8b",
+    "pub-rtx-ada-6000-mistral-7b",
     "pub-rtx-pro-6000-qwen3-30b-a3b",
     "pub-rtx-pro-6000-qwen3-8b",
 ]
@@ -65,7 +67,7 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
 def test_published_capacity_is_memory_less_weights() -> None:
     per_token = {"8b": 147_456, "a3b": 98_304}
     weights = {"8b": 16.4e9, "a3b": 61e9}
-    for name in NAMES[1:]:
+    for name in (name for name in NAMES if name.startswith("pub-") and "qwen3" in name):
         memory = 141e9 if "h200" in name else 96e9
         size = name.rsplit("-", 1)[1]
         fits = (0.9 * memory - weights[size]) / per_token[size]
@@ -123,6 +125,32 @@ def test_unknown_field_without_a_neighbour_lists_those_known() -> None:
     card = document()
     card["region"]["zzzz"] = 1
     assert complaint(card).endswith("unknown field 'region.zzzz'; known here: context, decodes, prefill")
+
+
+def test_straight_lines_or_tiles_but_one_of_them() -> None:
+    card = document()
+    lines = card.pop("coefficients")
+    wanted = "a card has either coefficients (straight lines) or tiles; give one of the two"
+    assert complaint(card) == f"card my.json: {wanted}"
+    card["tiles"] = json.loads(load_card("derived-h200-qwen3-8b").text())["tiles"]
+    assert parse_card(json.dumps(card), "my.json").cost == load_card("derived-h200-qwen3-8b").cost
+    assert complaint({**card, "coefficients": lines}).endswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("per_colum", 0.01, "unknown field 'tiles.per_colum'; did you mean 'per_column'?"),
+        ("per_token", -1.0, "per_token must be a finite number, zero or more"),
+        ("tile", [128, 0, 32], "sides of both tiles must be at least 1"),
+        ("tile", [128, 128], "tiles.tile"),
+        ("layers", "36", "tiles.layers: Input should be a valid integer"),
+    ],
+)
+def test_bad_tiles(field: str, value: Any, says: str) -> None:
+    card = json.loads(load_card("derived-h200-qwen3-8b").text())
+    card["tiles"][field] = value
+    assert says in complaint(card)
 
 
 def test_missing_fields() -> None:

@@ -20,6 +20,7 @@ shapes = st.builds(
     context=st.integers(0, 2_000_000),
     prefill=st.integers(0, 16_384),
     behind=st.integers(0, 100_000),
+    chunks=st.just(()),
 )
 PLAIN = LinearCost(DecodeTerms(0.01, 1e-4, 1e-8), PrefillTerms(0.002, 2e-5, 3e-8), MixedTerms())
 
@@ -48,7 +49,7 @@ def test_finite_and_not_negative(card: str, shape: Shape) -> None:
     assert seconds >= 0
 
 
-@given(cards, shapes, st.sampled_from(Shape._fields), st.integers(1, 5_000))
+@given(cards, shapes, st.sampled_from(Shape._fields[:4]), st.integers(1, 5_000))
 def test_more_never_takes_less(card: str, shape: Shape, feature: str, more: int) -> None:
     cost = CARDS[card].cost
     larger = shape._replace(**{feature: getattr(shape, feature) + more})

@@ -1,0 +1,181 @@
+"""The tile-aware time of a batch: work in whole tiles, weights read once, attention per request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.cost.model import Chunk, Shape, Terms
+
+
+@dataclass(frozen=True)
+class TileTerms(Terms):
+    """The coefficients of the tile model, in seconds and tokens.
+
+    `tile` is the output tile of a matrix product and its depth (rows, columns, reduction); tokens are its
+    columns. A *pair* is one tile of weights times one tile of tokens, a *column* is what one tile of tokens
+    costs in all linear layers together. `vector_tile` is the same for products with a single vector.
+
+    In the order given, the paper's N, d, (t_row, t_col, t_red), (v_row, v_col), 1/mu_Lin, 1/mu_nLin,
+    1/(s mu), 1/(s mu_v); then what we add to it: a constant per batch, the time to read all weights once
+    (a floor under the linear layers), and a language-model head that is computed for sampled positions only
+    and so counted apart (zero where `per_column` contains it, as in the paper).
+    """
+
+    layers: int
+    width: int
+    tile: tuple[int, int, int]
+    vector_tile: tuple[int, int]
+    per_column: float
+    per_token: float
+    per_pair: float
+    per_vector_pair: float
+    constant: float = 0.0
+    floor: float = 0.0
+    head_per_column: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.layers, self.width, *self.tile, *self.vector_tile) < 1:
+            raise ValueError("layers, width and the sides of both tiles must be at least 1")
+
+    @property
+    def per_context(self) -> float:
+        """Seconds a decode takes per token it reads, in whole tiles: kappa."""
+        rows, columns = self.vector_tile
+        return 2 * self.layers * self.width * self.per_vector_pair / (rows * columns)
+
+    @property
+    def per_square(self) -> float:
+        """A_P: a prompt of L tokens in chunks of one tile column c takes A_P * L * (L + c) of attention."""
+        rows, columns, depth = self.tile
+        return self.layers * self.width * self.per_pair / (rows * columns * depth)
+
+    def prompt_pairs(self, start: int, tokens: int) -> float:
+        """Tile pairs of a chunk's attention in one layer: keys times queries, then values times weights."""
+        rows, columns, depth = self.tile
+        end = start + tokens
+        keys = -(-end // rows) * (self.width / depth)
+        values = self.width / rows * -(-end // depth)
+        return -(-tokens // columns) * (keys + values)
+
+    def decode_pairs(self, position: int) -> float:
+        """Tile pairs of a decode's attention in one layer; `position` is that of its newest token, from 1."""
+        rows, columns = self.vector_tile
+        return self.width / columns * -(-position // rows) + -(-position // columns) * (self.width / rows)
+
+
+class Parts(NamedTuple):
+    """Where the time of a batch goes, in seconds."""
+
+    constant: float
+    linear: float
+    other: float  # non-linear work, by token
+    decodes: float  # their attention
+    prompts: float  # their attention
+    head: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(self)
+
+
+def batch_parts(terms: TileTerms, chunks: Iterable[Chunk], positions: Iterable[int]) -> Parts:
+    """A batch given request by request: prompt chunks, and the position of each decode's newest token.
+
+    Equations 4 to 7 of arXiv 2508.01002 with the missing 1/s of its equation 5, and the extensions of
+    `TileTerms`; with those at zero it is equation 7. Nothing takes no time.
+    """
+    chunks, positions = tuple(chunks), tuple(positions)
+    tokens = len(positions) + sum(chunk.tokens for chunk in chunks)
+    if not tokens:
+        return Parts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    columns = terms.tile[1]
+    sampled = len(positions) + sum(chunk.last for chunk in chunks)
+    decode_pairs = sum(terms.decode_pairs(position) for position in positions)
+    prompt_pairs = sum(terms.prompt_pairs(chunk.start, chunk.tokens) for chunk in chunks)
+    return Parts(
+        constant=terms.constant,
+        linear=max(terms.floor, terms.per_column * -(-tokens // columns)),
+        other=terms.per_token * tokens,
+        decodes=terms.layers * terms.per_vector_pair * decode_pairs,
+        prompts=terms.layers * terms.per_pair * prompt_pairs,
+        head=terms.head_per_column * -(-sampled // columns),
+    )
+
+
+def batch_seconds(terms: TileTerms, chunks: Iterable[Chunk], positions: Iterable[int]) -> float:
+    """How long that batch takes."""
+    return batch_parts(terms, chunks, positions).total
+
+
+class TileCost:
+    """The tile model as a step cost: linear layers in whole tiles, prompt attention by chunk.
+
+    Exact but for one thing. A decode's attention comes in whole tiles of its own context, which no sum over
+    requests can tell, so each decode is charged for its context and half a tile: what the tiles come to on
+    average over all positions, and exactly so for a request that decodes through whole tiles. Batches given
+    request by request have `batch_seconds`.
+    """
+
+    by_chunk: Final = True
+
+    def __init__(self, terms: TileTerms) -> None:
+        self.terms = terms
+        rows, columns = terms.vector_tile
+        self._half_tile = terms.per_context * (rows + columns - 2) / 4
+        self._per_context = terms.per_context
+        self._attention = terms.layers * terms.per_pair
+        self._lines: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
+
+    def __repr__(self) -> str:
+        return f"TileCost({self.terms})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.terms == other.terms if isinstance(other, TileCost) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.terms)
+
+    def seconds(self, shape: Shape) -> float:
+        """One step of any shape; prompts without chunks are taken as one prompt that ends with this step."""
+        decodes, context, prefill, behind, chunks = shape
+        if not prefill:
+            line = self._lines.get(decodes) or self.decode_line(decodes)
+            return line[0] + line[1] * context
+        pairs, sampled, terms = 0.0, decodes, self.terms
+        for start, tokens, last in chunks or (Chunk(behind, prefill),):
+            pairs += terms.prompt_pairs(start, tokens)
+            sampled += last
+        fixed = self._fixed(decodes, decodes + prefill, sampled)
+        return fixed + self._per_context * context + self._attention * pairs
+
+    def decode_line(self, decodes: int) -> tuple[float, float]:
+        """(fixed, per_context): a decode-only step of that many takes fixed + per_context * context."""
+        line = self._lines.get(decodes)
+        if line is None:
+            line = self._lines[decodes] = (self._fixed(decodes, decodes, decodes), self._per_context)
+        return line
+
+    def span(self, decodes: int, context: int, steps: int) -> NDArray[np.float64]:
+        """Consecutive decode-only steps; the same numbers `seconds` would give, bit for bit."""
+        fixed, per_context = self.decode_line(decodes)
+        contexts = (context + decodes * np.arange(steps, dtype=np.int64)).astype(np.float64)
+        return fixed + per_context * contexts
+
+    def _fixed(self, decodes: int, tokens: int, sampled: int) -> float:
+        """All but attention that grows with context."""
+        terms = self.terms
+        columns = terms.tile[1]
+        return (
+            terms.constant
+            + max(terms.floor, terms.per_column * -(-tokens // columns))
+            + terms.head_per_column * -(-sampled // columns)
+            + terms.per_token * tokens
+            + self._half_tile * decodes
+        )

@@ -1,0 +1,113 @@
+"""vLLM's waiting queue with a gate: while it is shut only the requests of a plan can be seen, in its order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request
+
+
+class GatedQueue(RequestQueue):
+    """Wraps one of vLLM's own queues and keeps its order; `shut` narrows it for the time of one step.
+
+    While shut, looking and taking see only the given requests. Those taken leave the queue when it opens
+    again, all at once, because taking one from the middle costs a walk through it. Its length stays true.
+    """
+
+    def __init__(self, inner: RequestQueue) -> None:
+        self._inner = inner
+        self._members: set[Request] = set(inner)
+        self._visible: deque[Request] | None = None
+        self._taken: list[Request] = []
+
+    def shut(self, requests: Iterable[Request]) -> None:
+        """From now on only these can be seen, as far as they are here."""
+        members = self._members
+        self._visible = deque(request for request in requests if request in members)
+
+    def open(self) -> None:
+        """Everybody can be seen again."""
+        self._visible = None
+        taken, self._taken = self._taken, []
+        if not taken:
+            return
+        inner = self._inner
+        gone = set(taken)
+        while gone and inner and inner.peek_request() in gone:
+            gone.discard(inner.pop_request())
+        if gone:
+            inner.remove_requests(gone)
+
+    # -- what vLLM calls ---------------------------------------------------------------------------
+
+    def peek_request(self) -> Request:
+        """The next one that may be seen."""
+        if self._visible is None:
+            return self._inner.peek_request()
+        return self._visible[0]
+
+    def pop_request(self) -> Request:
+        """Take the next one that may be seen."""
+        if self._visible is None:
+            request = self._inner.pop_request()
+        else:
+            request = self._visible.popleft()
+            self._taken.append(request)
+        self._members.discard(request)
+        return request
+
+    def add_request(self, request: Request) -> None:
+        """It joins; while shut it cannot be seen."""
+        self._settle(request)
+        self._members.add(request)
+        self._inner.add_request(request)
+
+    def prepend_request(self, request: Request) -> None:
+        """It joins in front."""
+        self._settle(request)
+        self._members.add(request)
+        self._inner.prepend_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """They join in front, in the order vLLM's own queue gives them."""
+        back = list(requests)
+        for request in back:
+            self._settle(request)
+        self._members.update(back)
+        self._inner.prepend_requests(back)
+
+    def remove_request(self, request: Request) -> None:
+        """It leaves."""
+        self.remove_requests((request,))
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """They leave."""
+        gone = self._members.intersection(requests)
+        if not gone:
+            return
+        self._members -= gone
+        self._inner.remove_requests(gone)
+        if self._visible is not None:
+            self._visible = deque(request for request in self._visible if request not in gone)
+
+    def _settle(self, request: Request) -> None:
+        """Somebody taken comes back before the gate opened: make good the walk we had saved."""
+        if request in self._taken:
+            self._taken.remove(request)
+            self._inner.remove_request(request)
+
+    def __bool__(self) -> bool:
+        if self._visible is None:
+            return bool(self._inner)
+        return bool(self._visible)
+
+    def __len__(self) -> int:
+        return len(self._inner) - len(self._taken)
+
+    def __iter__(self) -> Iterator[Request]:
+        if not self._taken:
+            return iter(self._inner)
+        gone = set(self._taken)
+        return iter([request for request in self._inner if request not in gone])

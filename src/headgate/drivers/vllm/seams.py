@@ -1,0 +1,99 @@
+"""What of vLLM we rely on, so that a release that changes it fails in one clear place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+
+OLDEST, NEWEST = (0, 26), (0, 32)  # releases this package was tried with
+MODULES = {
+    "scheduler": "vllm.v1.core.sched.scheduler",
+    "async": "vllm.v1.core.sched.async_scheduler",
+    "queues": "vllm.v1.core.sched.request_queue",
+    "output": "vllm.v1.core.sched.output",
+    "request": "vllm.v1.request",
+}
+# Methods we call or override, with the arguments we pass by position or read by name.
+METHODS = {
+    "schedule": (),
+    "update_from_output": ("scheduler_output", "model_runner_output"),
+    "add_request": ("request",),
+    "finish_requests": ("request_ids", "finished_status"),
+    "_preempt_request": ("request", "timestamp"),
+    "_free_request": ("request",),
+    "_handle_stopped_request": ("request",),
+    "_is_blocked_waiting_status": ("status",),
+    "get_request_counts": (),
+}
+PROMOTE = ("_handle_blocked_waiting_request", "_try_promote_blocked_waiting_request")  # one of them
+QUEUE = ("add_request", "pop_request", "peek_request", "prepend_request", "prepend_requests")
+QUEUE += ("remove_request", "remove_requests", "__bool__", "__len__", "__iter__")
+# Attributes `schedule` must read for our knobs to work.
+READ_BY_SCHEDULE = ("current_step", "next_decode_eligible_step", "max_num_scheduled_tokens", "running")
+READ_BY_SCHEDULE += ("waiting", "long_prefill_token_threshold")
+REQUEST = ("num_computed_tokens", "is_prefill_chunk", "next_decode_eligible_step", "lora_request")
+REQUEST += ("num_prompt_tokens", "max_tokens", "priority", "arrival_time", "status", "num_preemptions")
+OUTPUT = {
+    "SchedulerOutput": ("num_scheduled_tokens", "scheduled_new_reqs", "scheduled_cached_reqs"),
+    "CachedRequestData": ("resumed_req_ids",),
+    "NewRequestData": ("req_id",),
+}
+
+
+def version() -> tuple[int, ...]:
+    """Of the installed vLLM: (0, 32, 0)."""
+    text: str = import_module("vllm.version").__version__
+    numbers = text.replace("+", ".").split(".")[:3]
+    return tuple(int("".join(filter(str.isdigit, number)) or 0) for number in numbers)
+
+
+def unsupported(found: tuple[int, ...]) -> str | None:
+    """Why this release is refused, in one line; None when it is one we know."""
+    if OLDEST <= found[:2] <= NEWEST:
+        return None
+    shown, oldest, newest = (".".join(map(str, numbers)) for numbers in (found, OLDEST, NEWEST))
+    return f"vLLM {shown} is not one headgate knows ({oldest} to {newest}); pass --force (force: true) to try"
+
+
+def faults() -> list[str]:
+    """Every name we rely on that the installed vLLM lacks; empty when all is well."""
+    try:
+        modules = {name: import_module(path) for name, path in MODULES.items()}
+    except ImportError as error:
+        return [f"cannot import {error.name}: {error}"]
+    found: list[str] = []
+    base = getattr(modules["scheduler"], "Scheduler", None)
+    if base is None or not hasattr(modules["async"], "AsyncScheduler"):
+        return ["no Scheduler or no AsyncScheduler class"]
+    found += _methods(base)
+    source = inspect.getsource(base.schedule)
+    found += [f"Scheduler.schedule no longer reads {name}" for name in READ_BY_SCHEDULE if name not in source]
+    queue = getattr(modules["queues"], "RequestQueue", None)
+    found += [f"RequestQueue lacks {name}" for name in QUEUE if not hasattr(queue, name)]
+    found += [
+        f"RequestQueue asks for {name}, which our queue lacks"
+        for name in sorted(getattr(queue, "__abstractmethods__", ()))
+        if name not in QUEUE
+    ]
+    source = inspect.getsource(modules["request"].Request)
+    found += [f"Request lacks {name}" for name in REQUEST if f"self.{name}" not in source]
+    for name, fields in OUTPUT.items():
+        kind = getattr(modules["output"], name, None)
+        known = getattr(kind, "__annotations__", {})
+        found += [f"{name} lacks {field}" for field in fields if field not in known]
+    return found
+
+
+def _methods(base: type) -> Iterator[str]:
+    for name, wanted in METHODS.items():
+        method = getattr(base, name, None)
+        if method is None:
+            yield f"Scheduler lacks {name}"
+            continue
+        has = inspect.signature(method).parameters
+        for argument in wanted:
+            if argument not in has:
+                yield f"Scheduler.{name} lacks the argument {argument}"
+    if not any(hasattr(base, name) for name in PROMOTE):
+        yield f"Scheduler has none of {', '.join(PROMOTE)}"

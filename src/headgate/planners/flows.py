@@ -1,0 +1,163 @@
+"""Classes of requests as flows through one engine of a fleet: their sizes, speeds and prices.
+
+Symbols of arXiv 2602.02987 stand in comments; everything is per engine, so a fleet of n engines meets n
+times these rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, isfinite
+
+from headgate.core.errors import InputError
+
+BUNDLED, SEPARATE = "bundled", "separate"
+CHARGES = (BUNDLED, SEPARATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One class of requests."""
+
+    name: str
+    prompt: float  # P, mean tokens
+    output: float  # D, mean tokens
+    rate: float  # λ, arrivals per second and engine
+    impatience: float = 0.0  # θ, 1 / mean patience of those who wait; 0: nobody gives up
+    decode_impatience: float | None = None  # θ of those who wait for a decode seat; None: the same
+
+    @property
+    def gives_up(self) -> float:
+        """How fast one who waits for a decode seat gives up."""
+        return self.impatience if self.decode_impatience is None else self.decode_impatience
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast one engine works, equations (1) to (4).
+
+    Steps that hold a chunk of a prompt last `mixed_fixed + chunk * mixed_per_token`, steps without one
+    `1 / solo_speed`, however many decodes they hold. Differences, both off by default: `whole_chunks` counts
+    the chunks of a mean prompt instead of its tokens, `decodes_count` adds the decodes to the chunk.
+    """
+
+    seats: int  # B, requests of any kind at once
+    chunk: int  # C, prompt tokens in a mixed step
+    mixed_fixed: float  # α
+    mixed_per_token: float  # β
+    solo_speed: float  # γ, tokens per second and seat
+    whole_chunks: bool = False
+    decodes_count: bool = False
+
+    @property
+    def mixed_step(self) -> float:
+        """τ, seconds."""
+        beside = self.seats - 1 if self.decodes_count else 0
+        return self.mixed_fixed + self.mixed_per_token * (self.chunk + beside)
+
+    @property
+    def ratio(self) -> float:
+        """κ, how much faster a decode is without a prompt beside it."""
+        return self.solo_speed * self.mixed_step
+
+    @property
+    def keeps_up(self) -> bool:
+        """Proposition 1: then the best bundled plan lets nobody wait for a decode seat."""
+        return self.seats * self.ratio >= self.seats - 1
+
+    @property
+    def displaced(self) -> float:
+        """Decode tokens per second that one engine loses while it prefills."""
+        return self.seats * self.solo_speed - (self.seats - 1) / self.mixed_step
+
+    def prefill_seconds(self, flow: Flow) -> float:
+        """1/μ_p, the time one prompt keeps an engine mixed."""
+        if not self.whole_chunks:
+            return flow.prompt * self.mixed_step / self.chunk
+        chunks = ceil(flow.prompt / self.chunk)
+        per_chunk = self.mixed_step - self.mixed_per_token * self.chunk
+        return per_chunk * chunks + self.mixed_per_token * flow.prompt
+
+    def decode_weight(self, flow: Flow) -> float:
+        """D + ωP: decode tokens of capacity that one request takes, its prompt's share included."""
+        return flow.output + self.displaced * self.prefill_seconds(flow)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a token brings."""
+
+    prompt: float  # c_p
+    output: float  # c_d
+
+    def value(self, flow: Flow) -> float:
+        """w, of one request served to its end (21)."""
+        return self.prompt * flow.prompt + self.output * flow.output
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """Everything a fluid plan depends on."""
+
+    flows: tuple[Flow, ...]
+    pace: Pace
+    prices: Prices
+    charging: str = BUNDLED  # paid for requests that finish (22), or "separate": for each stage (23)
+
+    def checked(self) -> Instance:
+        """The same, or an error that names what cannot be."""
+        if not self.flows:
+            raise InputError("no class of requests; give at least one")
+        if self.charging not in CHARGES:
+            raise InputError(f"charging {self.charging!r} is not known; choose from: {', '.join(CHARGES)}")
+        names = [flow.name for flow in self.flows]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InputError(f"class {twice!r} is given twice; names must differ")
+        for flow in self.flows:
+            _check_flow(flow)
+        if not any(flow.rate for flow in self.flows):
+            raise InputError("no class has arrivals; give at least one a rate above 0")
+        _check_pace(self.pace)
+        for name, price in (("prompt", self.prices.prompt), ("output", self.prices.output)):
+            _need(price >= 0 and isfinite(price), f"the price of a {name} token is {price:g}", "at least 0")
+        _need(self.prices.prompt + self.prices.output > 0, "both prices are 0", "one above 0")
+        return self
+
+    def seconds(self) -> list[float]:
+        """1/μ_p of each class."""
+        return [self.pace.prefill_seconds(flow) for flow in self.flows]
+
+    def values(self) -> list[float]:
+        """What one request of each class brings, w."""
+        return [self.prices.value(flow) for flow in self.flows]
+
+    def densities(self) -> list[float]:
+        """Value per decode token of capacity, w / (D + ωP): the knapsack's order of classes."""
+        return [self.prices.value(flow) / self.pace.decode_weight(flow) for flow in self.flows]
+
+
+def _check_flow(flow: Flow) -> None:
+    about = f"class {flow.name!r}: "
+    for name in ("prompt", "output"):
+        tokens = getattr(flow, name)
+        _need(tokens > 0 and isfinite(tokens), f"{about}{name} is {tokens:g} tokens", "more than 0")
+    _need(flow.rate >= 0 and isfinite(flow.rate), f"{about}rate is {flow.rate:g}", "at least 0")
+    for name in ("impatience", "gives_up"):
+        rate = getattr(flow, name)
+        _need(rate >= 0 and isfinite(rate), f"{about}impatience is {rate:g} per second", "at least 0")
+
+
+def _check_pace(pace: Pace) -> None:
+    _need(pace.seats >= 1, f"{pace.seats} seats per engine", "at least 1")
+    _need(pace.chunk >= 1, f"a chunk of {pace.chunk} tokens", "at least 1")
+    for name in ("mixed_fixed", "mixed_per_token"):
+        seconds = getattr(pace, name)
+        _need(seconds >= 0 and isfinite(seconds), f"{name} is {seconds:g} seconds", "at least 0")
+    _need(pace.mixed_step > 0, "a mixed step takes no time", "a fixed part or a price per token above 0")
+    speed = pace.solo_speed
+    _need(speed > 0 and isfinite(speed), f"a decode alone makes {speed:g} tokens/s", "more than 0")
+
+
+def _need(right: bool, what: str, wanted: str) -> None:
+    if not right:
+        raise InputError(f"{what}; give {wanted}")

@@ -1,0 +1,233 @@
+"""In which order waiting prompts enter: by arrival, shortest first, by priority, by deadline; with ageing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from math import isfinite
+
+from headgate.core.errors import InputError, unknown
+from headgate.core.plan import EACH_STEP, Until
+from headgate.core.policy import BatchPolicy, End
+from headgate.core.request import Request
+from headgate.core.view import View
+
+Key = tuple[float, ...]  # compared; the last two are arrival and number, so that no two are equal
+
+
+class _Sorted:
+    """Requests sorted by a key that never changes: a bisection when one comes or goes, nothing else."""
+
+    def __init__(self, key: Callable[[Request], Key]) -> None:
+        self._key = key
+        self._keys: list[Key] = []
+        self._of: dict[int, Key] = {}
+
+    def add(self, request: Request) -> None:
+        key = self._of[request.id] = self._key(request)
+        insort(self._keys, key)
+
+    def drop(self, request: Request) -> None:
+        key = self._of.pop(request.id, None)
+        if key is not None:
+            del self._keys[bisect_left(self._keys, key)]
+
+    def first(self) -> Key | None:
+        return self._keys[0] if self._keys else None
+
+    def ids(self) -> Iterator[int]:
+        for key in self._keys:
+            yield int(key[-1])
+
+
+class Order(ABC):
+    """Who of those that wait enters next. Evicted requests stand before all others in every order.
+
+    Keys never change: ageing lowers all of them alike as time passes, so only the arrival counts, and nothing
+    is ever sorted again.
+    """
+
+    blocked = Until(finishes=1, arrivals=1)  # what may bring a head that fits, when this one does not
+
+    @abstractmethod
+    def add(self, request: Request) -> None:
+        """It has come and waits."""
+
+    @abstractmethod
+    def drop(self, request: Request) -> None:
+        """It waits no longer."""
+
+    def waiting(self, view: View) -> Iterator[Request]:
+        """Those that wait, the next one first."""
+        waiting = view.waiting
+        for request in waiting.values():
+            if not request.evictions:
+                break
+            yield request
+        for id in self._ids(view.now):
+            fresh = waiting.get(id)
+            if fresh is not None:
+                yield fresh
+
+    @abstractmethod
+    def _ids(self, now: float) -> Iterator[int]:
+        """Those that were never evicted."""
+
+
+class ByArrival(Order):
+    """First come, first served: the order in which the view shows them."""
+
+    blocked = Until(finishes=1)
+
+    def add(self, request: Request) -> None:
+        """Nothing to keep."""
+
+    def drop(self, request: Request) -> None:
+        """Nothing to keep."""
+
+    def waiting(self, view: View) -> Iterator[Request]:
+        """Those that wait, the oldest first."""
+        return iter(view.waiting.values())
+
+    def _ids(self, now: float) -> Iterator[int]:
+        return iter(())
+
+
+class ShortestPrompt(Order):
+    """The shortest prompt first; every second of waiting makes a prompt count as `ageing` tokens shorter.
+
+    A prompt of L tokens is then overtaken only by requests that come within L / ageing seconds after it.
+    Without ageing nothing bounds the wait of a long one.
+    """
+
+    def __init__(self, ageing: float = 0.0) -> None:
+        self._ageing = ageing
+        self._sorted = _Sorted(self._key)
+
+    def add(self, request: Request) -> None:
+        """Sort it in."""
+        self._sorted.add(request)
+
+    def drop(self, request: Request) -> None:
+        """Take it out."""
+        self._sorted.drop(request)
+
+    def _ids(self, now: float) -> Iterator[int]:
+        return self._sorted.ids()
+
+    def _key(self, request: Request) -> Key:
+        return (request.prompt + self._ageing * request.arrival, request.arrival, request.id)
+
+
+class ByPriority(ShortestPrompt):
+    """The most urgent priority first, whatever the others wait; the shortest prompt first among equals."""
+
+    def _key(self, request: Request) -> Key:
+        return (request.priority, *super()._key(request))
+
+
+class EarliestDeadline(ShortestPrompt):
+    """Whoever must start first to have its first token in time; the shortest first once somebody is late.
+
+    A prompt must start at its arrival plus its promise of a first token, less the time its tokens take. As
+    soon as the first one can no longer make it there is too much work for every promise, and the order is
+    that of `ShortestPrompt`, which keeps the most of them, until those that are late are gone.
+
+    `promise` is for requests that were promised nothing, `pace` the seconds a prompt token takes.
+    """
+
+    blocked = EACH_STEP  # the head changes as time passes
+
+    def __init__(self, promise: float, pace: float, ageing: float = 0.0) -> None:
+        super().__init__(ageing)
+        self._promise, self._pace = promise, pace
+        self._by_start = _Sorted(self._start)
+
+    def add(self, request: Request) -> None:
+        """Sort it in, both ways."""
+        super().add(request)
+        self._by_start.add(request)
+
+    def drop(self, request: Request) -> None:
+        """Take it out."""
+        super().drop(request)
+        self._by_start.drop(request)
+
+    def _ids(self, now: float) -> Iterator[int]:
+        first = self._by_start.first()
+        late = first is not None and first[0] < now
+        return self._sorted.ids() if late else self._by_start.ids()
+
+    def _start(self, request: Request) -> Key:
+        promise = request.slo.first_token
+        if promise is None:
+            promise = self._promise
+        return (request.arrival + promise - self._pace * request.prompt, request.arrival, request.id)
+
+
+ORDERS = ("arrival", "shortest", "priority", "deadline")
+
+
+def order_of(who: str, name: str, ageing: float, promise: float, pace: float) -> Order:
+    """An order by its name; `who` asks, for the error message."""
+    if not (isfinite(ageing) and ageing >= 0):
+        raise InputError(f"{who}: ageing={ageing} tokens per second; it must be 0 (none) or more")
+    if not promise > 0:
+        raise InputError(f"{who}: first_token={promise} s; a promise must be above 0")
+    if name == "arrival":
+        return ByArrival()
+    if name == "shortest":
+        return ShortestPrompt(ageing)
+    if name == "priority":
+        return ByPriority(ageing)
+    if name == "deadline":
+        return EarliestDeadline(promise, pace, ageing)
+    raise unknown(f"order of {who}", name, ORDERS)
+
+
+class Ordered(BatchPolicy):
+    """A policy that lets prompts in by an order of its own, and keeps a little KV free of them."""
+
+    order: Order
+    watermark: float  # share of the KV that no new prompt may take; decodes grow into it
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It waits."""
+        self.order.add(request)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """It waits no longer; if it is ever evicted the view shows it first."""
+        self.order.drop(request)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It may have left the queue."""
+        self.order.drop(request)
+
+    def _entering(self, view: View, seats: int, tokens: float) -> tuple[list[int], float]:
+        """New prompts for so many seats and tokens, as far as their KV is free; and the tokens left over.
+
+        The first that does not fit holds up those behind it. An empty engine takes anybody.
+        """
+        block, decoding, prefilling = view.limits.block, view.decoding, view.prefilling
+        room = view.kv_free - self.watermark * view.kv_total
+        for request in prefilling.values():
+            room -= request.todo
+        entering: list[int] = []
+        for request in self.order.waiting(view):
+            if seats <= 0 or tokens <= 0:
+                break
+            room -= -(-request.todo // block) * block
+            if room < 0 and (entering or decoding or prefilling):
+                break
+            entering.append(request.id)
+            tokens -= request.todo
+            seats -= 1
+        return entering, tokens
+
+
+def share(who: str, name: str, value: float) -> float:
+    """A setting that must be a share of something, below all of it."""
+    if not 0 <= value < 1:
+        raise InputError(f"{who}: {name}={value}; it is a share of the KV, from 0 to below 1")
+    return value

@@ -1,0 +1,115 @@
+"""RAD: one prompt at a time, alone and in whole tiles; decodes in whole tiles while none may start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from headgate.core.errors import InputError
+from headgate.core.plan import ALL, NONE, Plan, Until
+from headgate.core.policy import BatchPolicy, End
+from headgate.core.request import Request
+from headgate.core.view import View
+from headgate.estimators.averages import Ema
+
+REMEMBERED = 100.0  # completions after which an output counts half in the expected one
+
+
+class Rad(BatchPolicy):
+    """Prefill prompts one after the other until the decodes fill their tiles, then decode them all.
+
+    A chosen prompt runs alone and to its end; decodes keep their KV meanwhile and get nothing. When a decode
+    has left and somebody waits, the next prompt runs. After `cycle` prompts none starts until all decodes
+    have left. So every step but a prompt's last and the end of a cycle fills whole tiles of the GPU.
+
+    Parameters:
+        slots: requests that may hold KV at once; rounded down to whole tiles. The paper's is one tile.
+        tile: tokens that one column tile of the GPU's matrix products holds, t_col.
+        chunk: prompt tokens in a step, whole tiles. The paper's is one; see below.
+        cycle: prompts between two moments at which nobody decodes, n; at least `slots`. None: no bound, a
+            cycle ends when the engine runs empty, which loses the least.
+        output: output tokens to keep KV for, until outputs have been seen.
+
+    Source: arXiv 2508.01002, Algorithm 1. We differ: (a) steps of one tile wait for the weights on real GPUs
+    and lose a quarter of the throughput, so `chunk` is four tiles (erratum E6); (b) a prompt starts only if
+    the KV of everybody's expected output fits: the paper assumes KV for a tile of the longest requests (E17);
+    (c) `slots` may hold several tiles; (d) the count of a cycle starts anew whenever nobody decodes (E16).
+    """
+
+    def __init__(
+        self, slots: int, tile: int = 128, chunk: int = 512, cycle: int | None = None, output: float = 256.0
+    ) -> None:
+        if min(slots, tile) < 1:
+            raise InputError(f"rad: slots={slots}, tile={tile}; both must be at least 1")
+        if chunk < tile or chunk % tile:
+            raise InputError(f"rad: chunk={chunk} is not a whole number of tiles of {tile}; choose a multiple")
+        self.seats = slots // tile * tile or slots
+        if cycle is not None and cycle < self.seats:
+            raise InputError(f"rad: cycle={cycle} is below the {self.seats} seats; raise it or drop it")
+        if not output > 0:
+            raise InputError(f"rad: output={output} tokens; it must be above 0")
+        self.chunk = chunk
+        self.cycle = inf if cycle is None else cycle
+        self._started = 0  # prompts completed in this cycle
+        self._output = Ema(REMEMBERED)
+        self._output.update(output)
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """One more of the cycle."""
+        self._started += 1
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """Learn what to expect of the others."""
+        if how in (End.STOPPED, End.LIMIT):
+            self._output.update(request.generated)
+
+    def gauges(self) -> Mapping[str, float]:
+        """How far the cycle is, and the output that KV is kept for."""
+        return {"started": self._started, "output": self._output.value or 0.0}
+
+    def plan(self, view: View) -> Plan:
+        """The prompt under way, or the next one if it may start, or every decode."""
+        if view.prefilling:
+            return self._alone(next(iter(view.prefilling)))
+        if not view.decoding:
+            self._started = 0
+        seats = min(self.seats, view.limits.running)
+        if not self._may_start(view, seats):
+            return Plan(ALL, until=self._decode_until(view, seats))
+        return self._alone(next(iter(view.waiting)))
+
+    def _may_start(self, view: View, seats: int) -> bool:
+        if not view.waiting or self._started >= self.cycle or len(view.decoding) >= seats:
+            return False
+        return not view.decoding or self.fits(view)
+
+    def _decode_until(self, view: View, seats: int) -> Until:
+        """What could let the next prompt start."""
+        decodes = len(view.decoding)
+        if self._started >= self.cycle:
+            return Until(finishes=decodes)
+        if decodes >= seats:
+            return Until(finishes=decodes - seats + 1)
+        return Until(finishes=1) if view.waiting else Until(arrivals=1)
+
+    def _alone(self, id: int) -> Plan:
+        return Plan(NONE, (id,), chunk=self.chunk, until=Until(prefills=1))
+
+    def fits(self, view: View) -> bool:
+        """Is there KV for the next prompt now, and for all with the output they are expected to have?"""
+        block = view.limits.block
+        head = next(iter(view.waiting.values()))
+        if -(-head.todo // block) * block > view.kv_free:
+            return False
+        whole = self._blocks(head, block)
+        for request in (*view.decoding.values(), *view.prefilling.values()):
+            whole += self._blocks(request, block)
+        return whole * block <= view.kv_total
+
+    def _blocks(self, request: Request, block: int) -> int:
+        """Blocks it will hold at its end; it never shrinks, so that only a finish can make room."""
+        expected = self._output.value or 0.0
+        if request.guess is not None:
+            expected = request.guess
+        output = max(min(expected, request.limit), request.generated)
+        return -(-(request.prompt + int(output)) // block)

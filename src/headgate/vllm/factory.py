@@ -1,0 +1,139 @@
+"""Makes the scheduler vLLM asked for: settings, policy, observers, and one line that says what is on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from headgate.core.errors import InputError
+from headgate.core.policy import BatchPolicy, Observer
+from headgate.core.request import Slo
+from headgate.drivers.live import LiveObserver
+from headgate.drivers.vllm.plugin import Duties, Headgate
+from headgate.drivers.vllm.seams import faults, unsupported, version
+from headgate.vllm.requests import promises
+from headgate.vllm.settings import Reload, build_policy, file_of, read_settings
+from headgate.vllm.words import LOG, OBSERVE, Settings
+
+
+class SyncHeadgate(Headgate, Scheduler):
+    """For engines that know the tokens of a step before they compose the next."""
+
+
+class AsyncHeadgate(Headgate, AsyncScheduler):
+    """For engines that compose the next step while one runs."""
+
+
+class Says(LiveObserver):
+    """The one event nobody may miss."""
+
+    def fell_back(self, reason: str, now: float) -> None:
+        """Loudly, once."""
+        LOG.error("headgate: FALLEN BACK to vLLM's own scheduling after %.1f s: %s", now, reason)
+
+
+def make_scheduler(given: dict[str, Any]) -> Any:
+    """The scheduler, or one line that says why not."""
+    config = given["vllm_config"]
+    try:
+        settings = read_settings(config.additional_config)
+        _refuse(settings, config)
+        made = AsyncHeadgate if config.scheduler_config.async_scheduling else SyncHeadgate
+        scheduler = made(**given)
+        policy, parameters = _policy(settings, scheduler)
+    except InputError as error:
+        LOG.error("headgate: %s", error)
+        raise
+    state = {"settings": settings}
+    scheduler._headgate_begin(
+        Duties(
+            policy,
+            (Says(), *_observers(settings, scheduler, policy, parameters)),
+            settings.watchdog,
+            lambda request: _said(request, state["settings"]),
+            _renewal(state, scheduler),
+        )
+    )
+    _announce(settings, scheduler, parameters)
+    return scheduler
+
+
+def _refuse(settings: Settings, config: Any) -> None:
+    """What we cannot serve: unknown releases, and models that have no prefill and decode."""
+    problems = [unsupported(version()), *(f"vLLM's scheduler has changed: {fault}" for fault in faults())]
+    found = [problem for problem in problems if problem]
+    if found and settings.force:
+        LOG.warning("headgate: forced, although %s", "; ".join(found))
+    elif found:
+        raise InputError("; ".join(found))
+    model = config.model_config
+    if model.runner_type == "pooling" or getattr(model, "is_diffusion", False):
+        raise InputError(f"model {model.model} does not generate token by token; drop --scheduler-cls")
+
+
+def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy | None, dict[str, Any]]:
+    """The policy for this engine's limits; None when vLLM is only to be observed."""
+    if settings.policy == OBSERVE:
+        return None, {}
+    return build_policy(
+        settings,
+        kv_tokens=(scheduler.cache_config.num_gpu_blocks - 1) * scheduler.block_size,
+        block=scheduler.block_size,
+        max_model_len=scheduler.max_model_len,
+        batch_tokens=scheduler.max_num_scheduled_tokens,
+        running=scheduler._headgate_seats(),
+    )
+
+
+def _said(request: Request, settings: Settings) -> tuple[str, Slo, int | None]:
+    """Class, promises and guess of a request."""
+    sampling = request.sampling_params
+    return promises(sampling.extra_args if sampling is not None else None, settings)
+
+
+def _renewal(state: dict[str, Settings], scheduler: Any) -> Callable[[], BatchPolicy | None]:
+    """Looks at the file of settings; another policy when it has changed for another valid one."""
+    path = file_of()
+    if path is None:
+        return lambda: None
+    reload = Reload(path, scheduler.vllm_config.additional_config)
+
+    def renew() -> BatchPolicy | None:
+        settings = reload.changed()
+        if settings is None:
+            return None
+        try:
+            policy, parameters = _policy(settings, scheduler)
+        except InputError as error:
+            LOG.warning("headgate: %s; the settings in force stay", error)
+            return None
+        state["settings"] = settings
+        LOG.warning("headgate: settings read again from %s", path)
+        _announce(settings, scheduler, parameters)
+        return policy
+
+    return renew
+
+
+def _observers(
+    settings: Settings, scheduler: Any, policy: BatchPolicy | None, parameters: dict[str, Any]
+) -> list[Observer]:
+    return []
+
+
+def _announce(settings: Settings, scheduler: Any, parameters: dict[str, Any]) -> None:
+    words = ", ".join(f"{name}={value}" for name, value in parameters.items())
+    LOG.info(
+        "headgate: policy %s(%s), card %s, %s scheduling, %d seats, %d tokens a step, %d KV tokens",
+        settings.policy,
+        words,
+        settings.card or "none",
+        "asynchronous" if isinstance(scheduler, AsyncHeadgate) else "synchronous",
+        scheduler._headgate_seats(),
+        scheduler.max_num_scheduled_tokens,
+        scheduler._headgate.ledger.kv_total,
+    )

@@ -1,0 +1,22 @@
+"""Tests against the real vLLM; without it (the fast suite's environment) there is nothing to collect."""
+
+import os
+from importlib.util import find_spec
+
+from hypothesis import HealthCheck, settings
+
+# Before vLLM is imported anywhere: no network, no statistics, no chatter.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
+
+settings.register_profile(
+    "engine",
+    max_examples=25,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("engine")
