@@ -8,7 +8,7 @@ from typing import Any
 from headgate.cost.card import load_card
 from headgate.drivers.engine import Engine
 from headgate.policies import BATCH
-from headgate.spec.build import make_policy, split_policy
+from headgate.spec.build import make_policy, policy_parameters, split_policy
 
 PLAIN = "plain"
 SPEED = (PLAIN, "eb:refill=48", "eb-online", "eb+")
@@ -34,21 +34,25 @@ def switch(scheduler: Any, arm: str, engine: Engine) -> None:
         if arm != PLAIN:
             raise SystemExit(f"arm {arm}: this engine runs without headgate; leave --no-plugin out")
         return
-    live.enabled = arm != PLAIN
-    if live.enabled:
-        live.take_over(make_policy(*split_policy(arm), engine)[0])
+    live.take_over(None if arm == PLAIN else make_policy(*split_policy(arm), engine)[0])
 
 
 def gauges(scheduler: Any) -> Mapping[str, float]:
     """What the policy says of itself; nothing for plain vLLM."""
     live = getattr(scheduler, "_headgate", None)
-    return live.policy.gauges() if live is not None and live.enabled else {}
+    policy = None if live is None else live.policy
+    return {} if policy is None else policy.gauges()
 
 
 def fallen(scheduler: Any) -> str | None:
     """Why the plug-in gave up, if it did: such a run measures plain vLLM."""
     live = getattr(scheduler, "_headgate", None)
     return None if live is None or live.fallen is None else str(live.fallen)
+
+
+def learns(arm: str) -> bool:
+    """Does it first have to see some requests end?"""
+    return arm != PLAIN and "review" in policy_parameters(split_policy(arm)[0])
 
 
 def every_policy(slots: int) -> list[str]:

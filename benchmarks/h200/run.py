@@ -1,4 +1,4 @@
-"""Compare arms in one vLLM engine: `python -m benchmarks.h200.run --help`; results are appended as JSON lines."""
+"""Compare arms in one vLLM engine: `python -m benchmarks.h200.run --help`; results are JSON lines."""
 
 from __future__ import annotations
 
@@ -29,13 +29,20 @@ ENVIRONMENT = {
 }
 SHRINK = 16  # of lengths, with --tiny
 SEED = 11
+RAMP = 0.03  # seconds for each slot to fill the engine before the first round, a guess
+WHOLE_RUN = 90.0  # seconds to serve one queue whole, a guess
 
 
 def options(argv: list[str]) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.h200.run", description=__doc__)
     add = parser.add_argument
-    add("--mode", choices=("busy", "whole"), default="busy", help="change policies live, or serve queues whole")
+    add(
+        "--mode",
+        choices=("busy", "whole"),
+        default="busy",
+        help="change policies live, or serve queues whole",
+    )
     add("--arms", nargs="+", default=list(arms.SPEED), help="plain, or a policy like eb:refill=48")
     add("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     add("--rounds", type=int, default=2)
@@ -44,6 +51,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--blocks", type=int, default=50760, help="KV blocks")
     add("--clients", type=float, default=1.25, help="busy: requests in the engine, times the slots")
     add("--settle", type=float, default=6.0, help="busy: seconds after a change that do not count")
+    add("--learn", type=float, default=8.0, help="busy: seconds more for policies that learn")
     add("--measure", type=float, default=14.0, help="busy: seconds that do")
     add("--scale", type=float, default=1.0, help="whole: times the usual number of requests")
     add("--seconds", type=float, default=540.0, help="begin no round that could end after this")
@@ -89,7 +97,9 @@ def start(asked: argparse.Namespace, shape: models.Shape, model: Path, home: Pat
     else:
         words["compilation_config"] = {"max_cudagraph_capture_size": asked.slots}
     if not asked.no_plugin:
-        (home / "headgate.json").write_text(json.dumps({"policy": "mixed", "watchdog": "1h", "card": asked.card}))
+        (home / "headgate.json").write_text(
+            json.dumps({"policy": "mixed", "watchdog": "1h", "card": asked.card})
+        )
         os.environ["HEADGATE_CONFIG"] = str(home / "headgate.json")
         words["scheduler_cls"] = arms.SCHEDULER
     return LLM(**words)
@@ -128,9 +138,9 @@ def setup_line(asked: argparse.Namespace, session: Session) -> Line:
 class Results:
     """One JSON line per run, as it ends; the steps of each run beside it."""
 
-    def __init__(self, place: Path, slots: int) -> None:
+    def __init__(self, place: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
-        self.place, self.slots = place, slots
+        self.place = place
 
     def add(self, line: Line) -> None:
         """Append and print."""
@@ -141,7 +151,9 @@ class Results:
 
     def steps(self, session: Session, line: Line) -> None:
         """Rows of the run, for later fits."""
-        name = f"{self.slots}_{line['workload']}_{line['arm']}_{line['round']}".replace("/", "-").replace(":", "-")
+        name = f"{self.slots}_{line['workload']}_{line['arm']}_{line['round']}".replace("/", "-").replace(
+            ":", "-"
+        )
         table = np.array(session.record.rows, dtype=float).reshape(-1, len(Row._fields))
         np.savez_compressed(self.place / f"{name}.npz", log=table, columns=np.array(Row._fields))
 
@@ -152,7 +164,7 @@ def speed(asked: argparse.Namespace, session: Session, results: Results, deadlin
     for name in asked.workloads:
         met = load(name, SEED, SHRINK if asked.tiny else 1)
         busy = Busy(session, met, round(asked.clients * session.engine.running))
-        round_time = len(asked.arms) * (asked.settle + asked.measure + 1)
+        round_time = guess(asked)
         for number in range(asked.rounds):
             if perf_counter() + round_time > deadline:
                 print(f"no time left for round {number} of {name}", flush=True)
@@ -165,14 +177,23 @@ def speed(asked: argparse.Namespace, session: Session, results: Results, deadlin
                 line = {"slots": asked.slots, "mode": asked.mode, "round": number, **line}
                 results.add(line)
                 results.steps(session, line)
-            round_time = perf_counter() - began
+            round_time = 1.05 * (perf_counter() - began)
     session.empty()
+
+
+def guess(asked: argparse.Namespace) -> float:
+    """Seconds the first round of a workload takes, rather too many."""
+    if asked.mode == "whole":
+        return len(asked.arms) * asked.scale * WHOLE_RUN
+    learning = asked.learn * sum(map(arms.learns, asked.arms))
+    ramp = RAMP * asked.slots
+    return float(ramp + len(asked.arms) * (asked.settle + asked.measure) + learning)
 
 
 def one(asked: argparse.Namespace, session: Session, busy: Busy, met: Load, arm: str) -> Line:
     """One arm, one time."""
     if asked.mode == "busy":
-        return busy.segment(arm, asked.settle, asked.measure)
+        return busy.segment(arm, asked.settle + asked.learn * arms.learns(arm), asked.measure)
     return whole(session, met, arm, round(asked.scale * met.whole))
 
 
@@ -207,7 +228,7 @@ def main(argv: list[str]) -> None:
         home = Path(place)
         shape, model = folder(asked, home)
         session = Session(start(asked, shape, model, home), engine, shape.vocabulary)
-        results = Results(asked.out, asked.slots)
+        results = Results(asked.out)
         results.add({**setup_line(asked, session), "start_seconds": perf_counter() - began})
         if asked.tokens:
             for line in tokens.compare(session, asked.arms, asked.requests, asked.tiny):

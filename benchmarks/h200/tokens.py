@@ -31,7 +31,7 @@ def compare(session: Session, arms: list[str], count: int, tiny: bool) -> Iterat
     The order changes which requests share a batch, and with it the rounding. That line says how many
     differences are plain vLLM's own. With VLLM_BATCH_INVARIANT=1 there should be none in any line.
     """
-    prompts = requests(session.vocabulary, count, 16 if tiny else 1)
+    prompts = requests(session.vocabulary, count, 4 if tiny else 1)
     session.switch(PLAIN)
     expected = serve(session, prompts, list(range(count)))
     order = np.random.default_rng(1).permutation(count).tolist()

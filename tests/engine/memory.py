@@ -14,10 +14,11 @@ class Wrong(AssertionError):
 
 
 class Memory:
-    """Blocks of states. `holders` says how many requests hold a block, by the scheduler's own books."""
+    """Blocks of states. `holders` says how many requests hold a block by the scheduler's own books."""
 
     def __init__(self, blocks: int, size: int, holders: Callable[[int], int]) -> None:
         self.size = size
+        self.tables: dict[str, tuple[Truth, list[int]]] = {}  # of everybody the worker knows
         self._blocks = [[NEVER] * size for _ in range(blocks + 1)]
         self._holders = holders
 
@@ -58,11 +59,16 @@ class Memory:
         return self._blocks[table[position // self.size]][position % self.size]
 
     def _write(self, name: str, table: Sequence[int], position: int, state: int) -> None:
-        block = table[position // self.size]
+        """Prefix caching lets others share a block even before it is written, if they want the same in it."""
+        index, place = divmod(position, self.size)
+        block = table[index]
         if block == 0:
             raise Wrong(f"{name}: writes position {position} into the null block")
-        row, place = self._blocks[block], position % self.size
         holders = self._holders(block)
-        if holders < 1 or (holders > 1 and row[place] != state):
-            raise Wrong(f"{name}: writes position {position} into block {block}, held by {holders} requests")
-        row[place] = state
+        if holders < 1:
+            raise Wrong(f"{name}: writes position {position} into block {block}, which is free")
+        if holders > 1:
+            for other, (truth, blocks) in self.tables.items():
+                if index < len(blocks) and blocks[index] == block and truth.state(position) != state:
+                    raise Wrong(f"{name}: writes position {position} into block {block} of {other}")
+        self._blocks[block][place] = state

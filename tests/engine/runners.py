@@ -60,6 +60,7 @@ class Runner:
             if len(adapters) > self.shape.adapters:
                 raise Wrong(f"{len(adapters)} adapters in one step, room for {self.shape.adapters}")
         self._remember(scheduled)
+        self.memory.tables = {name: (self.truths[name], seat.table) for name, seat in self.seats.items()}
         sampled = [self._run(name, count, drafts.get(name, [])) for name, count in scheduled.items()]
         names = list(scheduled)
         self.after(dict(zip(names, sampled, strict=True)))
@@ -93,6 +94,8 @@ class Runner:
         if real < 1 or count < 1:
             raise Wrong(f"{name}: {count} tokens scheduled, {len(drafts)} of them drafts")
         tokens = self.feed(name, first, real)
+        if len(tokens) != real:
+            raise Wrong(f"{name}: {real} tokens scheduled from {first} on, the worker knows {len(tokens)}")
         for position, token in enumerate(tokens, first):
             if token != truth.token(position):
                 raise Wrong(f"{name}: token {token} at position {position}, should be {truth.token(position)}")
@@ -229,4 +232,4 @@ RUNNERS = {1: FirstRunner, 2: SecondRunner}
 
 def _seat(new: Any, tokens: list[int]) -> Seat:
     adapter = new.lora_request.lora_int_id if new.lora_request else 0
-    return Seat(list(tokens), new.prompt_len, new.num_computed_tokens, list(new.block_ids[0]), adapter)
+    return Seat(list(tokens), len(new.prompt_token_ids), new.num_computed_tokens, list(new.block_ids[0]), adapter)

@@ -14,7 +14,9 @@ from headgate.cli.demo import demo
 from headgate.cli.doctor import doctor
 from headgate.cli.plan import plan
 from headgate.cli.reproduce import reproduce
+from headgate.cli.serve import PASSES, serve
 from headgate.cli.simulate import simulate
+from headgate.cli.trace import trace
 from headgate.core.errors import InputError, RunError
 
 # Typer brings its own copy of click from some version on; this is the base of all usage errors in either.
@@ -44,6 +46,8 @@ app.command()(compare)
 app.command()(doctor)
 app.command()(reproduce)
 app.add_typer(plan, name="plan")
+app.command(context_settings=PASSES)(serve)
+app.command()(trace)
 
 
 def main() -> None:

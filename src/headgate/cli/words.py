@@ -121,7 +121,7 @@ def gather(
         words |= _classes(mix)
     words |= {name: value for name, value in flags.items() if value is not None}
     if settings:
-        words["set"] = {**words.get("set", {}), **_settings(settings)}
+        words["set"] = {**words.get("set", {}), **settings_of(settings)}
     return experiment(words)
 
 
@@ -134,7 +134,8 @@ def _classes(mix: str) -> dict[str, Any]:
     return words
 
 
-def _settings(texts: list[str]) -> dict[str, str]:
+def settings_of(texts: list[str]) -> dict[str, str]:
+    """Several --set NAME=VALUE as one table."""
     found: dict[str, str] = {}
     for name, value in map(_setting, texts):
         if name in found:

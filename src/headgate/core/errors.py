@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from traceback import extract_tb
 from typing import Any
 
 UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
@@ -15,6 +16,13 @@ class InputError(ValueError):
 
 class RunError(RuntimeError):
     """A run could not go on (a policy planned nonsense, a request starved). Exit code 1."""
+
+
+def told(error: Exception) -> str:
+    """An exception in one line, with the place it came from."""
+    frame = extract_tb(error.__traceback__)[-1]
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said} (in {frame.name}, {frame.filename}:{frame.lineno})"
 
 
 def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:

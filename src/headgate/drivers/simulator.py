@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
-from traceback import extract_tb
 
-from headgate.core.errors import RunError
+from headgate.core.errors import RunError, told
 from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.drivers.arrivals import Arrivals
 from headgate.drivers.engine import Engine
@@ -62,7 +61,7 @@ class Simulator:
         except RunError:
             raise
         except Exception as error:
-            raise RunError(f"policy {name} broke at {replica.now:.6f} s: {_told(error)}") from error
+            raise RunError(f"policy {name} broke at {replica.now:.6f} s: {told(error)}") from error
         if self.arrivals.outstanding:
             raise RunError(
                 f"policy {name} lost {self.arrivals.outstanding} requests; a policy must not change the view"
@@ -161,10 +160,3 @@ class Simulator:
             raise RunError(
                 f"policy {name} starves at {self.replica.now:.3f} s: {starving}; {self.replica.state()}"
             )
-
-
-def _told(error: Exception) -> str:
-    """An exception in one line, with the place it came from."""
-    frame = extract_tb(error.__traceback__)[-1]
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said} (in {frame.name}, {frame.filename}:{frame.lineno})"

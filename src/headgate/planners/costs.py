@@ -6,7 +6,8 @@ from math import ceil, isfinite
 from typing import NamedTuple
 
 from headgate.core.errors import InputError
-from headgate.cost.model import LinearCost
+from headgate.cost.model import LinearCost, StepCost
+from headgate.planners.lines import nearest_lines
 
 
 class Lengths(NamedTuple):
@@ -97,7 +98,7 @@ def checked_lengths(lengths: Lengths) -> Lengths:
     return lengths
 
 
-def phase_costs(cost: LinearCost, lengths: Lengths, slots: int, refill: int = 1) -> PhaseCosts:
+def phase_costs(cost: StepCost, lengths: Lengths, slots: int, refill: int = 1) -> PhaseCosts:
     """A cost card's steps as straight lines in the number of requests, for this workload and batch size.
 
     Two things bend a step's price that EB's formulas take as straight. Context: each decode is charged for
@@ -107,11 +108,14 @@ def phase_costs(cost: LinearCost, lengths: Lengths, slots: int, refill: int = 1)
     knee below the phase, decode_fixed is what the line has at zero, less than the card's own constant: the
     free decodes are a credit. Should the credit exceed the constant, the line from an empty batch is used
     instead, which is never negative. What earlier chunks of a prompt cost (per_behind) is left out; it is
-    about one per cent for 128K prompts in chunks of 8K.
+    about one per cent for 128K prompts in chunks of 8K. A cost that is not made of lines, such as the tile
+    model's stairs, gives the nearest ones.
     """
     checked_lengths(lengths)
     if not 1 <= refill <= slots:
         raise InputError(f"refill={refill}, slots={slots}; need 1 <= refill <= slots, choose k <= N")
+    if not isinstance(cost, LinearCost):
+        return _nearest(cost, lengths, slots)
     ends = (slots - refill, slots)
     decode, prefill, mixed = cost.decode, cost.prefill, cost.mixed
     fixed, each = _line(decode.constant, decode.per_decode, decode.free_decodes, ends)
@@ -128,6 +132,13 @@ def phase_costs(cost: LinearCost, lengths: Lengths, slots: int, refill: int = 1)
             mixed_by_share=(constant + mixed.per_prefill, linear + of_decodes - mixed.per_prefill, square),
         )
     )
+
+
+def _nearest(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
+    """The same from any step cost, by the lines nearest to it."""
+    decode, prefill, mixed = nearest_lines(cost, lengths.prompt, lengths.context, slots)
+    together, per_token, beside = mixed
+    return checked_costs(PhaseCosts(*prefill, *decode, together, (per_token, beside - per_token, 0.0)))
 
 
 def amortised_prefill(costs: PhaseCosts, tokens: float, budget: int, switch: float = 0.0) -> float:

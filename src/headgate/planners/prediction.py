@@ -7,6 +7,7 @@ from math import ceil, erfc, log1p, sqrt
 from headgate.core.errors import InputError
 from headgate.cost.model import Shape, StepCost
 from headgate.planners.costs import Lengths, checked_lengths
+from headgate.planners.lines import mean_prompts
 from headgate.planners.thresholds import Threshold
 
 FEW = 1e-3  # steps that come about this rarely are not counted
@@ -24,7 +25,8 @@ def mixed_rate(cost: StepCost, lengths: Lengths, running: float, budget: int) ->
     decodes, context = round(running), round(running * lengths.context)
     entering = running / lengths.output
     if entering >= 1:
-        seconds = cost.seconds(Shape(decodes, context, round(entering * lengths.prompt)))
+        prompts = mean_prompts(entering * lengths.prompt, lengths.prompt)
+        seconds = cost.seconds(prompts._replace(decodes=decodes, context=context))
     else:
         chunk = min(lengths.prompt, budget - running)
         share = min(1.0, entering * lengths.prompt / chunk)  # a prompt above the budget takes several steps
@@ -50,7 +52,7 @@ def exclusive_rate(cost: StepCost, lengths: Lengths, slots: float, share: float,
     decode = phase * cost.seconds(Shape(round(decodes), round(decodes * lengths.context)))
     tokens = refilled * lengths.prompt
     steps = ceil(tokens / budget)
-    return refilled / (decode + steps * cost.seconds(Shape(prefill=max(1, round(tokens / steps)))))
+    return refilled / (decode + steps * cost.seconds(mean_prompts(tokens / steps, lengths.prompt)))
 
 
 def prefill_steps(lengths: Lengths, refilled: float, budget: float) -> float:

@@ -7,8 +7,28 @@ from headgate.policies.adaptive import AdaptiveExclusive
 from headgate.policies.exclusive import Exclusive, PrefillFirst, RequestLevel
 from headgate.policies.hybrid import Hybrid
 from headgate.policies.mixed import Mixed
+from headgate.policies.phases import TwoPhaseRad
+from headgate.policies.rad import Rad
+from headgate.policies.sarathi import Sarathi, ShortestFirst
+from headgate.policies.slai import Slai
+from headgate.policies.wait import NestedWait, Wait
 
-__all__ = ["BATCH", "AdaptiveExclusive", "Exclusive", "Hybrid", "Mixed", "PrefillFirst", "RequestLevel"]
+__all__ = [
+    "BATCH",
+    "AdaptiveExclusive",
+    "Exclusive",
+    "Hybrid",
+    "Mixed",
+    "NestedWait",
+    "PrefillFirst",
+    "Rad",
+    "RequestLevel",
+    "Sarathi",
+    "ShortestFirst",
+    "Slai",
+    "TwoPhaseRad",
+    "Wait",
+]
 
 BATCH: dict[str, type[BatchPolicy]] = {
     "mixed": Mixed,
@@ -17,4 +37,11 @@ BATCH: dict[str, type[BatchPolicy]] = {
     "eb+": Hybrid,
     "v0": PrefillFirst,
     "request-level": RequestLevel,
+    "sarathi": Sarathi,
+    "sarathi-spf": ShortestFirst,
+    "slai": Slai,
+    "rad": Rad,
+    "rad-smooth": TwoPhaseRad,
+    "wait": Wait,
+    "nested-wait": NestedWait,
 }

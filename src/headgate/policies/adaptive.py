@@ -10,7 +10,7 @@ from headgate.core.errors import InputError, unknown
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
-from headgate.cost.model import LinearCost
+from headgate.cost.model import StepCost
 from headgate.estimators.averages import Window
 from headgate.estimators.hazard import OutputHazard, guarded
 from headgate.planners.costs import Lengths, PhaseCosts, phase_costs
@@ -59,7 +59,7 @@ class AdaptiveExclusive(Exclusive):
     def __init__(
         self,
         slots: int,
-        cost: LinearCost,
+        cost: StepCost,
         mode: str = "stationary",
         gate: str = "forecast",
         seats: str = "forecast",

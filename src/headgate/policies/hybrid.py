@@ -10,7 +10,7 @@ from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
-from headgate.cost.model import LinearCost
+from headgate.cost.model import StepCost
 from headgate.estimators.averages import TimedEma, Window
 from headgate.planners.crossover import compare, wants_exclusive
 from headgate.planners.prediction import exclusive_rate, mixed_rate
@@ -47,7 +47,7 @@ class Hybrid(BatchPolicy):
         self,
         slots: int,
         budget: int,
-        cost: LinearCost,
+        cost: StepCost,
         margin: float = 0.01,
         dwell: float = 2.0,
         light: int = 16,

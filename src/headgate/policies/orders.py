@@ -204,7 +204,7 @@ class Ordered(BatchPolicy):
         """It may have left the queue."""
         self.order.drop(request)
 
-    def _entering(self, view: View, seats: int, tokens: float) -> tuple[list[int], float]:
+    def _entering(self, view: View, seats: int, tokens: int) -> tuple[list[int], int]:
         """New prompts for so many seats and tokens, as far as their KV is free; and the tokens left over.
 
         The first that does not fit holds up those behind it. An empty engine takes anybody.

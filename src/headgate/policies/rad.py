@@ -42,7 +42,7 @@ class Rad(BatchPolicy):
         if min(slots, tile) < 1:
             raise InputError(f"rad: slots={slots}, tile={tile}; both must be at least 1")
         if chunk < tile or chunk % tile:
-            raise InputError(f"rad: chunk={chunk} is not a whole number of tiles of {tile}; choose a multiple")
+            raise InputError(f"rad: chunk={chunk} is not a multiple of tile={tile}; choose whole tiles")
         self.seats = slots // tile * tile or slots
         if cycle is not None and cycle < self.seats:
             raise InputError(f"rad: cycle={cycle} is below the {self.seats} seats; raise it or drop it")

@@ -88,8 +88,8 @@ class Replay:
 
     def _arrived(self, line: dict[str, Any]) -> None:
         slo = Slo(line["first_token"], line["between_tokens"])
-        named = (line[name] for name in ("id", "at", "kind", "prompt", "limit", "priority"))
-        seen = self.here[line["id"]] = Seen(*named, slo, line["guess"])
+        told = {name: line[name] for name in ("id", "kind", "prompt", "limit", "priority", "guess")}
+        seen = self.here[line["id"]] = Seen(arrival=line["at"], slo=slo, **told)
         self.recorder.arrived(seen, line["at"])
 
     def _admitted(self, seen: Seen, line: dict[str, Any]) -> None:
@@ -230,5 +230,7 @@ def _fault(line: dict[str, Any]) -> str | None:
     missing = [name for name in FIELDS.get(event, ()) if name not in line]
     if missing:
         return f"{event!r} lacks {missing[0]!r}"
+    if event == "arrived" and not (isinstance(line["id"], int) and isinstance(line["kind"], str)):
+        return "'arrived' without a number and a kind"
     empty = [name for name in FIELDS.get(event, ()) if line[name] is None and name not in OPTIONAL]
     return f"{empty[0]!r} of {event!r} is empty" if empty else None

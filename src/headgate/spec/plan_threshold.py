@@ -12,6 +12,7 @@ from headgate.cost.model import Shape
 from headgate.planners.batch_size import paper_slots, safe_slots
 from headgate.planners.costs import PhaseCosts, phase_costs
 from headgate.planners.crossover import compare, exclusive_throughput, mixed_throughput
+from headgate.planners.lines import mean_prompts
 from headgate.planners.prediction import exclusive_rate, mixed_rate
 from headgate.planners.stationary import stationary_share
 from headgate.planners.thresholds import HIGHEST, Threshold, base_share, paper_share, settle
@@ -240,7 +241,7 @@ def refill_gap(about: Situation, running: int, refilled: float) -> float:
     """Seconds between two tokens of a request across a refill of mean prompts: the refill, then its step."""
     tokens = refilled * about.lengths.prompt
     steps = ceil(tokens / about.budget)
-    pause = steps * about.cost.seconds(Shape(prefill=max(1, round(tokens / steps))))
+    pause = steps * about.cost.seconds(mean_prompts(tokens / steps, about.lengths.prompt))
     return pause + about.cost.seconds(Shape(running, round(running * about.lengths.context)))
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, StepCost
 from headgate.drivers.engine import Engine
 from headgate.estimators.hazard import LinearHazard, fit_hazard, guarded
 from headgate.estimators.survival import Survival, sample_survival
@@ -60,7 +60,7 @@ class Situation:
 
     source: str  # where the step costs come from
     workload: str  # where the lengths come from
-    cost: LinearCost
+    cost: StepCost
     lengths: Lengths
     survival: Survival
     hazard: LinearHazard
@@ -136,7 +136,7 @@ def gathered(words: Experiment, engine: Engine, source: str, kv_tokens: float) -
     return Situation(
         source=source,
         workload=f"trace {words.trace}" if words.trace else f"{workload.name} lengths",
-        cost=engine.cost,  # type: ignore[arg-type]  # cards and plain numbers make nothing else
+        cost=engine.cost,
         lengths=lengths,
         survival=sample_survival(running),
         hazard=_hazard(running),

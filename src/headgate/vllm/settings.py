@@ -18,7 +18,7 @@ from headgate.drivers.engine import Engine
 from headgate.spec.build import make_policy, policy_class
 from headgate.spec.words import checked, read_words, underscored
 from headgate.vllm.requests import promises
-from headgate.vllm.words import LOG, Promise, Settings
+from headgate.vllm.words import LOG, OBSERVE, Promise, Settings
 
 __all__ = ["Reload", "Settings", "build_policy", "check_policy", "promises", "read_settings"]
 
@@ -39,8 +39,14 @@ def read_settings(additional_config: object = None, file: str | None = None) -> 
 
     A policy brings its own parameters: where the upper one names a policy, the lower one's `set` is dropped.
     """
-    file = file or os.environ.get(FILE)
-    merged = check_words(read_file(file), f"settings file {file}: ") if file else {}
+    file = file or file_of()
+    words = check_words(read_file(file), f"settings file {file}: ") if file else {}
+    return merge(words, additional_config)
+
+
+def merge(words: dict[str, Any], additional_config: object) -> Settings:
+    """Checked words, and what `--additional-config` says over them."""
+    merged = dict(words)
     own = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     if own is not None:
         if not isinstance(own, dict):
@@ -143,14 +149,11 @@ def build_policy(
 def check_policy(settings: Settings, batch_tokens: int | None = None, running: int | None = None) -> None:
     """Refuse what `build_policy` would refuse, as far as that can be told before the engine is there."""
     card = load_card(settings.card) if settings.card else None
-    most = batch_tokens or max(MOST_TOKENS, running or 0)
-    _make(
-        settings,
-        card,
-        Engine(
-            _cost(card), batch_tokens=most, running=min(running or MOST_REQUESTS, most), **CAN_BE_ANYTHING
-        ),
-    )
+    if settings.policy == OBSERVE:
+        return
+    tokens = batch_tokens or max(MOST_TOKENS, running or 0)
+    seats = min(running or MOST_REQUESTS, tokens)
+    _make(settings, card, Engine(_cost(card), batch_tokens=tokens, running=seats, **CAN_BE_ANYTHING))
 
 
 def beyond(card: Card, batch_tokens: int, running: int, max_model_len: int) -> list[str]:

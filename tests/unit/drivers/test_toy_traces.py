@@ -12,17 +12,29 @@ from math import ceil
 import pytest
 
 from headgate.core.policy import BatchPolicy
+from headgate.core.request import Slo
 from headgate.drivers.engine import Engine
-from headgate.policies import Mixed, PrefillFirst, RequestLevel
+from headgate.policies import (
+    Mixed,
+    PrefillFirst,
+    Rad,
+    RequestLevel,
+    Sarathi,
+    ShortestFirst,
+    Slai,
+    TwoPhaseRad,
+)
 from headgate.results.gaps import Gaps
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
-from headgate.workloads.workload import Workload
-from worlds import Batch, batches
+from headgate.workloads.workload import Kind, Workload
+from worlds import Batch, Line, batches
 
 ARRIVAL = [0, 0, 5, 20, 21, 60, 300]
 PROMPT = [9, 4, 12, 3, 6, 10, 5]
 OUTPUT = [4, 3, 3, 5, 3, 2, 1]
+KINDS = (Kind("free", Slo(between_tokens=100), 1), Kind("paying", Slo(between_tokens=40), 0))
+KIND = [0, 1, 0, 0, 1, 0, 0]
 
 SARATHI = """
 P1[1..8]                        24    24
@@ -59,12 +71,100 @@ P6[1..10]                    41    230.5
 D6@11                        8     238.5
 P7[1..5]                     22.5  322.5
 """
+SARATHI_SHORTEST = """
+P1[1..4] P2[1..4]               20    20
+D2@5 P1[5..9] P4[1..2]          31    51
+D1@10 D2@6 P4[3..3] P5[1..5]    28.5  79.5
+D1@11 D4@4 P5[6..6] P6[1..5]    30    109.5
+D1@12 D4@5 D5@7 P6[6..10]       31.5  141
+D4@6 D5@8 D6@11 P3[1..5]        27.5  168.5
+D4@7 P3[6..12]                  29    197.5
+D3@13                           8.5   206
+D3@14                           8.5   214.5
+P7[1..5]                        22.5  322.5
+"""
+SLAI_SHORTEST = """
+P1[1..4] P2[1..4]               20    20
+D2@5 P1[5..9] P4[1..2]          31    51
+D2@6 P4[3..3] P5[1..6]          27    78
+D5@7 P6[1..7]                   25    103
+D1@10 D4@4 D5@8 P6[8..10]       24    127
+P3[1..8]                        24    151
+D1@11 D4@5 D6@11 P3[9..12]      25.5  176.5
+D1@12 D3@13 D4@6                12    188.5
+D3@14 D4@7                      10    198.5
+P7[1..5]                        22.5  322.5
+"""
+SLAI_ARRIVAL = """
+P1[1..8]                        24    24
+P1[9..9] P2[1..4] P3[1..3]      26    50
+D2@5 P3[4..10]                  29    79
+D1@10 D2@6 P3[11..12] P4[1..3]  26    105
+D1@11 D3@13 P5[1..6]            27.5  132.5
+D1@12 D4@4 D5@7                 10.5  143
+D5@8 P6[1..7]                   25    168
+D3@14 D4@5 P6[8..10]            23.5  191.5
+D4@6 D6@11                      9.5   201
+D4@7                            7.5   208.5
+P7[1..5]                        22.5  322.5
+"""
+RAD_BEGINS = """
+P1[1..4]                        10    10
+P1[5..8]                        12    22
+P1[9..9]                        12.5  34.5
+P2[1..4]                        10    44.5
+P3[1..4]                        10    54.5
+P3[5..8]                        12    66.5
+P3[9..12]                       14    80.5
+P4[1..3]                        9.5   90
+"""
+RAD_ONCE = f"""{RAD_BEGINS}
+D1@10 D2@5 D3@13 D4@4           13    103
+D1@11 D2@6 D3@14 D4@5           13.5  116.5
+"""
+RAD_CYCLES = f"""{RAD_ONCE}
+D1@12 D4@6                      9.5   126
+D4@7                            7.5   133.5
+P5[1..4]                        10    143.5
+P5[5..6]                        11    154.5
+P6[1..4]                        10    164.5
+P6[5..8]                        12    176.5
+P6[9..10]                       13    189.5
+D5@7 D6@11                      9.5   199
+D5@8                            7.5   206.5
+P7[1..4]                        10    310
+P7[5..5]                        10.5  320.5
+"""
+RAD = f"""{RAD_ONCE}
+P5[1..4]                        10    126.5
+P5[5..6]                        11    137.5
+P6[1..4]                        10    147.5
+P6[5..8]                        12    159.5
+P6[9..10]                       13    172.5
+D1@12 D4@6 D5@7 D6@11           13    185.5
+D4@7 D5@8                       9     194.5
+P7[1..4]                        10    310
+P7[5..5]                        10.5  320.5
+"""
+TWO_PHASES = f"""{RAD_BEGINS}
+P5[1..4]                        10    100
+P5[5..6]                        11    111
+P6[1..4]                        10    121
+P6[5..8]                        12    133
+P6[9..10]                       13    146
+D1@10 D2@5 D3@13 D4@4           13    159
+D1@11 D2@6 D3@14 D4@5           13.5  172.5
+D1@12 D4@6 D5@7 D6@11           13    185.5
+D4@7 D5@8                       9     194.5
+P7[1..4]                        10    310
+P7[5..5]                        10.5  320.5
+"""
 
 Table = list[tuple[list[str], float, float]]
 
 
 def read(text: str) -> Table:
-    rows = [line.split() for line in text.strip().splitlines()]
+    rows = [line.split() for line in text.splitlines() if line]
     return [(sorted(row[:-2]), float(row[-2]), float(row[-1])) for row in rows]
 
 
@@ -98,8 +198,22 @@ def words(batch: Batch) -> list[str]:
     return sorted([*prompts, *(f"D{id + 1}@{place}" for id, place in batch.decodes)])
 
 
+def slai(order: str, offset: float) -> Slai:
+    """The paper's rule: mean steps, a fixed offset, β = 3."""
+    rule = {"pace": "average", "shrink": False, "ageing": 0.0, "crowded_offset": offset}
+    return Slai(slots=4, budget=8, cost=Line(), order=order, decodes=3, offset=offset, **rule)
+
+
 CASES = {
     "sarathi": (Mixed(slots=4, budget=8), 8, 4, SARATHI),
+    "sarathi with watermark": (Sarathi(slots=4, budget=8), 8, 4, SARATHI),
+    "sarathi-spf": (ShortestFirst(slots=4, budget=8), 8, 4, SARATHI_SHORTEST),
+    "slai": (slai("shortest", offset=2), 8, 4, SLAI_SHORTEST),
+    "slai, all critical": (slai("shortest", offset=5), 8, 4, SARATHI_SHORTEST),
+    "slai by arrival": (slai("arrival", offset=2), 8, 4, SLAI_ARRIVAL),
+    "rad": (Rad(slots=4, tile=4, chunk=4), 8, 4, RAD),
+    "rad in cycles": (Rad(slots=4, tile=4, chunk=4, cycle=4), 8, 4, RAD_CYCLES),
+    "rad in two phases": (TwoPhaseRad(4, 4, 4, cycle=6, hold_first_token=False), 8, 6, TWO_PHASES),
     "vllm": (PrefillFirst(slots=4), 24, 4, VLLM),
     "request-level": (RequestLevel(slots=3), 24, 3, REQUEST_LEVEL),
 }
@@ -108,8 +222,8 @@ CASES = {
 def toy_run(policy: BatchPolicy, batch_tokens: int, running: int, table: Table) -> tuple[list[Batch], Run]:
     cost = Scripted([seconds for _, seconds, _ in table])
     engine = Engine(cost, 10**6, 10**6, batch_tokens, running, block=1)
-    recorder = Recorder(len(PROMPT))
-    workload = Workload.of(PROMPT, OUTPUT, arrival=ARRIVAL)
+    recorder = Recorder(len(PROMPT), tuple(kind.name for kind in KINDS))
+    workload = Workload.of(PROMPT, OUTPUT, arrival=ARRIVAL, kinds=KINDS, kind=KIND)
     ran = batches(engine, copy.deepcopy(policy), workload, (recorder,), leases=False)
     assert next(cost.left, None) is None, "a published batch did not run"
     return ran, Run({}, **recorder.tables())
@@ -126,11 +240,23 @@ def test_batches_are_the_published_ones(name):
     assert not any(batch.evicted for batch in ran)
 
 
-# TTFT and finish of R1 to R7: Sarathi as printed, the others read off their batches.
+# TTFT and finish of R1 to R7: RAD, Sarathi and SLAI as printed, the others read off their batches.
 PER_REQUEST = {
     "sarathi": (
         [50, 50, 102, 87, 145, 135.5, 22.5],
         [135, 107, 166, 206.5, 206.5, 206.5, 322.5],
+    ),
+    "slai": (
+        [51, 20, 171.5, 58, 57, 67, 22.5],
+        [188.5, 78, 198.5, 198.5, 127, 176.5, 322.5],
+    ),
+    "rad": (
+        [34.5, 44.5, 75.5, 70, 116.5, 112.5, 20.5],
+        [185.5, 116.5, 116.5, 194.5, 194.5, 185.5, 320.5],
+    ),
+    "rad in cycles": (
+        [34.5, 44.5, 75.5, 70, 133.5, 129.5, 20.5],
+        [126, 116.5, 116.5, 133.5, 206.5, 199, 320.5],
     ),
     "vllm": (
         [50.5, 50.5, 97, 82, 165.5, 126.5, 22.5],
@@ -143,7 +269,7 @@ PER_REQUEST = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PER_REQUEST)
 def test_first_token_and_finish_of_each_request(name):
     policy, batch_tokens, running, text = CASES[name]
     _, run = toy_run(policy, batch_tokens, running, read(text))
@@ -153,23 +279,32 @@ def test_first_token_and_finish_of_each_request(name):
     assert run.requests["output"].tolist() == OUTPUT
 
 
-def test_times_between_tokens_of_sarathi():
-    policy, batch_tokens, running, text = CASES["sarathi"]
+def gaps(name: str) -> list[list[float]]:
+    policy, batch_tokens, running, text = CASES[name]
     _, run = toy_run(policy, batch_tokens, running, read(text))
-    gaps = Gaps(run).lists()
-    assert gaps[0] == [30.5, 26.5, 28]
-    assert gaps[3] == [28, 31, 29.5, 11]
-    assert gaps[6] == []
+    return Gaps(run).lists()
 
 
-def test_toy_formula_knows_the_printed_batches():
-    """RAD's batches of 6.5, which no policy here runs, price the formula itself."""
+def test_times_between_tokens_of_sarathi():
+    found = gaps("sarathi")
+    assert found[0] == [30.5, 26.5, 28]
+    assert found[3] == [28, 31, 29.5, 11]
+    assert found[6] == []
 
-    def price(decodes=(), chunks=()):
-        return toy_seconds(Batch(0.0, (), tuple(decodes), tuple(chunks), ()))
 
-    assert price(chunks=[(1, 1, 4)]) == 10
-    assert price(chunks=[(1, 5, 4)]) == 12
-    assert price(chunks=[(1, 9, 1)]) == 12.5
-    assert price(decodes=[(1, 10), (2, 5), (3, 13), (4, 4)]) == 13
-    assert price(decodes=[(1, 12), (4, 6)]) == 9.5
+def test_times_between_tokens_of_slai_keep_every_promise():
+    found = gaps("slai")
+    assert found[0] == [76, 49.5, 12]
+    assert found[1] == [31, 27]
+    assert found[3] == [49, 49.5, 12, 10]
+    assert found[4] == [25, 24]
+    assert found[5] == [49.5]
+    for row, kind in zip(found, KIND, strict=True):
+        assert all(gap <= KINDS[kind].slo.between_tokens for gap in row)
+
+
+def test_gaps_of_rad_are_a_whole_stretch_of_prompts():
+    """R1 waits for all prompts of the first fill; R1 and R4 for those of R5 and R6; two phases for all."""
+    assert gaps("rad")[0] == [68.5, 13.5, 69]
+    assert gaps("rad")[3][2] == 69
+    assert gaps("rad in two phases")[0][0] == 124.5

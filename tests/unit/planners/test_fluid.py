@@ -16,7 +16,6 @@ from headgate.planners.fluid import FluidPlan, FluidPlanner, plan_fluid
 from headgate.planners.formulation import Form
 from headgate.planners.levels import Levels
 
-CLOSE = {"rel": 1e-5, "abs": 2e-6}
 ONE_SUMMARY = {"sizes": (SUMMARY,)}
 
 

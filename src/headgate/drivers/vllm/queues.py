@@ -1,4 +1,4 @@
-"""vLLM's waiting queue with a gate: while it is shut only the requests of a plan can be seen, in its order."""
+"""vLLM's waiting queue with a gate: while it is shut only a plan's requests are seen, in its order."""
 
 from __future__ import annotations
 

@@ -27,13 +27,19 @@ METHODS = {
     "get_request_counts": (),
 }
 PROMOTE = ("_handle_blocked_waiting_request", "_try_promote_blocked_waiting_request")  # one of them
-QUEUE = ("add_request", "pop_request", "peek_request", "prepend_request", "prepend_requests")
-QUEUE += ("remove_request", "remove_requests", "__bool__", "__len__", "__iter__")
+QUEUE = (
+    "add_request", "pop_request", "peek_request", "prepend_request", "prepend_requests",
+    "remove_request", "remove_requests", "__bool__", "__len__", "__iter__",
+)  # fmt: skip
 # Attributes `schedule` must read for our knobs to work.
-READ_BY_SCHEDULE = ("current_step", "next_decode_eligible_step", "max_num_scheduled_tokens", "running")
-READ_BY_SCHEDULE += ("waiting", "long_prefill_token_threshold")
-REQUEST = ("num_computed_tokens", "is_prefill_chunk", "next_decode_eligible_step", "lora_request")
-REQUEST += ("num_prompt_tokens", "max_tokens", "priority", "arrival_time", "status", "num_preemptions")
+READ_BY_SCHEDULE = (
+    "current_step", "next_decode_eligible_step", "max_num_scheduled_tokens", "running", "waiting",
+    "long_prefill_token_threshold",
+)  # fmt: skip
+REQUEST = (
+    "num_computed_tokens", "is_prefill_chunk", "next_decode_eligible_step", "lora_request",
+    "max_tokens", "priority", "arrival_time", "status",
+)  # fmt: skip
 OUTPUT = {
     "SchedulerOutput": ("num_scheduled_tokens", "scheduled_new_reqs", "scheduled_cached_reqs"),
     "CachedRequestData": ("resumed_req_ids",),

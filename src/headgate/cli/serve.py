@@ -1,0 +1,215 @@
+"""`headgate serve`: `vllm serve` with our scheduler plugged in; everything else is passed through."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from shlex import join, quote
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from headgate.cli.words import settings_of
+from headgate.core.errors import InputError
+
+if TYPE_CHECKING:
+    from headgate.vllm.words import Settings
+
+SCHEDULER = "headgate.vllm.scheduler"
+CONFIG, SHARED = "HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
+
+
+EXAMPLES = """Run `vllm serve MODEL` with a headgate policy; options that are not ours go to vLLM untouched.
+
+vLLM's own --config goes behind --: headgate serve MODEL --policy mixed -- --config vllm.yaml
+
+\b
+Examples:
+  headgate serve Qwen/Qwen3-8B --policy eb+ --card h200-qwen3-8b --max-num-seqs 512
+  headgate serve Qwen/Qwen3-8B --policy eb --set refill=48 --trace steps.jsonl --port 8001
+  headgate serve Qwen/Qwen3-8B --config headgate.toml --tensor-parallel-size 2
+"""
+
+
+def _option(help: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel="headgate")
+
+
+Text: TypeAlias = str | None
+Number: TypeAlias = int | None
+Flag: TypeAlias = bool | None
+POLICY = "NAME or NAME:PARAMETER=VALUE,... (default: eb+); vllm: let vLLM decide and only watch"
+CARD = "cost card, for policies that price steps (eb+, eb-online): a name or a file"
+WATCHDOG = "relieve the policy when a request gets nothing for so long (default: 5min)"
+LOG_EVERY = "time between two lines about steps in the log (default: 60s)"
+FILE = "all of these from a JSON or TOML file, read again when it changes"
+
+
+def serve(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="the model, as `vllm serve` takes it")],
+    policy: Annotated[Text, _option(POLICY)] = None,
+    set: Annotated[list[str] | None, _option("a parameter of the policy, NAME=VALUE")] = None,
+    card: Annotated[Text, _option(CARD)] = None,
+    trace: Annotated[Text, _option("write a step trace here, for `headgate trace`")] = None,
+    watchdog: Annotated[Text, _option(WATCHDOG)] = None,
+    metrics: Annotated[Flag, _option("Prometheus metrics headgate_* (default: on)")] = None,
+    metrics_port: Annotated[Number, _option("serve them on a port of their own, too")] = None,
+    log_every: Annotated[Text, _option(LOG_EVERY)] = None,
+    force: Annotated[Flag, _option("try a vLLM outside 0.26 to 0.32", "--force")] = None,
+    config: Annotated[Text, _option(FILE)] = None,
+    dry_run: Annotated[
+        bool, _option("print the command and its environment, and leave", "--dry-run")
+    ] = False,
+) -> None:
+    """Check the settings, and let vLLM serve."""
+    flags = dict(policy=policy, set=settings_of(set) if set else None, card=card, trace=trace)
+    flags |= dict(watchdog=watchdog, metrics=metrics, metrics_port=metrics_port)
+    flags |= dict(log_every=log_every, force=force)
+    given = {name: value for name, value in flags.items() if value is not None}
+    code = _run(model, list(context.args), given, config, dry_run)
+    raise typer.Exit(code)
+
+
+def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None, dry_run: bool) -> int:
+    """Check everything, then hand over to vLLM; its exit code."""
+    if model.startswith("-"):
+        raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
+    if _value(rest, "--scheduler-cls") is not None:
+        raise InputError("--scheduler-cls is what headgate serve sets; drop it or run vllm serve yourself")
+    own = _own_file(config, given)
+    settings = _settings(own, given, rest)
+    command = [_executable(dry_run), "serve", model, *rest, "--scheduler-cls", SCHEDULER]
+    _check_release(settings)
+    with ExitStack() as scratch:
+        environment = _environment(settings, own, given, scratch, dry_run)
+        shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
+        print(f"headgate: {shown} {join(command)}", flush=True)
+        return 0 if dry_run else _wait(command, {**os.environ, **environment})
+
+
+def _own_file(config: str | None, given: Mapping[str, Any]) -> str | None:
+    """The file of settings the user keeps; then nothing may be said beside it."""
+    inherited = os.environ.get(CONFIG)
+    if config is not None and inherited:
+        raise InputError(f"--config {config}, but {CONFIG} is set to {inherited}; unset it or drop --config")
+    own = config if config is not None else inherited or None
+    if own is not None and given:
+        flag = "--" + next(iter(given)).replace("_", "-")
+        raise InputError(
+            f"{flag} beside the settings file {own}; write it into the file or drop one of the two"
+        )
+    return own
+
+
+def _settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settings:
+    """Checked as the engine will check them, as far as that can be told before it is there."""
+    from headgate.vllm.settings import check_policy, check_words, merge, read_settings
+
+    additional = _additional(rest)
+    settings = read_settings(additional, own) if own else merge(check_words(given, ""), additional)
+    check_policy(settings, _number(rest, "--max-num-batched-tokens"), _number(rest, "--max-num-seqs"))
+    return settings
+
+
+def _value(rest: list[str], flag: str) -> str | None:
+    """What vLLM will be told with this flag, in either spelling; the last one counts."""
+    found = None
+    for place, word in enumerate(rest):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == flag:
+            found = value if equals else rest[place + 1] if place + 1 < len(rest) else None
+    return found
+
+
+def _number(rest: list[str], flag: str) -> int | None:
+    text = _value(rest, flag)
+    return int(text) if text is not None and text.isdigit() and int(text) else None
+
+
+def _additional(rest: list[str]) -> Any:
+    """VLLM's --additional-config; if it is no JSON vLLM will say so itself."""
+    try:
+        return json.loads(_value(rest, "--additional-config") or "null")
+    except ValueError:
+        return None
+
+
+def _executable(dry_run: bool) -> str:
+    """VLLM's command: beside this Python, where headgate is installed too, or on the path."""
+    beside = Path(sys.executable).with_name("vllm")
+    if beside.is_file():
+        return str(beside)
+    found = shutil.which("vllm")
+    if found is None and not dry_run:
+        raise InputError("no vllm command here; install vLLM (0.26 to 0.32) into the environment of headgate")
+    return found or "vllm"
+
+
+def _check_release(settings: Settings) -> None:
+    from headgate.drivers.vllm.seams import unsupported
+    from headgate.vllm.releases import installed, numbers
+
+    found = installed()
+    why = unsupported(numbers(found)) if found else None
+    if why and not settings.force:
+        raise InputError(why)
+
+
+def _environment(
+    settings: Settings, own: str | None, given: dict[str, Any], scratch: ExitStack, dry_run: bool
+) -> dict[str, str]:
+    """What vLLM's processes inherit beside our own environment; the folders go again at the end."""
+    if dry_run:
+        folder = Path(tempfile.gettempdir(), "headgate-XXXX")
+    else:
+        folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
+    environment: dict[str, str] = {}
+    if own is not None:
+        environment[CONFIG] = os.path.abspath(own)
+    else:
+        environment[CONFIG] = str(folder / "headgate.json") if dry_run else _write(folder, given)
+    if settings.metrics and SHARED not in os.environ:
+        shared = folder / "metrics"
+        if not dry_run:
+            shared.mkdir()
+        environment[SHARED] = str(shared)
+    return environment
+
+
+def _write(folder: Path, given: dict[str, Any]) -> str:
+    path = folder / "headgate.json"
+    path.write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def _wait(command: list[str], environment: dict[str, str]) -> int:
+    """Run it in a group of its own and pass signals on: one Ctrl-C reaches vLLM once, not twice."""
+    early: list[int] = []  # signals that came before there was anybody to pass them to
+    before = {number: signal.signal(number, lambda got, frame: early.append(got)) for number in PASSED_ON}
+    try:
+        child = subprocess.Popen(command, env=environment, process_group=0)
+        for number in PASSED_ON:
+            signal.signal(number, lambda got, frame: child.send_signal(got))
+        for got in early:
+            child.send_signal(got)
+        code = child.wait()
+    except OSError as error:
+        raise InputError(f"cannot run {command[0]}: {error.strerror}; install vLLM again") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+serve.__doc__ = EXAMPLES

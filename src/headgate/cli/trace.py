@@ -1,0 +1,62 @@
+"""`headgate trace`: what a live engine wrote down, as a run folder and the usual figures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headgate.cli.output import check_json, run_folder, save, write_json
+from headgate.core.errors import InputError
+
+
+def trace(
+    file: Annotated[str, typer.Argument(help="a trace that `headgate serve --trace FILE` wrote")],
+    out: Annotated[str | None, typer.Option(help="run folder (default: runs/NNNN-...)")] = None,
+    overwrite: Annotated[bool, typer.Option(help="replace a run folder that exists")] = False,
+    json: Annotated[str | None, typer.Option(help="figures as JSON, to a file or - for stdout")] = None,
+    detailed: Annotated[bool, typer.Option(help="with --json: every request's TTFT and ITLs")] = False,
+) -> None:
+    """Read the step trace of a live engine and say what happened, as `simulate` does for a virtual one.
+
+    The run folder has the same tables, so whatever reads simulated runs reads it too. A trace that is still
+    being written, or whose last line was cut off, is read as far as it goes.
+
+    Example: headgate trace serve.jsonl --out live
+    """
+    from headgate.results.bench import bench_result
+    from headgate.results.live_trace import read_live_trace
+    from headgate.results.metrics import summarise
+    from headgate.results.tables import refuse_full
+    from headgate.results.text import show, summary_table
+
+    if detailed and json is None:
+        raise InputError("--detailed is about --json; give --json FILE or drop it")
+    check_json(json)
+    run = read_live_trace(file)
+    say = sys.stderr if json == "-" else sys.stdout
+    with run_folder(out, f"trace-{Path(file).stem}"[:100], overwrite) as folder:
+        refuse_full(folder, overwrite)
+        save(run, folder, overwrite)
+    metrics = summarise(run)
+    where = f"{run.meta['label']} on vLLM, {len(run.requests['id'])} requests"
+    show(summary_table(metrics, where), say)
+    for note in notes(run.meta):
+        print(f"note: {note}", file=say)
+    print(f"run folder: {folder}", file=say)
+    write_json(json, {**bench_result(run, detailed), "headgate": metrics.as_dict()})
+
+
+def notes(meta: dict[str, object]) -> list[str]:
+    """What the figures alone do not show."""
+    found: list[str] = []
+    if meta["outcome"] != "finished":
+        found.append(f"the trace is {meta['outcome']}")
+    for word, told in (("policies", "policy {policy} took over at {at:.1f} s"),
+                       ("fallbacks", "the policy was relieved at {at:.1f} s: {reason}")):  # fmt: skip
+        lines = meta[word]
+        assert isinstance(lines, list)
+        found += [told.format(**line) for line in lines]
+    return found

@@ -1,0 +1,170 @@
+"""The same one level up: what a router may read of a fleet, and what it answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from math import inf
+from typing import Final, NamedTuple, Protocol
+
+from headgate.core.policy import End
+from headgate.core.request import Request
+
+ANY, MIXED, SOLO, PREFILL, DECODE = "any", "mixed", "solo", "prefill", "decode"
+ROLES = (ANY, MIXED, SOLO, PREFILL, DECODE)
+
+
+class Stage(Enum):
+    """How much of a request a place is for."""
+
+    WHOLE = "whole"  # prompt and output on the same engine
+    PREFILL = "prefill"  # the prompt only; the request then comes back for a DECODE place
+    DECODE = "decode"  # the output; its KV follows it there
+
+
+class Move(NamedTuple):
+    """One request goes to one engine."""
+
+    request: int
+    replica: int
+    stage: Stage = Stage.WHOLE
+
+
+class Routing(NamedTuple):
+    """What happens now. Requests not named stay where they are."""
+
+    moves: tuple[Move, ...] = ()  # in this order
+    reject: tuple[int, ...] = ()  # of those that wait for their prompt: turned away
+    wake: float = inf  # ask again at this time at the latest
+
+
+STAY: Final = Routing()
+
+
+class Room(NamedTuple):
+    """How much an engine of some role takes at once; the router may not ask for more."""
+
+    prompts: int  # in service
+    decodes: int
+    total: int  # both together
+
+
+def room(role: str, seats: int) -> Room:
+    """The room of a role on an engine with so many seats, one prompt in service at a time.
+
+    A mixed engine keeps a seat for a prompt; any other role fills its seats as they come.
+    """
+    if role == MIXED:
+        return Room(1, seats - 1, seats)
+    if role == PREFILL:
+        return Room(1, 0, 1)
+    return Room(0 if role in (SOLO, DECODE) else 1, seats, seats)
+
+
+class Replica(Protocol):
+    """One engine as the router knows it; live in simulation, a little stale in life."""
+
+    @property
+    def id(self) -> int:
+        """Its number: 0, 1, 2, ..."""
+
+    @property
+    def role(self) -> str:
+        """One of ROLES."""
+
+    @property
+    def prefilling(self) -> Mapping[str, int]:
+        """Prompts in service, by kind."""
+
+    @property
+    def decoding(self) -> Mapping[str, int]:
+        """Outputs in service, by kind."""
+
+    @property
+    def waiting(self) -> int:
+        """Sent there, not started."""
+
+    @property
+    def seats(self) -> int:
+        """Decodes it may still take."""
+
+    @property
+    def kv_free(self) -> int:
+        """Tokens."""
+
+    @property
+    def seen(self) -> float:
+        """When these numbers were true."""
+
+
+class Fleet(Protocol):
+    """Live and read-only. Look-ups are O(1), whatever the number of engines; only iterating costs."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+
+    @property
+    def queues(self) -> Mapping[str, Mapping[int, Request]]:
+        """Those who wait for their prompt, by kind, in order of arrival. Every kind has its queue."""
+
+    @property
+    def handoff(self) -> Mapping[int, Request]:
+        """Prompt done, no decode place yet; in the order they came."""
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """All engines, by number."""
+
+    @property
+    def prefilling(self) -> Mapping[str, int]:
+        """Prompts in service in the whole fleet, by kind."""
+
+    @property
+    def idle(self) -> Mapping[str, Sequence[int]]:
+        """Engines that can start a prompt now, by role, in no order that means anything."""
+
+    @property
+    def open(self) -> Mapping[str, Sequence[int]]:
+        """Engines that can take a decode now, by role."""
+
+    @property
+    def free_seats(self) -> int:
+        """Decodes that all engines together can still take."""
+
+
+class RoutePolicy(ABC):
+    """Decides which engine serves which request.
+
+    Reads no clock and does no I/O; one that needs chance is given a function that draws from [0, 1). Asked
+    after every event of the fleet, and again after its own moves, until it moves nobody. The hooks may only
+    listen; what the driver did with a move comes back as `moved`.
+    """
+
+    def roles(self, engines: int) -> tuple[str, ...]:
+        """The role each engine should have."""
+        return (ANY,) * engines
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It joined the queue of its kind."""
+
+    def moved(self, request: Request, move: Move, now: float) -> None:
+        """It was sent there; the engine works on it."""
+
+    def prefilled(self, request: Request, replica: int, now: float) -> None:
+        """Its prompt is done; if it was sent for that alone, it now waits for a decode place."""
+
+    def finished(self, request: Request, replica: int, now: float) -> None:
+        """Its last token came."""
+
+    def left(self, request: Request, now: float, how: End) -> None:
+        """It went away unserved: gave up, hung up or was turned away."""
+
+    @abstractmethod
+    def route(self, fleet: Fleet) -> Routing:
+        """Who goes where now."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """Numbers worth plotting."""
+        return {}

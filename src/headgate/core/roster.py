@@ -1,0 +1,175 @@
+"""The one implementation of Fleet: who waits, who is where, kept by O(1) transitions.
+
+Drivers feed it transitions and it refuses those that cannot be: a seat taken twice, a request that is not
+there. Engines with room stand in lists from which a router can draw by position, so neither a transition nor
+a draw depends on how many engines there are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from headgate.core.errors import RunError
+from headgate.core.fleet import ROLES, Move, Room, Stage
+from headgate.core.request import Request
+
+NO_LIMIT = 2**62  # KV where the driver does not model memory
+
+
+class Seat:
+    """One engine on the roster; routers see it as a read-only `Replica`."""
+
+    __slots__ = ("_roster", "decodes", "decoding", "id", "kv_free", "prefilling", "prompts", "role", "room", "waiting")
+
+    def __init__(self, roster: Roster, id: int, role: str, room: Room, kinds: Sequence[str]) -> None:
+        self._roster = roster
+        self.id = id
+        self.role = role
+        self.room = room
+        self.prefilling = dict.fromkeys(kinds, 0)
+        self.decoding = dict.fromkeys(kinds, 0)
+        self.prompts = 0  # in service
+        self.decodes = 0
+        self.waiting = 0
+        self.kv_free = NO_LIMIT
+
+    @property
+    def seats(self) -> int:
+        """Decodes it may still take."""
+        room, decodes = self.room, self.decodes
+        return max(0, min(room.decodes - decodes, room.total - decodes - self.prompts))
+
+    @property
+    def seen(self) -> float:
+        """The roster is always up to date."""
+        return self._roster.now
+
+    def __repr__(self) -> str:
+        return f"Replica({self.id}, {self.role}, prompts={self.prompts}, decodes={self.decodes})"
+
+
+class Pool:
+    """Engines in a list without holes: joined, left and drawn from in O(1)."""
+
+    __slots__ = ("_place", "members")
+
+    def __init__(self) -> None:
+        self.members: list[int] = []
+        self._place: dict[int, int] = {}
+
+    def put(self, id: int, inside: bool) -> None:
+        """In or out, whatever it was before."""
+        place = self._place.get(id)
+        if inside == (place is not None):
+            return
+        if place is None:
+            self._place[id] = len(self.members)
+            self.members.append(id)
+            return
+        del self._place[id]
+        last = self.members.pop()
+        if last != id:
+            self.members[place] = last
+            self._place[last] = place
+
+
+class Roster:
+    """Live state of a fleet, as routers read it."""
+
+    __slots__ = ("_idle", "_open", "_seats", "_waiting", "free_seats", "handoff", "idle", "now", "open", "prefilling", "queues", "replicas")
+
+    def __init__(self, roles: Sequence[str], rooms: Callable[[str], Room], kinds: Sequence[str]) -> None:
+        self.now = 0.0
+        self.queues: dict[str, OrderedDict[int, Request]] = {kind: OrderedDict() for kind in kinds}
+        self.handoff: OrderedDict[int, Request] = OrderedDict()
+        self.prefilling = dict.fromkeys(kinds, 0)
+        self.replicas = [Seat(self, id, role, rooms(role), kinds) for id, role in enumerate(roles)]
+        known = dict.fromkeys((*ROLES, *roles))
+        self._idle = {role: Pool() for role in known}
+        self._open = {role: Pool() for role in known}
+        self._waiting: dict[int, Request] = {}
+        self.idle = {role: pool.members for role, pool in self._idle.items()}
+        self.open = {role: pool.members for role, pool in self._open.items()}
+        self._seats = [0] * len(roles)
+        self.free_seats = 0
+        for seat in self.replicas:
+            self._count(seat)
+
+    def arrive(self, request: Request) -> None:
+        """It waits for its prompt."""
+        self._waiting[request.id] = request
+        self.queues[request.kind][request.id] = request
+
+    def leave(self, request: Request) -> None:
+        """One who waits, before its prompt or before its decode, goes away."""
+        if self._waiting.pop(request.id, None) is None:
+            del self.handoff[request.id]
+        else:
+            del self.queues[request.kind][request.id]
+
+    def find(self, move: Move) -> tuple[Request, Seat]:
+        """Who is moved and where to, if they may be."""
+        if not 0 <= move.replica < len(self.replicas):
+            raise RunError(f"{move}: there are {len(self.replicas)} engines")
+        seat = self.replicas[move.replica]
+        if move.stage is Stage.DECODE:
+            found = self.handoff.get(move.request)
+            if seat.seats < 1:
+                raise RunError(f"{move}: no decode seat there")
+        else:
+            found = self._waiting.get(move.request)
+            if seat.prompts >= seat.room.prompts or seat.prompts + seat.decodes >= seat.room.total:
+                raise RunError(f"{move}: no place for a prompt there")
+        if found is None:
+            raise RunError(f"{move}: request {move.request} does not wait for that")
+        return found, seat
+
+    def start_prompt(self, request: Request, seat: Seat) -> None:
+        """Its prompt runs there."""
+        kind = request.kind
+        del self._waiting[request.id]
+        del self.queues[kind][request.id]
+        seat.prefilling[kind] += 1
+        seat.prompts += 1
+        self.prefilling[kind] += 1
+        self._count(seat)
+
+    def end_prompt(self, request: Request, seat: Seat, stays: bool) -> None:
+        """It decodes in the same place, or waits for one."""
+        kind = request.kind
+        seat.prefilling[kind] -= 1
+        seat.prompts -= 1
+        self.prefilling[kind] -= 1
+        if stays:
+            seat.decoding[kind] += 1
+            seat.decodes += 1
+        else:
+            self.handoff[request.id] = request
+        self._count(seat)
+
+    def start_decode(self, request: Request, seat: Seat) -> None:
+        """Its output comes from there."""
+        del self.handoff[request.id]
+        seat.decoding[request.kind] += 1
+        seat.decodes += 1
+        self._count(seat)
+
+    def finish(self, request: Request, seat: Seat) -> None:
+        """Its last token came."""
+        seat.decoding[request.kind] -= 1
+        seat.decodes -= 1
+        self._count(seat)
+
+    def _count(self, seat: Seat) -> None:
+        """Its room has changed: the pools and the number of free seats follow."""
+        room, prompts, decodes = seat.room, seat.prompts, seat.decodes
+        left = room.total - prompts - decodes
+        seats = max(0, min(room.decodes - decodes, left))
+        id, role = seat.id, seat.role
+        before = self._seats[id]
+        if seats != before:
+            self._seats[id] = seats
+            self.free_seats += seats - before
+            self._open[role].put(id, seats > 0)
+        self._idle[role].put(id, left > 0 and prompts < room.prompts)

@@ -1,0 +1,190 @@
+"""Runs a scheduler against a worker that checks everything: the loop of vLLM's engine core, without a model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.request import Request, RequestStatus
+
+from memory import Memory, Wrong
+from runners import RUNNERS
+from schedulers import EngineShape, free_blocks, request
+from traffic import Comer, Traffic
+
+MOST_STEPS = 6000
+SECONDS = 0.01  # of the made-up clock, per step
+
+
+class Grammar:
+    """Stands for a structured output that is compiled in the background."""
+
+    def __init__(self) -> None:
+        self.grammar: object | None = None
+        self.reasoning_ended = None
+
+
+class Oracle:
+    """One engine, one traffic; `run` serves it to the end or says what went wrong.
+
+    `look` is called after every step and may raise what it does not like.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        shape: EngineShape,
+        traffic: Traffic,
+        look: Callable[[Oracle], None] = lambda oracle: None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.shape = shape
+        self.traffic = traffic
+        self.look = look
+        self.truths = {comer.name: comer.truth(shape.longest) for comer in traffic.comers}
+        self.said: dict[str, list[int]] = {comer.name: [] for comer in traffic.comers}
+        self.ended: dict[str, str] = {}
+        pool = scheduler.kv_cache_manager.block_pool
+        self.memory = Memory(shape.blocks, shape.block, lambda block: pool.blocks[block].ref_cnt)
+        self.runner = RUNNERS[shape.runner](shape, self.memory, self.truths)
+        self.step = 0
+        self.empty = 0
+        self.requests: dict[str, Request] = {}
+        self._coming = deque(sorted(traffic.comers, key=lambda comer: comer.step))
+        self._here: list[Comer] = []
+        self._flying: deque[tuple[Any, Any]] = deque()  # steps whose output the scheduler does not know yet
+        if hasattr(scheduler, "_headgate"):
+            scheduler._headgate.clock = self.clock
+            scheduler._headgate.origin = 0.0
+
+    def clock(self) -> float:
+        """Seconds on the made-up clock."""
+        return self.step * SECONDS
+
+    def run(self) -> Oracle:
+        """Serve everybody, then look what is left behind."""
+        while self._coming or len(self.ended) < len(self.said) or self._flying:
+            self._outside()
+            self._step()
+            self.look(self)
+            self.step += 1
+            if self.step > MOST_STEPS:
+                raise Wrong(f"hangs: {sorted(self.said.keys() - self.ended.keys())} unserved")
+        if self.scheduler.has_requests():  # only to tell the worker who is finished
+            self._step()
+        self._nothing_left()
+        return self
+
+    # -- what comes from outside ------------------------------------------------------------------
+
+    def _outside(self) -> None:
+        """Arrivals, hang-ups between two steps, what the operator does."""
+        while self._coming and self._coming[0].step <= self.step:
+            self._arrive(self._coming.popleft())
+        self._hang_up(midway=False)
+        if self.step in self.traffic.pauses:
+            self.scheduler._pause_state = self.traffic.pauses[self.step]
+        if self.step in self.traffic.resets and self.shape.caching:
+            self.scheduler.reset_prefix_cache(reset_running_requests=self.traffic.resets[self.step])
+        for comer in self._here:
+            if comer.grammar and self.step >= comer.step + comer.grammar:
+                self.requests[comer.name].structured_output_request.grammar = self
+
+    def _arrive(self, comer: Comer) -> None:
+        made = request(
+            comer.name,
+            comer.prompt,
+            comer.limit,
+            self.shape.block,
+            stops=comer.stops,
+            arrival=comer.step * SECONDS,
+            priority=comer.priority,
+            adapter=comer.adapter,
+        )
+        if comer.grammar:
+            made.structured_output_request = Grammar()
+            made.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        self.requests[comer.name] = made
+        self._here.append(comer)
+        self.scheduler.add_request(made)
+
+    def _hang_up(self, midway: bool) -> None:
+        gone = [
+            comer.name
+            for comer in self._here
+            if comer.hangs_up is not None
+            and comer.hangs_up <= self.step
+            and comer.midway == midway
+            and comer.name not in self.ended
+        ]
+        if gone:
+            self.scheduler.finish_requests(gone, RequestStatus.FINISHED_ABORTED)
+            self.ended |= dict.fromkeys(gone, "abort")
+
+    # -- one step, as EngineCore does it --------------------------------------------------------------
+
+    def _step(self) -> None:
+        if self.scheduler.has_requests():
+            output = self.scheduler.schedule(self.step in self.traffic.throttled)
+            self.empty += not output.num_scheduled_tokens
+            self._same_blocks(output)
+            self._flying.appendleft((output, self.runner.execute(output)))
+            ran = bool(output.num_scheduled_tokens)
+            if self.shape.ahead and len(self._flying) < 2 and (ran or self.scheduler.has_requests()):
+                return
+        elif not self._flying:
+            return
+        output, result = self._flying.pop()
+        self._hang_up(midway=True)
+        self._deliver(self.scheduler.update_from_output(output, result))
+        self._draft(output)
+
+    def _draft(self, output: Any) -> None:
+        """Without asynchronous scheduling the scheduler is told the drafts; with it the worker keeps them."""
+        if not self.shape.drafts:
+            return
+        names = [name for name in output.num_scheduled_tokens if name in self.runner.seats]
+        made = self.runner.propose(names)
+        if not self.shape.ahead and names:
+            self.scheduler.update_draft_token_ids(DraftTokenIds(names, made))
+
+    def _deliver(self, outputs: dict[int, Any]) -> None:
+        """Tokens reach their users; each must be the next of the right answer."""
+        for output in (one for each in outputs.values() for one in each.outputs):
+            name, said = output.request_id, self.said[output.request_id]
+            if name in self.ended:
+                raise Wrong(f"{name}: tokens after its end ({self.ended[name]})")
+            said += output.new_token_ids
+            answer = self.truths[name].answer
+            if said != answer[: len(said)]:
+                raise Wrong(f"{name}: says {said}, should say {answer}")
+            if output.finish_reason is not None:
+                self.ended[name] = str(output.finish_reason)
+                if said != answer:
+                    raise Wrong(f"{name}: ends after {len(said)} of {len(answer)} tokens")
+
+    # -- what must hold -------------------------------------------------------------------------------
+
+    def _same_blocks(self, output: Any) -> None:
+        """Before the worker runs: nothing yet; it is compared when the next message is followed."""
+        total = sum(output.num_scheduled_tokens.values())
+        if total > self.shape.budget:
+            raise Wrong(f"{total} tokens in a step of {self.shape.budget}")
+        if len(self.scheduler.running) > self.shape.running:
+            raise Wrong(f"{len(self.scheduler.running)} requests run, {self.shape.running} may")
+
+    def _nothing_left(self) -> None:
+        scheduler = self.scheduler
+        left = [*scheduler.requests, *scheduler.running, *scheduler.waiting]
+        for name in ("skipped_waiting", "kv_holding_waiting", "deferred_waiting", "_inflight_prefills"):
+            left += getattr(scheduler, name, ())
+        if left or self.runner.seats:
+            raise Wrong(f"left behind: {left}, in the worker {sorted(self.runner.seats)}")
+        if free_blocks(scheduler) != self.shape.blocks:
+            raise Wrong(f"{self.shape.blocks - free_blocks(scheduler)} blocks leaked")
+        if scheduler._pause_state == PauseState.UNPAUSED and scheduler.max_num_scheduled_tokens != self.shape.budget:
+            raise Wrong("the step's budget was not restored")
