@@ -14,6 +14,7 @@ from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.view import View
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.cost.tiles import TileCost, TileTerms
 from headgate.drivers.engine import Engine
 from headgate.drivers.simulator import Simulator
 from headgate.policies import BATCH
@@ -58,6 +59,23 @@ PRICES = LinearCost(
     DecodeTerms(constant=1.0, per_decode=0.05, per_context=0.001),
     PrefillTerms(constant=0.4, per_token=0.01),
     MixedTerms(constant=1.2, per_prefill=0.012, per_decode=0.06, per_context=0.001),
+)
+
+
+TILES = TileCost(
+    TileTerms(
+        layers=2,
+        width=8,
+        tile=(4, 8, 2),
+        vector_tile=(4, 2),
+        per_column=0.5,
+        per_token=0.01,
+        per_pair=0.002,
+        per_vector_pair=0.001,
+        constant=0.3,
+        floor=0.8,
+        head_per_column=0.2,
+    )
 )
 
 
@@ -343,7 +361,7 @@ def engines(draw: st.DrawFn) -> Engine:
     block = draw(st.sampled_from([1, 4, 16]))
     running = draw(st.integers(1, 8))
     return Engine(
-        cost=Line(context=draw(st.sampled_from([0.0, 0.001]))),
+        cost=draw(st.sampled_from([Line(context=0.0), Line(context=0.001), TILES])),
         kv_tokens=draw(st.one_of(st.integers(20, 120), st.integers(64, 600))),
         max_model_len=draw(st.sampled_from([50, 100, 10_000])),
         batch_tokens=draw(st.integers(running, 64)),

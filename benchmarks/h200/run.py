@@ -151,9 +151,8 @@ class Results:
 
     def steps(self, session: Session, line: Line) -> None:
         """Rows of the run, for later fits."""
-        name = f"{self.slots}_{line['workload']}_{line['arm']}_{line['round']}".replace("/", "-").replace(
-            ":", "-"
-        )
+        name = "_".join(str(line[part]) for part in ("slots", "workload", "arm", "round"))
+        name = name.replace("/", "-").replace(":", "-")
         table = np.array(session.record.rows, dtype=float).reshape(-1, len(Row._fields))
         np.savez_compressed(self.place / f"{name}.npz", log=table, columns=np.array(Row._fields))
 
@@ -184,7 +183,7 @@ def speed(asked: argparse.Namespace, session: Session, results: Results, deadlin
 def guess(asked: argparse.Namespace) -> float:
     """Seconds the first round of a workload takes, rather too many."""
     if asked.mode == "whole":
-        return len(asked.arms) * asked.scale * WHOLE_RUN
+        return float(len(asked.arms) * asked.scale * WHOLE_RUN)
     learning = asked.learn * sum(map(arms.learns, asked.arms))
     ramp = RAMP * asked.slots
     return float(ramp + len(asked.arms) * (asked.settle + asked.measure) + learning)

@@ -29,7 +29,12 @@ class Truth:
     """What one request must read and say, worked out without any engine."""
 
     def __init__(
-        self, prompt: list[int], limit: int, stops: tuple[int, ...] = (), adapter: int = 0, longest: int = 1 << 30
+        self,
+        prompt: list[int],
+        limit: int,
+        stops: tuple[int, ...] = (),
+        adapter: int = 0,
+        longest: int = 1 << 30,
     ) -> None:
         self.prompt = len(prompt)
         self.adapter = adapter

@@ -22,7 +22,9 @@ class Memory:
         self._blocks = [[NEVER] * size for _ in range(blocks + 1)]
         self._holders = holders
 
-    def forward(self, name: str, truth: Truth, table: Sequence[int], first: int, tokens: Sequence[int]) -> int:
+    def forward(
+        self, name: str, truth: Truth, table: Sequence[int], first: int, tokens: Sequence[int]
+    ) -> int:
         """Run these tokens of a request at positions from `first` on; the state after the last of them."""
         if first + len(tokens) > len(table) * self.size:
             raise Wrong(f"{name}: {first}+{len(tokens)} tokens do not fit its {len(table)} blocks")

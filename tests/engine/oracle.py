@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import time
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -17,7 +18,7 @@ from schedulers import EngineShape, free_blocks, request
 from traffic import Comer, Traffic
 
 MOST_STEPS = 6000
-SECONDS = 0.01  # of the made-up clock, per step
+SECONDS = 1.0  # of the made-up clock, per step
 
 
 class Grammar:
@@ -101,7 +102,7 @@ class Oracle:
             comer.limit,
             self.shape.block,
             stops=comer.stops,
-            arrival=comer.step * SECONDS,
+            arrival=time(),
             priority=comer.priority,
             adapter=comer.adapter,
         )
@@ -186,5 +187,8 @@ class Oracle:
             raise Wrong(f"left behind: {left}, in the worker {sorted(self.runner.seats)}")
         if free_blocks(scheduler) != self.shape.blocks:
             raise Wrong(f"{self.shape.blocks - free_blocks(scheduler)} blocks leaked")
-        if scheduler._pause_state == PauseState.UNPAUSED and scheduler.max_num_scheduled_tokens != self.shape.budget:
+        if (
+            scheduler._pause_state == PauseState.UNPAUSED
+            and scheduler.max_num_scheduled_tokens != self.shape.budget
+        ):
             raise Wrong("the step's budget was not restored")

@@ -98,7 +98,9 @@ class Runner:
             raise Wrong(f"{name}: {real} tokens scheduled from {first} on, the worker knows {len(tokens)}")
         for position, token in enumerate(tokens, first):
             if token != truth.token(position):
-                raise Wrong(f"{name}: token {token} at position {position}, should be {truth.token(position)}")
+                raise Wrong(
+                    f"{name}: token {token} at position {position}, should be {truth.token(position)}"
+                )
         state = self.memory.forward(name, truth, seat.table, first, tokens)
         seat.computed = first + real
         if seat.computed < len(seat.tokens):
@@ -141,7 +143,6 @@ class Runner:
             seat.drafts = drafts if seat.speaks else []
             made.append(list(seat.drafts))
         return made
-
 
 
 class SecondRunner(Runner):
@@ -232,4 +233,6 @@ RUNNERS = {1: FirstRunner, 2: SecondRunner}
 
 def _seat(new: Any, tokens: list[int]) -> Seat:
     adapter = new.lora_request.lora_int_id if new.lora_request else 0
-    return Seat(list(tokens), len(new.prompt_token_ids), new.num_computed_tokens, list(new.block_ids[0]), adapter)
+    return Seat(
+        list(tokens), len(new.prompt_token_ids), new.num_computed_tokens, list(new.block_ids[0]), adapter
+    )

@@ -149,7 +149,10 @@ def request(
         request_id=name,
         prompt_token_ids=list(prompt),
         sampling_params=SamplingParams(
-            temperature=0.0, max_tokens=limit, stop_token_ids=list(stops), extra_args=dict(extra or {}) or None
+            temperature=0.0,
+            max_tokens=limit,
+            stop_token_ids=list(stops),
+            extra_args=dict(extra or {}) or None,
         ),
         pooling_params=None,
         arrival_time=arrival,
@@ -180,9 +183,7 @@ def _model_runner(version: int) -> Iterator[None]:
 
 
 def _transfer() -> KVTransferConfig:
-    return KVTransferConfig(
-        kv_connector="RemoteKv", kv_connector_module_path="connector", kv_role="kv_both"
-    )
+    return KVTransferConfig(kv_connector="RemoteKv", kv_connector_module_path="connector", kv_role="kv_both")
 
 
 def _drafting(made: VllmConfig, tokens: int) -> Any:

@@ -1,4 +1,4 @@
-"""`headgate doctor`: what is installed, what is there to choose from."""
+"""`headgate doctor`: what is installed, what is there to choose from, what would run inside vLLM."""
 
 from __future__ import annotations
 
@@ -13,24 +13,42 @@ from headgate import __version__
 from headgate.cli.output import check_json, write_json
 
 NEEDED = ("numpy", "scipy", "pydantic", "typer", "rich")
-OPTIONAL = {"vllm": "the scheduler plug-in (not part of this release)"}
+OPTIONAL = {"prometheus_client": "metrics inside vLLM"}
 
 
 def doctor(
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    seams: Annotated[
+        bool, typer.Option(help="import vLLM and look at what we rely on; takes a while")
+    ] = True,
 ) -> None:
-    """Say which versions are here, and which policies, cards and traces there are to choose from.
+    """Say which versions are here, what there is to choose from, and what would run inside vLLM.
+
+    Exit code 1 when something of vLLM or of the settings is not as it should be.
 
     Example: headgate doctor --json -
     """
+    from headgate.cli.checkup import checkup
+
     check_json(json)
-    found = _findings()
+    found = _findings() | {"vllm": checkup(seams)}
     write_json(json, found)
-    if json == "-":
-        return
+    if json != "-":
+        _print(found)
+    if found["vllm"]["problems"]:
+        raise typer.Exit(1)
+
+
+def _print(found: dict[str, Any]) -> None:
     print(f"headgate {found['headgate']} on Python {found['python']}, {found['machine']}")
     for name, installed in found["packages"].items():
-        print(f"  {name:10} {installed}")
+        print(f"  {name:18} {installed}")
+    vllm = found["vllm"]
+    print("vLLM:")
+    for word in ("version", "command", "seams", "settings", "active"):
+        print(f"  {word:18} {vllm[word]}")
+    for problem in vllm["problems"]:
+        print(f"  problem: {problem}")
     for title in ("policies", "cards", "traces"):
         print(f"{title}:")
         for name, about in found[title].items():

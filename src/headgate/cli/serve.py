@@ -73,9 +73,9 @@ def serve(
     ] = False,
 ) -> None:
     """Check the settings, and let vLLM serve."""
-    flags = dict(policy=policy, set=settings_of(set) if set else None, card=card, trace=trace)
-    flags |= dict(watchdog=watchdog, metrics=metrics, metrics_port=metrics_port)
-    flags |= dict(log_every=log_every, force=force)
+    flags: dict[str, Any] = {"policy": policy, "set": settings_of(set) if set else None, "card": card}
+    flags |= {"trace": trace, "watchdog": watchdog, "metrics": metrics, "metrics_port": metrics_port}
+    flags |= {"log_every": log_every, "force": force}
     given = {name: value for name, value in flags.items() if value is not None}
     code = _run(model, list(context.args), given, config, dry_run)
     raise typer.Exit(code)
@@ -89,12 +89,17 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
         raise InputError("--scheduler-cls is what headgate serve sets; drop it or run vllm serve yourself")
     own = _own_file(config, given)
     settings = _settings(own, given, rest)
-    command = [_executable(dry_run), "serve", model, *rest, "--scheduler-cls", SCHEDULER]
+    vllm = executable()
+    if vllm is None and not dry_run:
+        raise InputError("no vllm command here; install vLLM (0.26 to 0.32) into the environment of headgate")
     _check_release(settings)
+    command = [vllm or "vllm", "serve", model, *rest, "--scheduler-cls", SCHEDULER]
     with ExitStack() as scratch:
         environment = _environment(settings, own, given, scratch, dry_run)
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
         print(f"headgate: {shown} {join(command)}", flush=True)
+        if dry_run and own is None:
+            print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
         return 0 if dry_run else _wait(command, {**os.environ, **environment})
 
 
@@ -145,15 +150,10 @@ def _additional(rest: list[str]) -> Any:
         return None
 
 
-def _executable(dry_run: bool) -> str:
+def executable() -> str | None:
     """VLLM's command: beside this Python, where headgate is installed too, or on the path."""
     beside = Path(sys.executable).with_name("vllm")
-    if beside.is_file():
-        return str(beside)
-    found = shutil.which("vllm")
-    if found is None and not dry_run:
-        raise InputError("no vllm command here; install vLLM (0.26 to 0.32) into the environment of headgate")
-    return found or "vllm"
+    return str(beside) if beside.is_file() else shutil.which("vllm")
 
 
 def _check_release(settings: Settings) -> None:

@@ -57,7 +57,7 @@ WORDS = (
     Word("patience", str, "seconds in the queue after which a request gives up", LOAD),
     Word("abort", str, "seconds after arrival at which every client hangs up", LOAD),
     Word("watchdog", str, "stop when a request gets nothing for so long (default: 1h)", LOAD),
-    Word("trace", str, "a trace file, or a bundled one: azure-conv, azure-code", TRACE),
+    Word("trace", str, "a trace file, or a bundled one: azure-conv, azure-code, sharegpt-8k", TRACE),
     Word("format", str, "azure, burstgpt, mooncake, qwen, vidur, vtc (default: told from the file)", TRACE),
     Word("slice", str, "a part of the trace, such as 10min..20min", TRACE),
     Word("scale_rate", float, "send it so many times faster", TRACE),

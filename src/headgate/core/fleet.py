@@ -134,17 +134,8 @@ class Fleet(Protocol):
         """Decodes that all engines together can still take."""
 
 
-class RoutePolicy(ABC):
-    """Decides which engine serves which request.
-
-    Reads no clock and does no I/O; one that needs chance is given a function that draws from [0, 1). Asked
-    after every event of the fleet, and again after its own moves, until it moves nobody. The hooks may only
-    listen; what the driver did with a move comes back as `moved`.
-    """
-
-    def roles(self, engines: int) -> tuple[str, ...]:
-        """The role each engine should have."""
-        return (ANY,) * engines
+class FleetObserver:
+    """Hooks for what happens in a fleet. All optional, all cheap, none sees the fleet."""
 
     def arrived(self, request: Request, now: float) -> None:
         """It joined the queue of its kind."""
@@ -160,6 +151,19 @@ class RoutePolicy(ABC):
 
     def left(self, request: Request, now: float, how: End) -> None:
         """It went away unserved: gave up, hung up or was turned away."""
+
+
+class RoutePolicy(FleetObserver, ABC):
+    """Decides which engine serves which request.
+
+    Reads no clock and does no I/O; one that needs chance is given a function that draws from [0, 1). Asked
+    after every event of the fleet, and again after its own moves, until it moves nobody. The hooks may only
+    listen; what the driver did with a move comes back as `moved`.
+    """
+
+    def roles(self, engines: int) -> tuple[str, ...]:
+        """The role each engine should have."""
+        return (ANY,) * engines
 
     @abstractmethod
     def route(self, fleet: Fleet) -> Routing:

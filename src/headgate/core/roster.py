@@ -20,7 +20,20 @@ NO_LIMIT = 2**62  # KV where the driver does not model memory
 class Seat:
     """One engine on the roster; routers see it as a read-only `Replica`."""
 
-    __slots__ = ("_roster", "decodes", "decoding", "id", "kv_free", "prefilling", "prompts", "role", "room", "waiting")
+    __slots__ = (
+        "_roster",
+        "decodes",
+        "decoding",
+        "id",
+        "idle",
+        "kv_free",
+        "prefilling",
+        "prompts",
+        "role",
+        "room",
+        "seats",
+        "waiting",
+    )
 
     def __init__(self, roster: Roster, id: int, role: str, room: Room, kinds: Sequence[str]) -> None:
         self._roster = roster
@@ -33,12 +46,8 @@ class Seat:
         self.decodes = 0
         self.waiting = 0
         self.kv_free = NO_LIMIT
-
-    @property
-    def seats(self) -> int:
-        """Decodes it may still take."""
-        room, decodes = self.room, self.decodes
-        return max(0, min(room.decodes - decodes, room.total - decodes - self.prompts))
+        self.seats = 0  # decodes it may still take, as the roster has counted
+        self.idle = False  # whether a prompt may start
 
     @property
     def seen(self) -> float:
@@ -77,7 +86,19 @@ class Pool:
 class Roster:
     """Live state of a fleet, as routers read it."""
 
-    __slots__ = ("_idle", "_open", "_seats", "_waiting", "free_seats", "handoff", "idle", "now", "open", "prefilling", "queues", "replicas")
+    __slots__ = (
+        "_idle",
+        "_open",
+        "_waiting",
+        "free_seats",
+        "handoff",
+        "idle",
+        "now",
+        "open",
+        "prefilling",
+        "queues",
+        "replicas",
+    )
 
     def __init__(self, roles: Sequence[str], rooms: Callable[[str], Room], kinds: Sequence[str]) -> None:
         self.now = 0.0
@@ -91,7 +112,6 @@ class Roster:
         self._waiting: dict[int, Request] = {}
         self.idle = {role: pool.members for role, pool in self._idle.items()}
         self.open = {role: pool.members for role, pool in self._open.items()}
-        self._seats = [0] * len(roles)
         self.free_seats = 0
         for seat in self.replicas:
             self._count(seat)
@@ -107,6 +127,13 @@ class Roster:
             del self.handoff[request.id]
         else:
             del self.queues[request.kind][request.id]
+
+    def waiting_one(self, id: int) -> Request:
+        """One who waits for its prompt, by number."""
+        found = self._waiting.get(id)
+        if found is None:
+            raise RunError(f"request {id} does not wait for its prompt and cannot be turned away")
+        return found
 
     def find(self, move: Move) -> tuple[Request, Seat]:
         """Who is moved and where to, if they may be."""
@@ -163,13 +190,20 @@ class Roster:
 
     def _count(self, seat: Seat) -> None:
         """Its room has changed: the pools and the number of free seats follow."""
-        room, prompts, decodes = seat.room, seat.prompts, seat.decodes
-        left = room.total - prompts - decodes
-        seats = max(0, min(room.decodes - decodes, left))
-        id, role = seat.id, seat.role
-        before = self._seats[id]
+        (prompts_room, decodes_room, total), prompts, decodes = seat.room, seat.prompts, seat.decodes
+        left = total - prompts - decodes
+        seats = decodes_room - decodes
+        if seats > left:
+            seats = left
+        if seats < 0:
+            seats = 0
+        before = seat.seats
         if seats != before:
-            self._seats[id] = seats
+            seat.seats = seats
             self.free_seats += seats - before
-            self._open[role].put(id, seats > 0)
-        self._idle[role].put(id, left > 0 and prompts < room.prompts)
+            if not seats or not before:
+                self._open[seat.role].put(seat.id, seats > 0)
+        idle = left > 0 and prompts < prompts_room
+        if idle is not seat.idle:
+            seat.idle = idle
+            self._idle[seat.role].put(seat.id, idle)

@@ -10,7 +10,8 @@ import numpy as np
 
 from headgate.planners.flows import BUNDLED, SEPARATE, Instance
 from headgate.planners.levels import WORDS, Levels, add_rows, add_tangents, slot_tpot
-from headgate.planners.program import Answer, Builder, Floats, Infeasible, Solver
+from headgate.planners.program import Answer, Builder, Floats
+from headgate.planners.solver import Infeasible, Solver
 
 BLOCKS = ("x", "mixed", "solo", "prefill_loss", "decode_loss")
 

@@ -154,7 +154,9 @@ def least_thresholds(
     )
 
 
-def check_thresholds(lines: Lines, parts: Sequence[Part], sizes: Sequence[float], capacity: float) -> list[str]:
+def check_thresholds(
+    lines: Lines, parts: Sequence[Part], sizes: Sequence[float], capacity: float
+) -> list[str]:
     """Every inequality that given thresholds violate, each with the nearest value that does not."""
     found, faults = filled(lines, parts, sizes), []
     if found.kv > capacity:

@@ -1,4 +1,4 @@
-"""Prices that no step of a linear cost undercuts: what a decode, a prompt token and a context token cost at least."""
+"""Prices that no step of a linear cost undercuts: of a decode, a prompt token and a context token."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from scipy.optimize import linprog  # type: ignore[import-untyped]
 from headgate.cost.model import LinearCost
 
 Floats = NDArray[np.float64]
-ROUNDS = 40  # of adding the step that undercuts the prices most
-TINY = 1e-9  # relative: an undercut below this is taken off the prices instead
+ROUNDS = 60  # of adding the steps that undercut the prices most
+AT_ONCE = 64  # so many of them
+INSTANT = 1e-12  # seconds; a card may say that a step takes no time
+TINY = 1e-6  # relative: an undercut below this is taken off the prices instead
 
 
 class Need(NamedTuple):
@@ -49,37 +51,48 @@ def least_prices(cost: LinearCost, need: Need, room: Room) -> Prices:
     """The highest such prices for this workload: a linear program over the steps that matter.
 
     Whatever a policy does, the time of its steps is at least the price of what they hold, and they hold what
-    the requests need. The program starts with the largest steps and adds the step that undercuts its prices
-    most until none does; all numbers of decodes are looked at, with the worst chunk and context for each. In
+    the requests need. The program starts with the largest steps and adds those that undercut its prices most
+    until none does; all numbers of decodes are looked at, with the worst chunk and context for each. In
     a mixed step the floor (never less than either half alone) is not counted, nor is KV behind prompts: the
     prices stay valid, and are a little low where these matter.
     """
-    shapes = _steps(room, np.array([1, room.slots]), np.array([1.0, np.inf]))
-    shapes = np.concatenate((shapes, [[0.0, float(room.budget), 0.0]]))
-    wanted = -np.array(need)
-    prices = Prices(0.0, 0.0, 0.0)
+    shapes = _steps(room, np.array([1, room.slots]))
     for _ in range(ROUNDS):
-        found = linprog(wanted, A_ub=shapes, b_ub=_seconds(cost, shapes), bounds=(0, None), method="highs")
-        prices = Prices(*found.x.tolist())
+        prices = _best(need, shapes / np.maximum(_seconds(cost, shapes), INSTANT)[:, None])
         worst, ratio = _undercut(cost, room, prices)
         if ratio >= 1 - TINY:
             break
-        shapes = np.concatenate((shapes, [worst]))
+        shapes = np.concatenate((shapes, worst))
     scale = min(1.0, ratio)
     return Prices(*(price * scale for price in prices))
 
 
-def _steps(room: Room, decodes: NDArray[np.int64], chunks: Floats) -> Floats:
-    """Decodes alone and with prompt chunks, at the least and the most context: rows of (n, c, x)."""
+def _best(need: Need, per_second: Floats) -> Prices:
+    """The prices worth most to the request that none of these steps undercuts; scaled to numbers near one."""
+    scale = per_second.max(axis=0)
+    scale[scale == 0] = 1.0
+    wanted = -np.array(need) / scale
+    limits = np.ones(len(per_second))
+    found = linprog(
+        wanted / -wanted.min(), A_ub=per_second / scale, b_ub=limits, bounds=(0, None), method="highs"
+    )
+    return Prices(*(found.x / scale).tolist())
+
+
+def _steps(room: Room, decodes: NDArray[np.int64], inside: Floats | None = None) -> Floats:
+    """Rows of (decodes, prompt tokens, context): each number alone, with a token and with a full budget.
+
+    All at the least and the most context; `inside` adds a chunk of its own for each number.
+    """
     n = np.repeat(decodes.astype(float), 2)
-    x = np.empty(len(n))
-    x[::2] = decodes * room.shortest
+    x = n * room.shortest
     x[1::2] = np.minimum(decodes * room.longest, room.kv_tokens)
-    rows = [np.column_stack((n, np.zeros(len(n)), x))]
-    for chunk in np.broadcast_to(chunks, (len(chunks),)):
-        rows.append(np.column_stack((n, np.clip(chunk, 0.0, room.budget - n), x)))
-    found = np.concatenate(rows)
-    return found[found[:, 2] <= room.kv_tokens]
+    chunks = [np.zeros(len(n)), np.minimum(1.0, room.budget - n), room.budget - n]
+    if inside is not None:
+        chunks.append(np.clip(np.repeat(inside, 2), np.minimum(1.0, room.budget - n), room.budget - n))
+    rows = np.concatenate([np.column_stack((n, chunk, x)) for chunk in chunks])
+    fits = rows[rows[:, 2] <= room.kv_tokens]
+    return np.concatenate((fits, [[0.0, float(room.budget), 0.0]]))
 
 
 def _seconds(cost: LinearCost, shapes: Floats) -> Floats:
@@ -97,18 +110,15 @@ def _seconds(cost: LinearCost, shapes: Floats) -> Floats:
 
 
 def _undercut(cost: LinearCost, room: Room, prices: Prices) -> tuple[Floats, float]:
-    """The step that costs least by its prices, and its seconds as a share of them."""
+    """The steps that cost least by their prices, and the seconds of the first as a share of them."""
     decodes = np.arange(1, room.slots + 1)
-    shapes = [_steps(room, decodes, np.array([1.0, np.inf])), np.array([[0.0, float(room.budget), 0.0]])]
-    a, b, s = cost.mixed.by_share
+    a, _, s = cost.mixed.by_share
     slope = cost.mixed.per_prefill + a - prices.prompt
-    if s > 0 and slope > 0:  # a convex price per share: the worst chunk may lie inside
-        for number in decodes:
-            inside = number * (np.sqrt(s / slope) - 1)
-            if inside > 1:
-                shapes.append(_steps(room, np.array([number]), np.array([inside])))
-    rows = np.concatenate(shapes)
+    inside = None
+    if s > 0 and slope > 0:  # convex in the chunk: the worst may lie between its ends
+        inside = decodes * (np.sqrt(s / slope) - 1)
+    rows = _steps(room, decodes, inside)
     worth = rows @ np.array(prices)
     ratio = np.divide(_seconds(cost, rows), worth, out=np.full(len(rows), np.inf), where=worth > 0)
-    least = int(np.argmin(ratio))
-    return rows[least], float(ratio[least])
+    order = np.argsort(ratio)[:AT_ONCE]
+    return rows[order], float(ratio[order[0]])

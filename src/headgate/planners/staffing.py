@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 
 from headgate.core.errors import InputError
-from headgate.planners.fluid import NOTHING, FluidPlan
+from headgate.planners.fluid_plan import NOTHING, FluidPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.cost.model import StepCost
 from headgate.estimators.survival import Survival
-from headgate.planners.inventory import keeping_up, offered
+from headgate.planners.inventory import Pace, keeping_up, offered
 from headgate.planners.iteration import Part, lines_of
 from headgate.planners.segments import Segments
+from headgate.planners.waiting import best_pace
 
 LAST = 0.005  # of the requests may live beyond the end of the last segment
 
@@ -69,20 +70,22 @@ def cuts(seen: Seen, count: int) -> tuple[int, ...]:
 
 
 def running_pace(
-    cost: StepCost, parts: Sequence[Part], capacity: float, slots: int, margin: float
+    cost: StepCost, parts: Sequence[Part], capacity: float, slots: int, slack: Sequence[Part] | None = None
 ) -> float | None:
-    """The t to set thresholds x = λt by: a margin above the shortest that keeps up, if memory and seats allow.
+    """The t to set thresholds x = λt by: the best for latency of those that keep up, fit and find seats.
 
-    In overload, or where that does not fit, the longest that does; None where memory is too small for any.
-    Fractional cohorts may overshoot their share of memory by one request of each type (section 3.5), for
-    which room is left.
+    In overload, or where the shortest does not fit, the longest that does; None where memory is too small for
+    any. Fractional cohorts may overshoot their share of memory by one request of each type (section 3.5),
+    for which room is left. `slack`: the same parts with slack added, as sizes are to be.
     """
+    full = slack or parts
     spare = capacity - sum(part.peak for part in parts if part.prompt)
     if spare <= 0:
         return None
-    longest = min(spare / offered(parts), slots / sum(part.rate * part.stages for part in parts))
+    longest = min(spare / offered(full), slots / sum(part.rate * part.stages for part in full))
+    lines = lines_of(cost, parts, capacity)
     try:
-        shortest = keeping_up(lines_of(cost, parts, capacity), parts).shortest
+        pace = keeping_up(lines, full)
     except InputError:  # more work than can ever be done: as much as fits
         return longest
-    return min((1 + margin) * shortest, longest)
+    return best_pace(lines, parts, Pace(pace.shortest, min(pace.longest, longest)), slack=slack)

@@ -1,4 +1,4 @@
-"""What WAIT's users see: latency by pace, and the pace that is best for them."""
+"""What WAIT's users see: latency by thresholds, and the pace that is best for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEAR = 1e-6  # how close to the edge of what keeps up the search may go, as a sh
 
 
 def queue(part: Part, size: float, iteration: float) -> float:
-    """Requests of one type that wait for their prompt, on average: E|Q_j| of section 3.2, invariant 4.
+    """Requests that wait to enter a part, on average: E|Q_j| of section 3.2, invariant 4.
 
     Half a threshold, those who come during an iteration, and a random walk whose drift is the slack n - λΔT.
     Within 2 % of simulations, high by a tenth where the slack is nearly nil.
@@ -22,32 +22,39 @@ def queue(part: Part, size: float, iteration: float) -> float:
 
 
 def latency(part: Part, size: float, iteration: float) -> float:
-    """Seconds from arrival to the last token, by Little's law: (E|Q_j| + n_j l'_j) / λ_j."""
+    """Seconds from entering the queue to leaving the part, by Little's law: (E|Q_j| + n_j l'_j) / λ_j."""
     return (queue(part, size, iteration) + size * part.decodes) / part.rate
 
 
-def mean_latency(lines: Lines, parts: Sequence[Part], pace: float) -> float:
-    """The mean over all requests with sizes x_j = λ_j t."""
-    sizes = [part.rate * pace for part in parts]
+def mean_latency(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> float:
+    """Seconds from arrival to the last token, over all requests: everybody in the system by those who come."""
     iteration = seconds(lines, parts, sizes)
-    total = sum(part.rate for part in parts)
-    return sum(
-        part.rate / total * latency(part, size, iteration) for part, size in zip(parts, sizes, strict=True)
+    inside = sum(
+        queue(part, size, iteration) + size * part.decodes
+        for part, size in zip(parts, sizes, strict=True)
+        if part.rate
     )
+    return inside / sum(part.rate for part in parts if part.prompt)
 
 
-def best_pace(lines: Lines, parts: Sequence[Part], within: Pace, per_token: float = inf) -> float:
+def best_pace(
+    lines: Lines, parts: Sequence[Part], within: Pace, per_token: float = inf, slack: Sequence[Part] | None = None
+) -> float:
     """The t with the least mean latency, no longer than the promised time per output token.
 
+    Sizes are t times the rates of `slack`, the same parts with slack added (none: the parts as they are).
     Latency falls with the slack and rises with t itself, once each, so a bounded search finds it.
     """
     from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 
+    rates = [part.rate for part in slack or parts]
     low = within.shortest * (1 + NEAR)
-    high = max(min(within.longest, per_token), low)
+    high = min(within.longest, per_token)
     if high <= low:
-        return within.shortest
+        return max(min(within.shortest, high), 0.0)
     found = minimize_scalar(
-        lambda pace: mean_latency(lines, parts, pace), bounds=(low, high), options={"xatol": NEAR * low}
+        lambda pace: mean_latency(lines, parts, [rate * pace for rate in rates]),
+        bounds=(low, high),
+        options={"xatol": NEAR * low},
     )
     return float(found.x)

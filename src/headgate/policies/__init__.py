@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.policies.adaptive import AdaptiveExclusive
 from headgate.policies.exclusive import Exclusive, PrefillFirst, RequestLevel
+from headgate.policies.gates import (
+    BucketAndRoute,
+    DensityFirst,
+    FirstComeCoupled,
+    FirstComePartitioned,
+    GateAndRoute,
+    GateAndRoutePlus,
+    GateCoupled,
+    GateDecoupled,
+    GeneralRoute,
+    PrioritizeAndRoute,
+    ServiceLevelRoute,
+)
 from headgate.policies.hybrid import Hybrid
 from headgate.policies.mixed import Mixed
 from headgate.policies.phases import TwoPhaseRad
@@ -15,6 +29,7 @@ from headgate.policies.wait import NestedWait, Wait
 
 __all__ = [
     "BATCH",
+    "ROUTE",
     "AdaptiveExclusive",
     "Exclusive",
     "Hybrid",
@@ -44,4 +59,18 @@ BATCH: dict[str, type[BatchPolicy]] = {
     "rad-smooth": TwoPhaseRad,
     "wait": Wait,
     "nested-wait": NestedWait,
+}
+
+ROUTE: dict[str, type[RoutePolicy]] = {
+    "gate-and-route": GateAndRoute,
+    "gate-and-route+": GateAndRoutePlus,
+    "token-bucket": BucketAndRoute,
+    "prioritize-and-route": PrioritizeAndRoute,
+    "service-level": ServiceLevelRoute,
+    "service-level-general": GeneralRoute,
+    "density-first": DensityFirst,
+    "fi-wsp": FirstComeCoupled,
+    "gi-wsp": GateCoupled,
+    "gf-wsp": GateDecoupled,
+    "fg-sp": FirstComePartitioned,
 }

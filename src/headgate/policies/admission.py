@@ -6,25 +6,24 @@ could change by itself; only the token bucket's can.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import ceil, inf
 
 from headgate.core.fleet import Fleet
 from headgate.core.request import Request
-from headgate.planners.fluid import FluidPlan
+from headgate.planners.fluid_plan import FluidPlan
 
 BUCKET = 5.0  # most admissions a class may save up
 FULL = 1 - 1e-6  # a bucket that holds one admission, but for rounding of the clock
 SHED_AFTER = 10.0  # seconds of its planned rate that a class nobody of which gives up may keep waiting
 
 
-class Admission(ABC):
+class Admission:
     """Whose prompt starts next, and who has no business waiting."""
 
-    @abstractmethod
     def choose(self, fleet: Fleet) -> str | None:
         """The kind whose oldest request enters; None: nobody now."""
+        raise NotImplementedError
 
     def refuse(self, fleet: Fleet) -> tuple[int, ...]:
         """Requests that will never be let in, or not in reasonable time."""

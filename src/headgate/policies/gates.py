@@ -9,7 +9,7 @@ from headgate.core.errors import unknown
 from headgate.core.fleet import ANY, MIXED, STAY, Fleet, Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.planners.fluid import FluidPlan
+from headgate.planners.fluid_plan import FluidPlan
 from headgate.planners.staffing import staff
 from headgate.policies.admission import (
     Admission,
@@ -35,7 +35,9 @@ GATES = {"occupancy": Occupancy, "back-pressure": BackPressure, "token-bucket": 
 class Gated(RoutePolicy):
     """An admission rule for prompts and a placement rule for decodes, on engines of one role for prompts."""
 
-    def __init__(self, admission: Admission, placement: Placement | None, prompts_on: str, draw: Draw) -> None:
+    def __init__(
+        self, admission: Admission, placement: Placement | None, prompts_on: str, draw: Draw
+    ) -> None:
         self.admission = admission
         self.placement = placement
         self.prompts_on = prompts_on
@@ -143,12 +145,12 @@ class ServiceLevelRoute(Partitioned):
     def __init__(self, plan: FluidPlan, engines: int, draw: Draw, gate: str = "token-bucket") -> None:
         if gate not in GATES:
             raise unknown("gate", gate, GATES)
-        slack = gate != "occupancy"
-        super().__init__(plan, GATES[gate](plan, engines), self.PLACEMENT(plan, draw), slack)
+        placement = self.PLACEMENT(plan, draw)
+        super().__init__(plan, GATES[gate](plan, engines), placement, slack=False)  # pools as planned
 
 
 class GeneralRoute(ServiceLevelRoute):
-    """The same for plans in which people wait for decode seats (EC.6): the kind that gets one is drawn too."""
+    """The same for plans in which people wait for decode seats (EC.6): who gets one is drawn by kind."""
 
     PLACEMENT = ByPoolAndKind
 
@@ -175,7 +177,7 @@ class GateCoupled(Gated):
 
 
 class DensityFirst(Gated):
-    """DP-I, ours: the kind with the most value per decode token of capacity first; coupled, no roles, no plan.
+    """DP-I, ours: the kind with the most value per decode token of capacity first; coupled, no roles.
 
     The fluid optimum is a knapsack while prefill capacity is to spare, and this order solves it. It fails
     when prefill binds, where the best is a mix, and it cannot follow service levels.

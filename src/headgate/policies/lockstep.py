@@ -165,7 +165,8 @@ class Lockstep(BatchPolicy):
         prompts: list[Request] = []
         for place in chosen:
             decodes += place.each_stage() if self.literal else place.moving
-            (decodes if place.number else prompts).extend(place.entrants())
+            entrants = place.entrants(view.now, self.max_pause)
+            (decodes if place.number else prompts).extend(entrants)
         seats = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
         return decodes, prompts[: max(0, seats)]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from headgate.core.fleet import ANY, MIXED, SOLO, Fleet, Move, Stage
 from headgate.core.request import Request
-from headgate.planners.fluid import FluidPlan
+from headgate.planners.fluid_plan import FluidPlan
 
 Draw = Callable[[], float]  # uniform on [0, 1)
 POOLS = (SOLO, MIXED)
@@ -19,15 +18,15 @@ def pick(members: Sequence[int], draw: Draw) -> int:
     return members[int(draw() * len(members))] if len(members) > 1 else members[0]
 
 
-class Placement(ABC):
+class Placement:
     """Who decodes where next; None: nobody now."""
 
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
 
-    @abstractmethod
     def next(self, fleet: Fleet) -> Move | None:
         """The next decode to start."""
+        raise NotImplementedError
 
     def prefilled(self, request: Request) -> None:
         """It waits for a place from now on."""
@@ -144,9 +143,7 @@ class ByPoolAndKind(ByPool):
     def head(self, pool: str, waiting: OrderedDict[int, str]) -> int:
         """The head of the kind that was drawn; first come, first served where no weight says anything."""
         weights = self.weights[pool]
-        present = [
-            (weights.get(kind, 0.0), queue) for kind, queue in self._by_kind[pool].items() if queue
-        ]
+        present = [(weights.get(kind, 0.0), queue) for kind, queue in self._by_kind[pool].items() if queue]
         total = sum(weight for weight, _ in present)
         if total <= 0:
             return next(iter(waiting))

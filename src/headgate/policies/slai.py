@@ -15,7 +15,7 @@ from headgate.cost.model import Shape, StepCost
 from headgate.policies.margins import Margin, behind
 from headgate.policies.orders import Ordered, order_of, share
 
-AGEING = 0.1  # of the prefill rate
+AGEING = 0.01  # of the prefill rate: overtaken only within a hundred times its own prefill time
 SMALLEST = 64  # prompt tokens of a step whose promise cannot be kept at all
 COARSE = 16  # tokens; no need to find the largest chunk any closer
 NOBODY_WAITS = Until(arrivals=1)

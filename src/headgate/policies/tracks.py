@@ -89,10 +89,14 @@ class Place(NamedTuple):
         allowed = self.allowed
         return bool(self.moving or self.queue) and (allowed == inf or self.queue >= allowed)
 
-    def entrants(self) -> list[Request]:
-        """Those who enter if the segment moves now."""
-        allowed = self.allowed
-        return list(self.entering if allowed == inf else islice(self.entering, int(allowed)))
+    def entrants(self, now: float = 0.0, max_pause: float = inf) -> list[Request]:
+        """Those who enter if the segment moves now: as many as may, and whoever has stood for too long."""
+        allowed, overdue = self.allowed, 0
+        if allowed == inf:
+            return list(self.entering)
+        if self.number and max_pause < inf:
+            overdue = sum((r.last_token or 0.0) + max_pause <= now for r in self.entering)
+        return list(islice(self.entering, max(int(allowed), overdue)))
 
     def each_stage(self) -> list[Request]:
         """Of the moving, at most a threshold's worth at each stage: the paper's min{n, ·}, taken literally."""

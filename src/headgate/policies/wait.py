@@ -36,7 +36,6 @@ class Wait(Lockstep):
             bounds of the predicted output), "none".
         max_pause: seconds a decode may stand still before its type moves all the same.
         max_wait: seconds the first in a queue may wait before its type moves all the same.
-        margin: learned thresholds are for iterations longer by this share than the shortest that keep up.
         window, warm, review: arrivals remembered, completions needed before the first thresholds, and
             arrivals between two reviews.
         literal: as printed: at each stage at most n move, no patience, no memory guard. Strands the last
@@ -58,19 +57,15 @@ class Wait(Lockstep):
         split: str = "kind",
         max_pause: float = 0.1,
         max_wait: float = 0.5,
-        margin: float = 0.05,
         window: int = 1000,
         warm: int = 100,
         review: int = 200,
         literal: bool = False,
     ) -> None:
         super().__init__(self.name, slots, max_pause, max_wait, literal)
-        if not margin >= 0:
-            raise InputError(f"{self.name}: margin={margin}; it must be 0 or more, 0.05 is usual")
         if review < 1 or warm < 1:
             raise InputError(f"{self.name}: review={review}, warm={warm}; both must be at least 1")
         self.fixed = read_thresholds(self.name, thresholds)
-        self.margin = margin
         self.review, self.warm = review, warm
         self.pace: float | None = None  # seconds of an iteration that the learned thresholds are for
         self._cost = cost
@@ -119,7 +114,7 @@ class Wait(Lockstep):
         if not seen or self._memory is None:
             return
         parts = [each.part() for each in seen.values()]
-        self.pace = running_pace(self._cost, parts, self._memory[0], self.slots, self.margin)
+        self.pace = running_pace(self._cost, parts, self._memory[0], self.slots)
         for name, track in self.tracks.items():
             size = seen[name].rate * self.pace if self.pace and name in seen else inf
             track.cut(WHOLE, (size,))
@@ -166,14 +161,13 @@ class NestedWait(Wait):
         split: str = "none",
         max_pause: float = 0.1,
         max_wait: float = 0.5,
-        margin: float = 0.05,
         window: int = 1000,
         warm: int = 100,
         review: int = 200,
         literal: bool = False,
     ) -> None:
         super().__init__(
-            slots, cost, thresholds, split, max_pause, max_wait, margin, window, warm, review, literal
+            slots, cost, thresholds, split, max_pause, max_wait, window, warm, review, literal
         )
         if segments < 1 or not slack >= 0:
             raise InputError(f"nested-wait: segments={segments}, slack={slack}; need >= 1 and >= 0")
@@ -201,9 +195,9 @@ class NestedWait(Wait):
             return
         cut = {name: each.segments(self.ends or cuts(each, self.segments)) for name, each in seen.items()}
         parts = {name: each.parts(self.slack) for name, each in cut.items()}
-        flat = [part for each in parts.values() for part in each]
-        room = NESTED_SHARE * self._memory[0]
-        self.pace = running_pace(self._cost, flat, room, self.slots, self.margin)
+        flat = [part for each in cut.values() for part in each.parts()]
+        slack = [part for each in parts.values() for part in each]
+        self.pace = running_pace(self._cost, flat, NESTED_SHARE * self._memory[0], self.slots, slack)
         for name, track in self.tracks.items():
             if self.pace is None or name not in parts:
                 track.cut(WHOLE, (inf,))

@@ -131,8 +131,12 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Read a run that `save` wrote."""
+        """Read a run that `save` wrote, or the trace of a live engine (a file that ends in .jsonl)."""
         source = Path(folder)
+        if source.suffix == ".jsonl":
+            from headgate.results.live_trace import read_live_trace
+
+            return read_live_trace(source)
         if not source.is_dir():
             raise InputError(f"no run folder {source}; give the folder a run was written to")
         meta = _read_json(source / RECORD)

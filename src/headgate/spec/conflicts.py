@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate.core.errors import InputError
 from headgate.spec.words import Experiment, Lengths
-from headgate.workloads.bundled import BUNDLED
+from headgate.workloads.bundled import BUNDLED, bundled_format
 from headgate.workloads.lengths import FROM_FILE
 
 MAKE_LENGTHS = ("prompt", "output", "workload", "prompt_law", "output_law", "shape", "sigma", "spread")
@@ -53,8 +53,8 @@ def _check_trace(words: Experiment, trace: str) -> None:
     _refuse(words, lengths, "makes lengths, but --trace brings its own; drop one of the two")
     if words.scale_rate and (words.clients or words.rate or at_once(words)):
         raise InputError("--scale-rate changes the trace's own times, another load replaces them; choose one")
-    if trace in BUNDLED and words.format not in (None, "azure"):
-        raise InputError(f"--format {words.format}, but {trace} is a bundled trace in azure's; drop --format")
+    if trace in BUNDLED and words.format not in (None, own := bundled_format(trace)):
+        raise InputError(f"--format {words.format}, but {trace} is a bundled trace in {own}'s; drop --format")
 
 
 def _refuse_idle_lengths(words: Lengths, where: str) -> None:

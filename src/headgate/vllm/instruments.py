@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from headgate import __version__
 from headgate.vllm.requests import BAD
@@ -42,7 +43,8 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "headgate_stall_seconds": ("Gaps between tokens of decodes that were held.", ()),
 }
 LONGEST_REASON = 200  # letters
-_made: dict[int, dict[str, Any]] = {}  # one set per registry: a second engine in the process shares it
+# One set per registry: a second engine in the process shares it.
+_made: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 def instruments(registry: Any = None) -> dict[str, Any]:
@@ -50,8 +52,8 @@ def instruments(registry: Any = None) -> dict[str, Any]:
     from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
     registry = registry or REGISTRY
-    if id(registry) in _made:
-        return _made[id(registry)]
+    if registry in _made:
+        return _made[registry]
     found: dict[str, Any] = {}
     for name, (help, labels) in GAUGES.items():
         # Where several processes write to one place, the newest value of each engine counts.
@@ -62,7 +64,7 @@ def instruments(registry: Any = None) -> dict[str, Any]:
         found[name] = Counter(name, help, ("engine", *labels), registry=registry)
     for name, (help, labels) in HISTOGRAMS.items():
         found[name] = Histogram(name, help, ("engine", *labels), registry=registry, buckets=BUCKETS)
-    _made[id(registry)] = found
+    _made[registry] = found
     return found
 
 

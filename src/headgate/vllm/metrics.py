@@ -35,6 +35,7 @@ class Metrics(Tally):
         super().__init__(about.get("policy", ""))
         self._settings, self._clock = settings, clock
         self._kv_total = kv_total
+        self._server: Any = None
         self._board = self._make_board(about, engine, registry) if settings.metrics else None
         self._spoken = clock()
         self._steps_then = self.steps.copy()
@@ -44,6 +45,10 @@ class Metrics(Tally):
         """Show what is left, and stop."""
         if self._thread is not None:
             self._thread.close()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
 
     def show(self) -> None:
         """Metrics now, and the line in the log when it is due."""
@@ -77,7 +82,7 @@ class Metrics(Tally):
             LOG.warning("headgate: no metrics: %s: %s", type(error).__name__, error)
             return None
         if port is not None:
-            _serve(port + engine, registry)
+            self._server = _serve(port + engine, registry)
         elif SHARED not in os.environ:
             LOG.info(
                 "headgate: metrics reach the server's /metrics when %s names an empty folder "
@@ -87,12 +92,14 @@ class Metrics(Tally):
         return board
 
 
-def _serve(port: int, registry: Any) -> None:
+def _serve(port: int, registry: Any) -> Any:
     """A port of our own; one that is taken is no reason to stop."""
     from prometheus_client import REGISTRY, start_http_server
 
     try:
-        start_http_server(port, registry=registry or REGISTRY)
-        LOG.info("headgate: metrics on port %d", port)
+        server, _ = start_http_server(port, registry=registry or REGISTRY)
     except OSError as error:
         LOG.warning("headgate: no metrics on port %d: %s; choose another", port, error.strerror or error)
+        return None
+    LOG.info("headgate: metrics on port %d", port)
+    return server

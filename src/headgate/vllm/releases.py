@@ -16,7 +16,7 @@ def installed() -> str | None:
     The file in the package goes first: CPU builds come under another name than vllm.
     """
     spec = find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
         return None
     for folder in spec.submodule_search_locations:
         file = Path(folder, "_version.py")

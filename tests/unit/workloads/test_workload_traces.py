@@ -330,6 +330,16 @@ def test_bundled_traces(name, rows, first, means):
     assert f"mean {means[0]:,} in and {means[1]} out" in BUNDLED[name]
 
 
+def test_bundled_lengths():
+    table = bundled("sharegpt-8k")
+    summary = table.summary()
+    assert len(table) == 30_731 and not table.arrival.any()
+    assert (round(summary.prompt.mean), round(summary.output.mean)) == (2340, 439)
+    assert np.quantile(table.prompt, (0.5, 0.9, 0.99)).round().tolist() == [1730, 5696, 7434]
+    assert np.quantile(table.output, (0.5, 0.9, 0.99)).round().tolist() == [415, 834, 998]
+    assert "30,731 requests, mean 2,340 in and 439 out" in BUNDLED["sharegpt-8k"]
+
+
 def test_unknown_bundled_trace():
     with pytest.raises(InputError, match="unknown bundled trace 'azure'; did you mean 'azure-co"):
         bundled("azure")

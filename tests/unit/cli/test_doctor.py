@@ -1,0 +1,89 @@
+"""`headgate doctor`: what of vLLM is here, whether it is as we expect it, what the settings say."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from headgate.cli import checkup
+from headgate.vllm import releases
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch):
+    monkeypatch.delenv("HEADGATE_CONFIG", raising=False)
+    monkeypatch.setattr(releases, "installed", lambda: None)
+
+
+def found(headgate, *args) -> tuple[int, dict]:
+    done = headgate("doctor", "--json", "-", *args)
+    return done.code, json.loads(done.out)["vllm"]
+
+
+def test_without_vllm(headgate):
+    code, vllm = found(headgate)
+    assert code == 0 and vllm["problems"] == []
+    assert vllm["version"].startswith("not installed") and vllm["seams"] == "not looked at"
+    assert vllm["settings"] == "HEADGATE_CONFIG is not set"
+
+
+def test_in_words(headgate):
+    done = headgate("doctor")
+    assert done.code == 0 and "prometheus_client" in done.out and "vLLM:" in done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "active"),
+    [
+        ('{"policy": "eb:refill=4"}', 0, "policy eb(refill=4), card none"),
+        ('{"policy": "eb"}', 1, "nothing; vLLM would refuse to start"),
+        ('{"polcy": "eb"}', 1, "nothing; vLLM would refuse to start"),
+    ],
+)
+def test_what_the_settings_say(headgate, tmp_path, monkeypatch, text, code, active):
+    (tmp_path / "h.json").write_text(text)
+    monkeypatch.setenv("HEADGATE_CONFIG", str(tmp_path / "h.json"))
+    left, vllm = found(headgate)
+    assert (left, vllm["active"]) == (code, active)
+    assert len(vllm["problems"]) == code
+
+
+@pytest.mark.parametrize(
+    ("look", "seams", "problem"),
+    [
+        ("print('noise'); print('[]')", "as expected", None),
+        ("""print('["Request lacks x"]')""", "1 not as expected", "vLLM has changed: Request lacks x"),
+        ("raise ImportError('no torch')", "unknown", "cannot be imported: ImportError: no torch"),
+        ("import time; time.sleep(60)", "unknown", "took more than"),
+    ],
+)
+def test_the_seams(headgate, monkeypatch, look, seams, problem):
+    monkeypatch.setattr(releases, "installed", lambda: "0.31.2")
+    monkeypatch.setattr(checkup, "LOOK", look)
+    monkeypatch.setattr(checkup, "TICK", 0.05)
+    if "sleep" in look:
+        monkeypatch.setattr(checkup, "PATIENCE", 0.3)
+    code, vllm = found(headgate)
+    assert vllm["version"] == "0.31.2, supported" and vllm["seams"] == seams
+    assert code == bool(problem) and (not problem or problem in vllm["problems"][0])
+    assert found(headgate, "--no-seams")[1]["seams"] == "not looked at"
+
+
+def test_another_release(headgate, monkeypatch):
+    monkeypatch.setattr(releases, "installed", lambda: "0.25.1")
+    code, vllm = found(headgate, "--no-seams")
+    assert code == 1 and "vLLM 0.25.1 is not one headgate knows" in vllm["problems"][0]
+
+
+def test_the_release_is_told_without_importing_it(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "vllm" / "_version.py").write_text("__version__ = version = '0.28.1+cpu'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert releases.installed() == "0.28.1+cpu" and "vllm" not in sys.modules
+    assert releases.numbers("0.28.1+cpu") == (0, 28, 1) and releases.numbers("dev") == ()
+    (tmp_path / "vllm" / "_version.py").unlink()
+    assert releases.installed() == "unknown"
