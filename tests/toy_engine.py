@@ -30,10 +30,7 @@ class Job:
     known: int  # prompt and output tokens
     computed: int = 0
     in_flight: int = 0
-
-    @property
-    def is_prompt(self) -> bool:
-        return self.computed < self.known + self.in_flight
+    is_prompt: bool = True
 
 
 class ToyEngine:
@@ -91,12 +88,13 @@ class ToyEngine:
         self.running.remove(job)
         job.known += job.in_flight  # its token in flight is delivered all the same
         job.in_flight = job.computed = 0
+        job.is_prompt = True
         self.waiting.appendleft(job)
         self.live.evicted(entry)
 
     # -- the loop -----------------------------------------------------------------------------------
 
-    def run(self, most: int = 20_000) -> None:
+    def run(self, most: int = 5_000) -> None:
         """Serve everybody, in a bounded number of steps."""
         air: deque[tuple[Flight, list[tuple[Job, int]], float]] = deque()
         free_at = 0.0  # when the processor is done with all that was composed
@@ -136,7 +134,8 @@ class ToyEngine:
             plan = Plan(ALL, (*ledger.prefilling, *ledger.waiting))
         decodes, preempted = self.decodes(plan)
         budget = int(min(plan.budget, self.engine.batch_tokens)) - len(decodes)
-        prompts = [] if preempted else self.prompts(plan, int(min(budget, plan.chunk)))
+        growth = sum(self.of(job.computed + 1) - self.of(job.computed) for job in decodes)
+        prompts = [] if preempted else self.prompts(plan, int(min(budget, plan.chunk)), growth)
         chunks, context, batch = [], sum(job.known + job.in_flight for job in decodes), []
         for job in decodes:
             job.computed += 1
@@ -145,7 +144,8 @@ class ToyEngine:
         for job, tokens in prompts:
             left = job.known - job.computed
             chunks.append(Chunk(job.entry, tokens, job.computed - tokens, left))
-            job.in_flight += left == 0
+            if not left:
+                job.in_flight, job.is_prompt = 1, False
             batch.append((job, int(left == 0)))
         ids = [job.entry.id for job in decodes]
         flight = live.ran(tuple(chunks), len(decodes), lambda: ids)
@@ -182,7 +182,7 @@ class ToyEngine:
                 chosen.append(job)
         return chosen, preempted
 
-    def prompts(self, plan: Plan, room: int) -> list[tuple[Job, int]]:
+    def prompts(self, plan: Plan, room: int, growth: int) -> list[tuple[Job, int]]:
         found = []
         growth = sum(
             self.of(job.computed + 1) - self.of(job.computed) for job in self.running if not job.is_prompt
@@ -202,7 +202,7 @@ class ToyEngine:
             tokens = min(room, job.known - job.computed)
             need = self.of(job.computed + tokens) - self.of(job.computed)
             if need > spare:
-                if not found and not self.live.ledger.decoding:
+                if not found:
                     self.evict(self.running[-1].entry)
                 break
             spare -= need

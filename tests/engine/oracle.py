@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -27,6 +27,13 @@ class Grammar:
     def __init__(self) -> None:
         self.grammar: object | None = None
         self.reasoning_ended = None
+
+
+class Known(NamedTuple):
+    """What the worker had done before a step."""
+
+    speakers: frozenset[str]  # they have brought a token since they were last admitted
+    computed: dict[str, int]
 
 
 class Oracle:
@@ -57,7 +64,8 @@ class Oracle:
         self.requests: dict[str, Request] = {}
         self._coming = deque(sorted(traffic.comers, key=lambda comer: comer.step))
         self._here: list[Comer] = []
-        self._flying: deque[tuple[Any, Any]] = deque()  # steps whose output the scheduler does not know yet
+        self._flying: deque[tuple[Any, Any, Known]] = deque()  # steps whose tokens the scheduler does not know
+        self.free_before = shape.blocks  # when the newest step was composed
         if hasattr(scheduler, "_headgate"):
             scheduler._headgate.clock = self.clock
             scheduler._headgate.origin = 0.0
@@ -130,16 +138,18 @@ class Oracle:
 
     def _step(self) -> None:
         if self.scheduler.has_requests():
+            self.free_before = free_blocks(self.scheduler)
             output = self.scheduler.schedule(self.step in self.traffic.throttled)
             self.empty += not output.num_scheduled_tokens
-            self._same_blocks(output)
-            self._flying.appendleft((output, self.runner.execute(output)))
+            self._within_limits(output)
+            known = self._known_without(output)
+            self._flying.appendleft((output, self.runner.execute(output), known))
             ran = bool(output.num_scheduled_tokens)
             if self.shape.ahead and len(self._flying) < 2 and (ran or self.scheduler.has_requests()):
                 return
         elif not self._flying:
             return
-        output, result = self._flying.pop()
+        output, result, _ = self._flying.pop()
         self._hang_up(midway=True)
         self._deliver(self.scheduler.update_from_output(output, result))
         self._draft(output)
@@ -170,8 +180,22 @@ class Oracle:
 
     # -- what must hold -------------------------------------------------------------------------------
 
-    def _same_blocks(self, output: Any) -> None:
-        """Before the worker runs: nothing yet; it is compared when the next message is followed."""
+    def _known_without(self, output: Any = None) -> Known:
+        """What the worker has done, less those whom that step admits anew."""
+        seats = dict(self.runner.seats)
+        for name in () if output is None else admitted(output):
+            seats.pop(name, None)
+        return Known(
+            frozenset(name for name, seat in seats.items() if seat.speaks),
+            {name: seat.computed for name, seat in seats.items()},
+        )
+
+    @property
+    def settled(self) -> Known:
+        """What the worker has done, without the step still in flight."""
+        return self._flying[-1][2] if self._flying else self._known_without()
+
+    def _within_limits(self, output: Any) -> None:
         total = sum(output.num_scheduled_tokens.values())
         if total > self.shape.budget:
             raise Wrong(f"{total} tokens in a step of {self.shape.budget}")
@@ -192,3 +216,9 @@ class Oracle:
             and scheduler.max_num_scheduled_tokens != self.shape.budget
         ):
             raise Wrong("the step's budget was not restored")
+
+
+def admitted(output: Any) -> list[str]:
+    """Who gets a seat in that step, for the first time or again."""
+    fresh = [data.req_id for data in output.scheduled_new_reqs]
+    return [*fresh, *output.scheduled_cached_reqs.resumed_req_ids]

@@ -150,8 +150,9 @@ class Real:
 
     def limits(self) -> Engine:
         """The engine as policies are told of it; any card will do for the tokens."""
-        kv_tokens = (self.core.vllm_config.cache_config.num_gpu_blocks - 1) * BLOCK
-        return Engine(load_card("h200-qwen3-8b").cost, kv_tokens, LENGTH, BUDGET, SEATS, BLOCK)
+        config, cost = self.core.vllm_config, load_card("h200-qwen3-8b").cost
+        kv_tokens = (config.cache_config.num_gpu_blocks - 1) * BLOCK
+        return Engine(cost, kv_tokens, config.model_config.max_model_len, BUDGET, SEATS, BLOCK)
 
     def drained(self) -> None:
         """Let steps in flight end; then nobody is left, every block is free, and the policy did not fall."""

@@ -88,6 +88,12 @@ def adapter(folder: Path, number: int) -> Path:
             weights[f"{stem}.lora_A.weight"] = torch.randn(RANK, columns, generator=made) * SPREAD
             weights[f"{stem}.lora_B.weight"] = torch.randn(rows, RANK, generator=made) * SPREAD
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": targets, "bias": "none"}
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": 2 * RANK,
+        "target_modules": targets,
+        "bias": "none",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder

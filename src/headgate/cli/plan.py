@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headgate.cli.output import check_json, write_json
+from headgate.cli.plan_capacity import capacity
 from headgate.cli.progress import bar
 from headgate.cli.words import takes_words
 from headgate.core.errors import InputError
@@ -16,7 +17,7 @@ from headgate.spec.words import Experiment
 COSTS = "Step costs as numbers, instead of a card"
 
 plan = typer.Typer(
-    help="Plan without running: when to refill, which mode wins, what to set in plain vLLM.",
+    help="Plan: when to refill, which mode wins, what to set in plain vLLM, the rate a policy sustains.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -106,6 +107,7 @@ def flags(
     write_json(json, document)
 
 
+plan.command()(capacity)
 threshold.__doc__ = THRESHOLD
 flags.__doc__ = FLAGS
 

@@ -21,6 +21,8 @@ SHED_AFTER = 10.0  # seconds of its planned rate that a class nobody of which gi
 class Admission:
     """Whose prompt starts next, and who has no business waiting."""
 
+    closes = False  # are there kinds it never lets in?
+
     def choose(self, fleet: Fleet) -> str | None:
         """The kind whose oldest request enters; None: nobody now."""
         raise NotImplementedError
@@ -79,6 +81,7 @@ class Occupancy(Admission):
     def __init__(self, plan: FluidPlan, engines: int, spill: bool = False) -> None:
         flows = plan.instance.flows
         self.spill = spill
+        self.closes = not spill
         self.targets: dict[str, tuple[float, float]] = {}  # x*, and the planned queue of the whole fleet
         self.throttled: dict[str, float] = {}  # admissions per second planned for kinds not served in full
         self._shed: dict[str, int] = {}  # the most that may wait of kinds who never give up

@@ -63,7 +63,7 @@ class Gated(RoutePolicy):
 
     def route(self, fleet: Fleet) -> Routing:
         """One move at a time: a decode if there is a seat for one, else a prompt."""
-        move = None if self.placement is None else self.placement.next(fleet)
+        move = self.placement.next(fleet) if fleet.handoff and self.placement else None
         return Routing((move,)) if move else self.start_prompt(fleet)
 
     def start_prompt(self, fleet: Fleet) -> Routing:
@@ -93,8 +93,9 @@ class Partitioned(Gated):
         self.plan, self.slack = plan, slack
 
     def roles(self, engines: int) -> tuple[str, ...]:
-        """As many mixed engines as the plan needs; with slack a few more."""
-        return staff(self.plan, engines, self.slack).roles
+        """As many mixed engines as the plan needs, with slack a few more; one at least where all may enter."""
+        roles = staff(self.plan, engines, self.slack).roles
+        return roles if MIXED in roles or self.admission.closes else (MIXED, *roles[1:])
 
 
 class GateAndRoute(Partitioned):
@@ -198,7 +199,7 @@ class GateDecoupled(Gated):
     def route(self, fleet: Fleet) -> Routing:
         """Prompts first."""
         routing = self.start_prompt(fleet)
-        if routing.moves or self.placement is None:
+        if routing.moves or self.placement is None or not fleet.handoff:
             return routing
         move = self.placement.next(fleet)
         return routing if move is None else Routing((move,))

@@ -19,13 +19,13 @@ def pick(members: Sequence[int], draw: Draw) -> int:
 
 
 class Placement:
-    """Who decodes where next; None: nobody now."""
+    """Who decodes where next; asked only while somebody waits for that."""
 
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
 
     def next(self, fleet: Fleet) -> Move | None:
-        """The next decode to start."""
+        """The next decode to start; None: nobody now."""
         raise NotImplementedError
 
     def prefilled(self, request: Request) -> None:
@@ -40,8 +40,6 @@ class SoloFirst(Placement):
 
     def next(self, fleet: Fleet) -> Move | None:
         """The head of the queue."""
-        if not fleet.handoff:
-            return None
         places = fleet.open[SOLO] or fleet.open[MIXED]
         if not places:
             return None
@@ -53,7 +51,7 @@ class Anywhere(Placement):
 
     def next(self, fleet: Fleet) -> Move | None:
         """The head of the queue."""
-        if not fleet.handoff or not fleet.open[ANY]:
+        if not fleet.open[ANY]:
             return None
         return Move(next(iter(fleet.handoff)), pick(fleet.open[ANY], self.draw), Stage.DECODE)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -10,21 +10,33 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from headgate.core.errors import InputError
-from headgate.core.policy import BatchPolicy, Observer
+from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
 from headgate.drivers.live import LiveObserver
 from headgate.drivers.vllm.plugin import Duties, Headgate
 from headgate.drivers.vllm.seams import faults, unsupported, version
+from headgate.vllm.observers import Facts, Watcher, close, observers, renewed
 from headgate.vllm.requests import promises
 from headgate.vllm.settings import Reload, build_policy, file_of, read_settings
 from headgate.vllm.words import LOG, OBSERVE, Settings
 
 
-class SyncHeadgate(Headgate, Scheduler):
+class Watched:
+    """The end of the engine is the end of those who watch it."""
+
+    _headgate_watchers: Sequence[Watcher] = ()
+
+    def shutdown(self) -> None:
+        """Called once by vLLM."""
+        super().shutdown()  # type: ignore[misc]
+        close(self._headgate_watchers)
+
+
+class SyncHeadgate(Watched, Headgate, Scheduler):
     """For engines that know the tokens of a step before they compose the next."""
 
 
-class AsyncHeadgate(Headgate, AsyncScheduler):
+class AsyncHeadgate(Watched, Headgate, AsyncScheduler):
     """For engines that compose the next step while one runs."""
 
 
@@ -45,6 +57,7 @@ def make_scheduler(given: dict[str, Any]) -> Any:
         made = AsyncHeadgate if config.scheduler_config.async_scheduling else SyncHeadgate
         scheduler = made(**given)
         policy, parameters = _policy(settings, scheduler)
+        scheduler._headgate_watchers = watchers = _watchers(settings, scheduler, parameters)
     except InputError as error:
         LOG.error("headgate: %s", error)
         raise
@@ -52,7 +65,7 @@ def make_scheduler(given: dict[str, Any]) -> Any:
     scheduler._headgate_begin(
         Duties(
             policy,
-            (Says(), *_observers(settings, scheduler, policy, parameters)),
+            (Says(), *watchers),
             settings.watchdog,
             lambda request: _said(request, state["settings"]),
             _renewal(state, scheduler),
@@ -113,16 +126,30 @@ def _renewal(state: dict[str, Settings], scheduler: Any) -> Callable[[], BatchPo
             return None
         state["settings"] = settings
         LOG.warning("headgate: settings read again from %s", path)
+        renewed(scheduler._headgate_watchers, settings.policy, parameters, scheduler._headgate.now)
         _announce(settings, scheduler, parameters)
         return policy
 
     return renew
 
 
-def _observers(
-    settings: Settings, scheduler: Any, policy: BatchPolicy | None, parameters: dict[str, Any]
-) -> list[Observer]:
-    return []
+def _watchers(settings: Settings, scheduler: Any, parameters: dict[str, Any]) -> list[Watcher]:
+    """Metrics and, where asked for, the trace."""
+    config = scheduler.vllm_config
+    limits = {
+        "max_num_seqs": scheduler._headgate_seats(),
+        "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
+        "max_model_len": scheduler.max_model_len,
+        "block_size": scheduler.block_size,
+    }
+    facts = Facts(
+        model=str(config.model_config.model),
+        vllm=".".join(map(str, version())),
+        kv_tokens=(scheduler.cache_config.num_gpu_blocks - 1) * scheduler.block_size,
+        limits=limits,
+        engine=config.parallel_config.data_parallel_rank,
+    )
+    return observers(settings, parameters, facts)
 
 
 def _announce(settings: Settings, scheduler: Any, parameters: dict[str, Any]) -> None:

@@ -38,8 +38,8 @@ def test_in_words(headgate):
     ("text", "code", "active"),
     [
         ('{"policy": "eb:refill=4"}', 0, "policy eb(refill=4), card none"),
-        ('{"policy": "eb"}', 1, "nothing; vLLM would refuse to start"),
-        ('{"polcy": "eb"}', 1, "nothing; vLLM would refuse to start"),
+        ('{"policy": "eb"}', 1, "nothing; vLLM would refuse to start with our scheduler"),
+        ('{"polcy": "eb"}', 1, "nothing; vLLM would refuse to start with our scheduler"),
     ],
 )
 def test_what_the_settings_say(headgate, tmp_path, monkeypatch, text, code, active):

@@ -1,0 +1,93 @@
+"""`headgate plan capacity`: the largest rate each policy sustains, and the rate none can exceed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from headgate.cli.output import check_json, write_json
+from headgate.cli.progress import bar
+from headgate.cli.words import takes_words
+from headgate.core.errors import InputError
+from headgate.spec.words import Experiment
+
+SEARCH = "Search"
+MOST_SEEDS = 100
+
+EXAMPLES = """The largest rate a policy sustains under service levels, and how far that is from λ*.
+
+λ* is the rate beyond which every policy falls behind. Each policy is simulated
+at rates between zero and λ*, by bracketing, with several seeds in parallel.
+A level is METRIC=TIME@STATISTIC:CLASS with the metrics ttft, tbt (every gap
+between two tokens), tpot and e2e, the statistics p50, p99, ... mean and max,
+and a class or all requests. Without a statistic it is a promise that policies
+know of and nobody checks.
+
+\b
+Examples:
+  headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99 \\
+      --policy mixed --policy v0 --prompt 1000 --output 200
+  headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99:paying,tbt=500ms:free \\
+      --classes paying=5%,free=95% --trace sharegpt-8k --policy sarathi --policy slai \\
+      --card pub-rtx-ada-6000-mistral-7b --slots 128 --budget 512
+  headgate plan capacity --slo e2e=20s@p95 --policy all --trace azure-conv --json -
+"""
+
+
+@takes_words
+def capacity(
+    words: Experiment,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying", rich_help_panel=SEARCH
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME or NAME:PARAMETER=VALUE,... or all; may be repeated", rich_help_panel="Policy"
+        ),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="classes drawn at random, such as paying=5%,free=95%", rich_help_panel=SEARCH),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on", rich_help_panel=SEARCH)
+    ] = 4,
+    precision: Annotated[
+        float,
+        typer.Option(min=0.001, max=0.5, help="of a bracket, as a share of the rate", rich_help_panel=SEARCH),
+    ] = 0.04,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="processes (default: one per core)", rich_help_panel=SEARCH)
+    ] = None,
+    as_recorded: Annotated[
+        bool,
+        typer.Option(
+            help="a trace's own times, faster or slower, instead of Poisson", rich_help_panel=SEARCH
+        ),
+    ] = False,
+    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+) -> None:
+    """Search."""
+    from headgate.cli.capacity_text import capacity_text
+    from headgate.results.text import show
+    from headgate.spec.plan_capacity import Options, plan_capacity
+    from headgate.spec.slo import parse_levels
+
+    check_json(json)
+    if not slo:
+        raise InputError("plan capacity needs --slo, such as --slo ttft=500ms@p50,tbt=100ms@p99")
+    wanted = policy or list(words.policies) or [words.policy]
+    options = Options(classes, seeds, jobs or os.cpu_count() or 1, precision, as_recorded)
+    found = plan_capacity(words, wanted, parse_levels(slo), options, bar)
+    show(capacity_text(found), sys.stderr if json == "-" else sys.stdout)
+    write_json(json, found.as_dict())
+
+
+capacity.__doc__ = EXAMPLES

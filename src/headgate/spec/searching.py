@@ -1,0 +1,65 @@
+"""The largest rate that is sustained: which rates to try, one after the other."""
+
+from __future__ import annotations
+
+from math import isfinite, log
+
+START = 0.7  # of the highest rate there can be
+LEAST = 1 / 128  # below this share of it the answer is zero
+MOST = 20  # rates tried
+INSIDE = 0.15  # a guess stays this far, as a share of the bracket, from its ends
+
+
+class Search:
+    """Looks for where a ratio that rises with the rate crosses one, between zero and `top`.
+
+    `next` says which rate to try, `tell` takes the answer; so many searches can run at the same time. A
+    bracket is narrowed by interpolating the logarithm of the ratio, and the answer is interpolated likewise.
+    """
+
+    def __init__(self, top: float, precision: float) -> None:
+        self.top = top
+        self.precision = precision
+        self.tried: dict[float, float] = {}
+
+    @property
+    def sustained(self) -> float:
+        """The largest rate that was sustained, below every one that was not."""
+        return max(
+            (rate for rate, ratio in self.tried.items() if ratio <= 1 and rate < self.missed), default=0.0
+        )
+
+    @property
+    def missed(self) -> float:
+        """The smallest rate that was not sustained; above `top` when there is none."""
+        return min((rate for rate, ratio in self.tried.items() if not ratio <= 1), default=2 * self.top)
+
+    def tell(self, rate: float, ratio: float) -> None:
+        """What came of a rate."""
+        self.tried[rate] = ratio
+
+    def next(self) -> float | None:
+        """The next rate to try; None when the answer is known well enough."""
+        if not self.tried:
+            return START * self.top
+        low, high = self.sustained, self.missed
+        if high > self.top:
+            return None if low >= self.top else self.top
+        if not low:
+            return high / 2 if high / 2 >= LEAST * self.top else None
+        if high - low <= self.precision * high or len(self.tried) >= MOST:
+            return None
+        room = INSIDE * (high - low)
+        return min(max(self._crossing(low, high), low + room), high - room)
+
+    @property
+    def answer(self) -> float:
+        """The rate at which the ratio is one."""
+        low, high = self.sustained, self.missed
+        return low if high > self.top or not low else self._crossing(low, high)
+
+    def _crossing(self, low: float, high: float) -> float:
+        below, above = self.tried[low], self.tried[high]
+        if not (below > 0 and isfinite(above)):
+            return (low + high) / 2
+        return low + (high - low) * log(1 / below) / log(above / below)

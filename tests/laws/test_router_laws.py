@@ -1,0 +1,124 @@
+"""The laws every router must keep, for random plans, fleets and requests.
+
+A world is dear to make and cheap to run, so every world meets every router.
+"""
+
+from collections import Counter
+
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from fleet_worlds import Listed, Watched, World, draws, make_router, worlds
+from headgate.core.fleet import Stage, room
+from headgate.drivers.network import Network
+from headgate.policies import ROUTE
+
+MEMBERS = [(name, {}) for name in ROUTE]
+MEMBERS += [("service-level", {"gate": gate}) for gate in ("occupancy", "back-pressure")]
+MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
+STORIES = (
+    ["arrived", "left"],
+    ["arrived", "moved whole", "prefilled", "finished"],
+    ["arrived", "moved prefill", "prefilled", "left"],
+    ["arrived", "moved prefill", "prefilled", "moved decode", "finished"],
+)
+
+
+def test_every_router_is_a_member():
+    assert {name for name, _ in MEMBERS} == set(ROUTE)
+
+
+@given(world=worlds(), seed=st.integers(0, 3))
+def test_same_again(world: World, seed):
+    for name, more in MEMBERS:
+        note(name)
+        logs = [world.run(name, seed, **more)[1].log for _ in range(2)]
+        assert logs[0] == logs[1]
+
+
+@given(world=worlds())
+def test_all_laws(world: World):
+    for name, more in MEMBERS:
+        note(f"{name} {more}")
+        network, router = world.run(name, **more)
+        everybody_is_served_once_or_leaves(world, network, router.log)
+        seats_are_respected(world, network, router.log)
+        first_come_first_served_inside_a_kind(router.log)
+
+
+def everybody_is_served_once_or_leaves(world, network, log):
+    """It ends, and everybody arrives once, is moved once per stage, and leaves once, in that order."""
+    network.books.check()
+    assert not any(network.fleet.queues.values()) and not network.fleet.handoff
+    assert all(seat.prompts == seat.decodes == 0 for seat in network.fleet.replicas)
+    stories: dict[int, list[str]] = {}
+    for what, _, id, *rest in log:
+        stories.setdefault(id, []).append(f"moved {rest[1].value}" if what == "moved" else what)
+    assert len(stories) == len(world.rows)
+    assert all(story in STORIES for story in stories.values())
+
+
+def seats_are_respected(world, network, log):
+    """Counted from the log alone, by request and engine."""
+    rooms = [room(seat.role, world.plan.instance.pace.seats) for seat in network.fleet.replicas]
+    prompts: Counter[int] = Counter()
+    decodes: Counter[int] = Counter()
+    whole: set[int] = set()
+    for what, _, id, *rest in log:
+        if what == "moved":
+            (decodes if rest[1] is Stage.DECODE else prompts)[rest[0]] += 1
+            if rest[1] is Stage.WHOLE:
+                whole.add(id)
+        elif what == "prefilled":
+            prompts[rest[0]] -= 1
+            decodes[rest[0]] += id in whole
+        elif what == "finished":
+            decodes[rest[0]] -= 1
+        if what in ("moved", "prefilled", "finished"):
+            engine = rest[0]
+            assert 0 <= prompts[engine] <= rooms[engine].prompts
+            assert 0 <= decodes[engine] <= rooms[engine].decodes
+            assert prompts[engine] + decodes[engine] <= rooms[engine].total
+
+
+def first_come_first_served_inside_a_kind(log):
+    """Prompts of one kind start in the order of arrival."""
+    kinds = {id: rest[0] for what, _, id, *rest in log if what == "arrived"}
+    newest: dict[str, int] = {}
+    for what, _, id, *rest in log:
+        if what == "moved" and rest[1] is not Stage.DECODE:
+            assert newest.get(kinds[id], -1) < id
+            newest[kinds[id]] = id
+
+
+CONSERVING = (
+    "gate-and-route",
+    "fi-wsp",
+    "gi-wsp",
+    "gf-wsp",
+    "fg-sp",
+    "density-first",
+    "prioritize-and-route",
+)
+
+
+class Vigilant(Watched):
+    """Looks at the fleet whenever the router moves nobody."""
+
+    def route(self, fleet):
+        routing = super().route(fleet)
+        if not routing.moves and not routing.reject:
+            role = self.inner.prompts_on
+            served = getattr(self.inner.admission, "targets", fleet.queues)
+            assert not fleet.idle[role] or not any(fleet.queues[kind] for kind in served)
+            assert not fleet.handoff or not any(fleet.open.values())
+        return routing
+
+
+@given(world=worlds())
+def test_nobody_waits_beside_an_idle_place(world: World):
+    """Routers that hold nobody back on purpose leave no place idle that somebody waits for."""
+    for name in CONSERVING:
+        note(name)
+        inner = make_router(name, world.plan, world.engines, draws(0))
+        Network(world.plan.instance, world.engines, Vigilant(inner), Listed(*world.rows)).run()

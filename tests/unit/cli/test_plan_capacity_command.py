@@ -1,0 +1,68 @@
+"""`headgate plan capacity`: what is printed, the JSON, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+WORDS = ("plan", "capacity", "--requests", 60, "--prompt", 200, "--output", 20, "--slots", 16, "--jobs", 1)
+
+
+def test_a_table_and_a_verdict(headgate):
+    said = headgate(*WORDS, "--slo", "ttft=200ms@p50", "--policy", "mixed", "--policy", "v0", "--seeds", 2)
+    assert said.code == 0, said.err
+    assert max(len(line) for line in said.out.splitlines()) <= 80
+    flat = " ".join(said.out.split())
+    for part in (
+        "Capacity: card h200-qwen3-8b, uniform lengths",
+        "Levels p50 TTFT <= 200 ms",
+        "Engine 16 seats, 8,192 tokens a step",
+        "No policy above λ* =",
+        "policy requests/s 95 % interval of λ* gives way first",
+        "sustains most:",
+    ):
+        assert part in flat, part
+
+
+def test_json_and_classes(headgate):
+    levels = "ttft=200ms@p50,tbt=1s@p99:paying,tbt=2s:free"
+    said = headgate(*WORDS, "--slo", levels, "--classes", "paying=30%,free=70%", "--seeds", 1, "--json", "-")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert found["classes"] == {"paying": 30.0, "free": 70.0}
+    assert [level["statistic"] for level in found["levels"]] == ["p50", "p99", ""]
+    (mixed,) = found["policies"]
+    assert mixed["policy"] == "mixed"
+    assert 0 < mixed["rate"]["value"] <= found["bound"]["rate"]
+    assert "told to policies, not checked" in said.err
+
+
+def test_tile_cards_show_both_bounds(headgate):
+    card = ("--card", "pub-rtx-ada-6000-mistral-7b", "--budget", 512)
+    said = headgate(*WORDS, *card, "--slo", "ttft=2s@p50", "--seeds", 1, "--precision", 0.3)
+    assert said.code == 0, said.err
+    assert "in steps of at most 512 tokens" in " ".join(said.out.split())
+
+
+def test_the_help_has_examples(headgate, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = headgate("plan", "capacity", "--help")
+    assert said.code == 0
+    assert "headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "plan capacity needs --slo"),
+        (("--slo", "ttft500ms"), "is not a service level; write METRIC=TIME@STATISTIC:CLASS"),
+        (("--slo", "ttft=1s@p50:gold"), "class 'gold', which no request belongs to"),
+        (("--slo", "ttft=1s@p50", "--rate", 3), "--rate is what is searched for"),
+        (("--slo", "ttft=1s@p50", "--policy", "eb"), "policy eb needs refill"),
+        (("--slo", "ttft=1s@p50", "--seeds", 0), "seeds"),
+        (("--slo", "ttft=1s@p50", "--json", "nowhere/x.json"), "its folder does not exist"),
+    ],
+)
+def test_mistakes(refused, words, says):
+    refused([*WORDS, *words], says)

@@ -1,0 +1,156 @@
+"""The roster keeps count of a fleet and refuses what cannot be."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.errors import RunError
+from headgate.core.fleet import ANY, MIXED, PREFILL, ROLES, SOLO, Move, Room, Stage, room
+from headgate.core.roster import Pool, Roster
+
+
+def request(id: int, kind: str = "a"):
+    return SimpleNamespace(id=id, kind=kind)
+
+
+def roster(*roles: str, seats: int = 3) -> Roster:
+    return Roster(roles, lambda role: room(role, seats), ("a", "b"))
+
+
+def test_rooms_by_role():
+    assert room(MIXED, 16) == Room(1, 15, 16)
+    assert room(SOLO, 16) == room("decode", 16) == Room(0, 16, 16)
+    assert room(PREFILL, 16) == Room(1, 0, 1)
+    assert room(ANY, 16) == Room(1, 16, 16)
+
+
+def test_a_request_goes_through_a_fleet():
+    fleet = roster(MIXED, SOLO)
+    assert (fleet.idle[MIXED], fleet.open[MIXED], fleet.open[SOLO], fleet.free_seats) == ([0], [0], [1], 5)
+    one = request(7, "b")
+    fleet.arrive(one)
+    assert list(fleet.queues["b"]) == [7] and not fleet.queues["a"]
+    found, seat = fleet.find(Move(7, 0, Stage.PREFILL))
+    assert found is one
+    fleet.start_prompt(one, seat)
+    assert fleet.idle[MIXED] == [] and fleet.prefilling == {"a": 0, "b": 1}
+    assert seat.prefilling["b"] == 1 and fleet.free_seats == 5
+    fleet.end_prompt(one, seat, stays=False)
+    assert list(fleet.handoff) == [7] and fleet.idle[MIXED] == [0]
+    _, other = fleet.find(Move(7, 1, Stage.DECODE))
+    fleet.start_decode(one, other)
+    assert (other.seats, other.decoding["b"], fleet.free_seats) == (2, 1, 4)
+    fleet.finish(one, other)
+    assert fleet.free_seats == 5 and not fleet.handoff
+    assert seat.seen == fleet.now
+
+
+def test_a_whole_request_stays():
+    fleet = roster(ANY, seats=2)
+    seat = fleet.replicas[0]
+    for id in (0, 1):
+        fleet.arrive(request(id))
+        found, _ = fleet.find(Move(id, 0))
+        fleet.start_prompt(found, seat)
+        assert fleet.idle[ANY] == []
+        fleet.end_prompt(found, seat, stays=True)
+    assert (seat.decodes, seat.seats, fleet.idle[ANY], fleet.open[ANY]) == (2, 0, [], [])
+
+
+def test_those_who_wait_may_leave():
+    fleet = roster(ANY)
+    one, two = request(1), request(2)
+    fleet.arrive(one)
+    assert fleet.waiting_one(1) is one
+    fleet.leave(one)
+    assert not fleet.queues["a"]
+    with pytest.raises(RunError, match="does not wait"):
+        fleet.waiting_one(1)
+    fleet.arrive(two)
+    fleet.start_prompt(two, fleet.replicas[0])
+    fleet.end_prompt(two, fleet.replicas[0], stays=False)
+    fleet.leave(two)
+    assert not fleet.handoff
+
+
+def test_what_cannot_be_is_refused():
+    fleet = roster(MIXED, SOLO, seats=2)
+    fleet.arrive(request(1))
+    fleet.arrive(request(2))
+    for move, said in (
+        (Move(1, 5), "there are 2 engines"),
+        (Move(1, -1), "there are 2 engines"),
+        (Move(1, 1, Stage.PREFILL), "no place for a prompt"),
+        (Move(9, 0, Stage.PREFILL), "request 9 does not wait for that"),
+        (Move(1, 0, Stage.DECODE), "request 1 does not wait for that"),
+    ):
+        with pytest.raises(RunError, match=said):
+            fleet.find(move)
+    first, seat = fleet.find(Move(1, 0, Stage.PREFILL))
+    fleet.start_prompt(first, seat)
+    with pytest.raises(RunError, match="no place for a prompt"):
+        fleet.find(Move(2, 0, Stage.PREFILL))
+    fleet.end_prompt(first, seat, stays=False)
+    fleet.start_decode(first, seat)
+    second, _ = fleet.find(Move(2, 0, Stage.PREFILL))
+    fleet.start_prompt(second, seat)
+    fleet.end_prompt(second, seat, stays=False)
+    with pytest.raises(RunError, match="no decode seat"):
+        fleet.find(Move(2, 0, Stage.DECODE))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans())))
+def test_pools_are_sets_without_holes(steps):
+    pool, members = Pool(), set()
+    for id, inside in steps:
+        pool.put(id, inside)
+        (members.add if inside else members.discard)(id)
+        assert sorted(pool.members) == sorted(members)
+
+
+@given(st.data())
+def test_pools_and_counts_follow_every_transition(data):
+    """Against a count from scratch, for random walks through random fleets."""
+    roles = data.draw(st.lists(st.sampled_from(ROLES), min_size=1, max_size=4))
+    fleet = roster(*roles, seats=data.draw(st.integers(2, 3)))
+    running: list[tuple[SimpleNamespace, object, bool]] = []
+    decoding: list[tuple[SimpleNamespace, object]] = []
+    for id in range(data.draw(st.integers(1, 12))):
+        fleet.arrive(request(id, data.draw(st.sampled_from(["a", "b"]))))
+        for step in data.draw(st.lists(st.sampled_from(["prompt", "done", "decode", "finish"]), max_size=4)):
+            idle = [engine for pool in fleet.idle.values() for engine in pool]
+            waiting = [r for queue in fleet.queues.values() for r in queue.values()]
+            places = [engine for pool in fleet.open.values() for engine in pool]
+            if step == "prompt" and idle and waiting:
+                who, seat = fleet.find(Move(waiting[0].id, idle[0]))
+                fleet.start_prompt(who, seat)
+                running.append((who, seat, data.draw(st.booleans()) and seat.role == ANY))
+            elif step == "done" and running:
+                who, seat, stays = running.pop()
+                fleet.end_prompt(who, seat, stays)
+                if stays:
+                    decoding.append((who, seat))
+            elif step == "decode" and fleet.handoff and places:
+                who, seat = fleet.find(Move(next(iter(fleet.handoff)), places[0], Stage.DECODE))
+                fleet.start_decode(who, seat)
+                decoding.append((who, seat))
+            elif step == "finish" and decoding:
+                fleet.finish(*decoding.pop())
+            audit(fleet)
+
+
+def audit(fleet: Roster) -> None:
+    seats = 0
+    for seat in fleet.replicas:
+        assert seat.prompts == sum(seat.prefilling.values()) <= seat.room.prompts
+        assert seat.decodes == sum(seat.decoding.values())
+        left = seat.room.total - seat.prompts - seat.decodes
+        assert left >= 0
+        assert (seat.id in fleet.idle[seat.role]) == (left > 0 and seat.prompts < seat.room.prompts)
+        assert seat.seats == max(0, min(left, seat.room.decodes - seat.decodes))
+        assert (seat.id in fleet.open[seat.role]) == (seat.seats > 0)
+        seats += seat.seats
+    assert fleet.free_seats == seats
+    assert sum(fleet.prefilling.values()) == sum(seat.prompts for seat in fleet.replicas)
