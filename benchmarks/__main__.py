@@ -18,10 +18,12 @@ from pathlib import Path
 
 from benchmarks import worlds
 from benchmarks.plain import PlainEngine
+from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy
+from headgate.core.view import View
 from headgate.drivers.engine import Engine
 from headgate.drivers.simulator import Simulator
-from headgate.policies import Exclusive, Mixed
+from headgate.policies import Exclusive, Mixed, Rad, ShortestFirst, Slai
 from headgate.results.recorder import Recorder
 from headgate.workloads.workload import Workload
 
@@ -133,6 +135,42 @@ def leases() -> Result:
     return {"seconds": leased, "asking at every step takes times": (time.process_time() - began) / leased}
 
 
+def planning() -> Result:
+    """(g) Microseconds of plan() while prompts run, and of those per running request; the median call."""
+    found: Result = {}
+    for size in (64, 256, 1024):  # seats
+        engine, workload = worlds.engine(size), worlds.saturated(8 * size, 2 * size, 512, 128)
+        policies: dict[str, BatchPolicy] = {
+            "mixed": Mixed(size, 16384),
+            "sarathi-spf": ShortestFirst(size, 16384),
+            "slai, nobody deferred": Slai(size, 16384, engine.cost),
+            "slai, most deferred": Slai(size, 16384, engine.cost, between_tokens=5.0),
+            "rad": Rad(size),
+        }
+        for name, policy in policies.items():
+            times = plan_times(engine, policy, workload)
+            found[f"{name}, {size}: microseconds"] = times[len(times) // 2]
+            found[f"{name}, {size}: nanoseconds per request"] = times[len(times) // 2] / size * 1e3
+    return found
+
+
+def plan_times(engine: Engine, policy: BatchPolicy, workload: Workload) -> list[float]:
+    """Sorted microseconds of the calls that let prompts run while at least half of the seats decode."""
+    times, plan = [], policy.plan
+
+    def timed(view: View) -> Plan:
+        began = time.perf_counter_ns()
+        made = plan(view)
+        took = time.perf_counter_ns() - began
+        if made.prefill and len(view.decoding) >= engine.running // 2:
+            times.append(took / 1e3)
+        return made
+
+    policy.plan = timed  # type: ignore[method-assign]
+    Simulator(engine, policy, workload).run()
+    return sorted(times)
+
+
 RACES: dict[str, Callable[[], Result]] = {
     "plain": plain_race,
     "azure": azure,
@@ -140,6 +178,7 @@ RACES: dict[str, Callable[[], Result]] = {
     "command-line": command_line,
     "flatness": flatness,
     "leases": leases,
+    "planning": planning,
 }
 
 

@@ -190,8 +190,10 @@ class ToyEngine:
         spare = self.free - (growth if plan.decode is not NONE else 0)
         for id in plan.prefill:
             job = self.jobs.get(id)
-            if job is None or room <= 0:
+            if room <= 0:
                 break
+            if job is None or not job.is_prompt:  # it left, or is done, within the lease
+                continue
             if job not in self.running:
                 full = len(self.running) >= self.engine.running or self.of(job.known) > spare
                 if full or (self.fickle and self.fickle.random() < 0.3):

@@ -12,11 +12,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 
-settings.register_profile(
-    "engine",
-    max_examples=25,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.load_profile("engine")
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+settings.register_profile("engine", max_examples=12, derandomize=True, **COMMON)
+settings.register_profile("engine-long", max_examples=250, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "engine"))

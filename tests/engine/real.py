@@ -32,6 +32,9 @@ OWN = {"eb": "eb:refill=4"}
 EVERY_POLICY = [OWN.get(name, name) for name in BATCH]
 NEVER_MIXES = ("eb", "eb-online", "v0", "request-level")
 MANY_STEPS = 20_000
+PAUSE = 25  # steps between two inputs of a session
+OVERRIDES = "register_triton_kernel_overrides"  # once is enough; it stumbles over what numba leaves behind
+_made: list[bool] = []
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Kinds(NamedTuple):
     decode: int
     prefill: int
     preempted: int
+    drafted: int  # decodes that came with guesses to be verified
 
 
 class Watch:
@@ -61,7 +65,7 @@ class Watch:
 
     def __init__(self, scheduler: Any) -> None:
         self.steps: list[tuple[int, int]] = []  # decodes and prompts in each
-        self.preempted = 0
+        self.preempted = self.drafted = 0
         self._prompt: dict[str, int] = {}
         self._due: dict[str, int] = {}  # tokens to compute before the next output
         self._inner = scheduler.schedule
@@ -81,18 +85,21 @@ class Watch:
             prompts += computed < self._due[name]
             decodes += computed >= self._due[name]
         self.preempted += len(output.preempted_req_ids or ())
+        self.drafted += len(output.scheduled_spec_decode_tokens)
         self.steps.append((decodes, prompts))
         return output
 
     def kinds(self) -> Kinds:
         """What was seen since last asked."""
         steps, self.steps = self.steps, []
-        preempted, self.preempted = self.preempted, 0
+        preempted, drafted = self.preempted, self.drafted
+        self.preempted = self.drafted = 0
         return Kinds(
             sum(1 for decodes, prompts in steps if decodes and prompts),
             sum(1 for decodes, prompts in steps if decodes and not prompts),
             sum(1 for decodes, prompts in steps if prompts and not decodes),
             preempted,
+            drafted,
         )
 
 
@@ -138,6 +145,37 @@ class Real:
         outputs = [answers.get(name) for name in names]
         tokens = [output and [list(each.token_ids) for each in output.outputs] for output in outputs]
         return Served(tokens, outputs, self.watch.kinds())
+
+    def talk(
+        self, sessions: Sequence[Sequence[Sequence[int]]], limit: int, arm: str | None
+    ) -> list[list[int]]:
+        """Clients that go on writing: the next input of a session comes some steps after the one before."""
+        self.follow(arm)
+        self._runs += 1
+        self.watch.kinds()
+        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=limit)
+        said: dict[str, list[int]] = {f"{self._runs}.{each}": [] for each in range(len(sessions))}
+        steps, rounds = 0, max(map(len, sessions))
+        while steps <= rounds * PAUSE or self.scheduler.has_requests():
+            number, due = divmod(steps, PAUSE)
+            for name, inputs in zip(said, sessions, strict=True):
+                if not due and number <= len(inputs):
+                    self._say(name, inputs[number] if number < len(inputs) else None, params)
+            for output in self.front.engine_core.get_output().outputs:
+                said[output.request_id] += output.new_token_ids
+            steps += 1
+            assert steps < MANY_STEPS, f"{arm}: it hangs"
+        self.drained()
+        return list(said.values())
+
+    def _say(self, name: str, tokens: Sequence[int] | None, params: SamplingParams) -> None:
+        """One more input of a session; None ends it. The front end for this is asynchronous: go round it."""
+        prompt = {"prompt_token_ids": [0] if tokens is None else list(tokens)}
+        tasks = self.front.get_supported_tasks()
+        request = self.front.input_processor.process_inputs(
+            name, prompt, params, supported_tasks=tasks, resumable=tokens is not None
+        )
+        self.front.engine_core.add_request(request)
 
     def follow(self, arm: str | None) -> None:
         """This policy decides from now on; None: vLLM as it is."""
@@ -230,8 +268,13 @@ def engine(model: Path, asynchronous: bool = False, plugin: bool = True, **words
     if plugin:
         given["scheduler_cls"] = "headgate.vllm.scheduler"
         given["additional_config"] = {"headgate": {"policy": "mixed"}}
-    with asynchronously() if asynchronous else nullcontext():
+    with ExitStack() as stack:
+        if asynchronous:
+            stack.enter_context(asynchronously())
+        if _made:
+            stack.enter_context(mock.patch.object(CpuPlatform, OVERRIDES, create=True))
         real = Real(LLM(**given))
+        _made.append(True)
         try:
             yield real
         finally:

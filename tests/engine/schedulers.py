@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ TINY_MODEL = {
     "torch_dtype": "float32",
 }
 FACTORY = "headgate.vllm.scheduler"
-FREE_OF_GRAMMAR = "grammar-free"
+for noisy in ("platforms.cpu", "config.scheduler", "v1.core.block_pool"):  # sizes no server would have
+    logging.getLogger(f"vllm.{noisy}").setLevel(logging.ERROR)
 
 
 class EngineShape(NamedTuple):

@@ -39,7 +39,8 @@ def unmodified(request: pytest.FixtureRequest, model: Path) -> tuple[bool, Serve
 
 @pytest.fixture(scope="module")
 def real(unmodified: tuple[bool, Served], model: Path) -> Iterator[Real]:
-    with engine(model, unmodified[0]) as made:
+    grammar = {"backend": "xgrammar", "disable_any_whitespace": True}  # or random weights say nothing else
+    with engine(model, unmodified[0], structured_outputs_config=grammar) as made:
         yield made
 
 
@@ -110,7 +111,7 @@ def test_structured_output(real: Real) -> None:
     grammars = [
         StructuredOutputsParams(choice=["alpha", "beta", "gamma"]),
         StructuredOutputsParams(regex="[a-f]{6,10}"),
-        StructuredOutputsParams(json=schema, disable_any_whitespace=True),
+        StructuredOutputsParams(json=schema),
         None,
     ]
     asks = [
@@ -129,3 +130,16 @@ def test_structured_output(real: Real) -> None:
     assert set(texts[::4]) <= {"alpha", "beta", "gamma"}
     assert all(re.fullmatch("[a-f]{6,10}", text) for text in texts[1::4])
     assert all(json.loads(text)["fruit"] in ("apple", "pear") for text in texts[2::4])
+
+
+def test_clients_that_go_on_writing(real: Real) -> None:
+    rng = np.random.default_rng(6)
+    sessions = [
+        [rng.integers(2, tiny.VOCABULARY, rng.integers(4, 60)).tolist() for _ in range(1 + number % 3)]
+        for number in range(20)
+    ]
+    expected = real.talk(sessions, limit=12, arm=None)
+    assert real.watch.kinds().mixed
+    assert all(len(said) == 12 * len(inputs) for said, inputs in zip(expected, sessions, strict=True))
+    assert real.talk(sessions, limit=12, arm=EB) == expected
+    assert real.watch.kinds().mixed == 0

@@ -13,13 +13,12 @@ pytest.importorskip("vllm")
 
 import tiny
 from answers import assert_same, conversations, varied
-from real import Ask, Real, engine
+from real import Ask, Kinds, Real, engine
 from vllm.lora.request import LoRARequest
 
-ARMS = ("mixed", "eb:refill=4", "eb-online", "eb+")
-NEVER_MIX = ("eb:refill=4", "eb-online")
+ARMS = ("eb:refill=4", "eb-online")
 MODES = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-LITTLE = {"num_gpu_blocks_override": 40, "max_model_len": 512}  # memory for five of the longest requests
+LITTLE = {"num_gpu_blocks_override": 32, "max_model_len": 512}  # memory for four of the longest requests
 
 
 @pytest.fixture(scope="module")
@@ -27,48 +26,48 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("llama"))
 
 
-def compare(real: Real, asks: list[Ask]) -> tuple[int, int]:
-    """Every arm against plain vLLM in the same engine; preemptions of plain vLLM and of EB."""
+def compare(real: Real, asks: list[Ask]) -> list[Kinds]:
+    """Every arm against plain vLLM in the same engine; what the steps of plain vLLM and of each held."""
     expected = real.serve(asks)
     assert varied(expected)
-    preempted = {"plain": expected.kinds.preempted}
+    kinds = [expected.kinds]
     for arm in ARMS:
         found = real.serve(asks, arm)
         assert_same(real, asks, expected, found)
-        assert arm not in NEVER_MIX or not found.kinds.mixed
-        preempted[arm] = found.kinds.preempted
-    return preempted["plain"], preempted[ARMS[1]]
+        assert not found.kinds.mixed
+        kinds.append(found.kinds)
+    return kinds
 
 
 @MODES
 def test_prefix_caching(model: Path, asynchronous: bool) -> None:
-    asks = conversations()
+    asks = conversations(count=30)
     with engine(model, asynchronous, enable_prefix_caching=True) as real:
         compare(real, asks)
-        cached = [output.num_cached_tokens for output in real.serve(asks, ARMS[1]).outputs]
+        cached = [output.num_cached_tokens for output in real.serve(asks, ARMS[0]).outputs]
         assert sum(tokens >= 64 for tokens in cached) > len(asks) / 5  # of the common 96, whole blocks
 
 
 @MODES
 def test_whole_prompts_only(model: Path, asynchronous: bool) -> None:
     with engine(model, asynchronous, enable_chunked_prefill=False, max_model_len=256) as real:
-        compare(real, conversations())
+        compare(real, conversations(count=30))
 
 
 @MODES
 def test_preemption(model: Path, asynchronous: bool) -> None:
     with engine(model, asynchronous, **LITTLE) as real:
-        plain, exclusive = compare(real, conversations(longest=120))
-        assert plain and exclusive
+        plain, exclusive, _ = compare(real, conversations(count=24, longest=90))
+        assert plain.preempted and exclusive.preempted
 
 
 @MODES
 def test_priorities(model: Path, asynchronous: bool) -> None:
     rng = np.random.default_rng(2)
-    asks = [replace(ask, priority=int(rng.integers(0, 4))) for ask in conversations(longest=120)]
+    asks = [replace(ask, priority=int(rng.integers(0, 4))) for ask in conversations(count=24, longest=90)]
     with engine(model, asynchronous, scheduling_policy="priority", **LITTLE) as real:
-        plain, exclusive = compare(real, asks)
-        assert plain and exclusive
+        plain, exclusive, _ = compare(real, asks)
+        assert plain.preempted and exclusive.preempted
 
 
 @MODES
@@ -77,12 +76,14 @@ def test_more_adapters_than_fit(model: Path, tmp_path: Path, asynchronous: bool)
     adapters = [
         LoRARequest(f"lora{number}", number + 1, str(folder)) for number, folder in enumerate(folders)
     ]
-    asks = [replace(ask, adapter=[*adapters, None][place % 7]) for place, ask in enumerate(conversations())]
+    # Everybody has one: without a GPU, vLLM answers requests without any at random in such an engine.
+    plain = conversations(count=24, longest=24)
+    asks = [replace(ask, adapter=adapters[number % 6]) for number, ask in enumerate(plain)]
     words: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 8, "max_lora_rank": 8}
     with engine(model, asynchronous, **words) as real:
         compare(real, asks)
-        bare = real.serve([replace(ask, adapter=None) for ask in asks])
-        assert bare.tokens != real.serve(asks).tokens  # adapters do change what is said
+        others = [replace(ask, adapter=adapters[number % 5]) for number, ask in enumerate(plain)]
+        assert real.serve(asks).tokens != real.serve(others).tokens  # adapters do change what is said
 
 
 def test_speculation(model: Path) -> None:
@@ -91,4 +92,4 @@ def test_speculation(model: Path) -> None:
         replace(ask, prompt=[*ask.prompt[:20]] * 3, limit=ask.limit + 20) for ask in conversations(count=24)
     ]
     with engine(model, speculative_config=drafts) as real:
-        compare(real, asks)
+        assert all(kinds.drafted for kinds in compare(real, asks))

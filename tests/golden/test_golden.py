@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,22 +57,32 @@ def lengths() -> tuple[Engine, Workload]:
 
 
 WORLDS = {"saturated": saturated, "light": light, "pressure": pressure, "lengths": lengths}
-PARAMETERS: dict[str, dict[str, int]] = {
+PAPER = {"pace": "average", "shrink": False, "ageing": 0.0}
+PARAMETERS: dict[str, dict[str, Any]] = {
     "mixed": {},
     "eb-1": {"refill": 1},
     "eb-2": {"refill": 2},
     "eb-4": {"refill": 4},
     "v0": {},
     "request-level": {},
+    "sarathi": {},
+    "sarathi-spf": {},
+    "slai": {"between_tokens": 4.0},
+    "slai:paper": {"between_tokens": 4.0, "offset": 2.0, **PAPER},
+    "rad": {"tile": 4, "chunk": 16},
+    "rad-smooth": {"tile": 4, "chunk": 16},
 }
 CASES = [(policy, world) for policy in PARAMETERS for world in WORLDS]
 
 
 def make(name: str, engine: Engine) -> BatchPolicy:
     parameters = dict(PARAMETERS[name], slots=SLOTS)
-    if name == "mixed":
+    known = name.partition("-")[0] if name.startswith("eb") else name.partition(":")[0]
+    if known in ("mixed", "sarathi", "sarathi-spf", "slai"):
         parameters["budget"] = engine.batch_tokens
-    return BATCH[name.partition("-")[0] if name.startswith("eb") else name](**parameters)
+    if known == "slai":
+        parameters["cost"] = COST
+    return BATCH[known](**parameters)
 
 
 def schedule(policy: str, world: str) -> str:
@@ -95,9 +106,13 @@ def each_step(batch: Batch) -> list[tuple[int, str, float]]:
     return [(decodes, prompts + out, first), *((decodes, prompts, end) for end in later)]
 
 
+def file_name(policy: str, world: str) -> str:
+    return f"{policy.replace(':', '-')}.{world}.txt"
+
+
 @pytest.mark.parametrize(("policy", "world"), CASES)
 def test_schedule_is_the_golden_one(policy, world, request):
-    file = FOLDER / f"{policy}.{world}.txt"
+    file = FOLDER / file_name(policy, world)
     found = schedule(policy, world)
     assert found.count("\n") <= LONGEST_FILE
     if request.config.getoption("--update-golden"):
@@ -108,7 +123,7 @@ def test_schedule_is_the_golden_one(policy, world, request):
 
 def test_no_golden_file_is_left_over():
     assert {file.name for file in FOLDER.glob("*.txt")} == {
-        f"{policy}.{world}.txt" for policy, world in CASES
+        file_name(policy, world) for policy, world in CASES
     }
 
 
@@ -132,7 +147,10 @@ def test_the_worlds_are_what_they_say():
             for batch in batches(*one("lengths", policy))
             for id, first, _ in batch.chunks
         )
-    assert len({schedule(policy, "saturated").split("\n", 1)[1] for policy in PARAMETERS}) == 4
+    alike = {"v0", "request-level", "sarathi"}  # eb-1, eb-4 and mixed under other names
+    assert len({schedule(policy, "saturated").split("\n", 1)[1] for policy in PARAMETERS}) == len(
+        PARAMETERS
+    ) - len(alike)
 
 
 def one(world: str, policy: str) -> tuple[Engine, BatchPolicy, Workload]:

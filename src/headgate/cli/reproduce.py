@@ -31,7 +31,6 @@ def reproduce(
     """Run it."""
     from headgate.reproduce import EXPERIMENTS, Options, find
     from headgate.reproduce import reproduce as carry_out
-    from headgate.reproduce.published import SOURCE
     from headgate.reproduce.text import print_report
 
     check_json(json)
@@ -39,9 +38,11 @@ def reproduce(
         if json is not None:
             write_json(json, {key: experiment.about for key, experiment in EXPERIMENTS.items()})
         if json != "-":
-            print(f"Experiments of {SOURCE}:")
-            for key, experiment in EXPERIMENTS.items():
-                print(f"  {key:11} {experiment.about}")
+            for source in dict.fromkeys(experiment.source for experiment in EXPERIMENTS.values()):
+                print(f"Experiments of {source}:")
+                for key, experiment in EXPERIMENTS.items():
+                    if experiment.source == source:
+                        print(f"  {key:11} {experiment.about}")
         return
     options = Options(seed, quick)
     jobs = find(name).jobs(options)

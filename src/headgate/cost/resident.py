@@ -6,13 +6,13 @@ from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerm
 
 
 def kv_linear(fixed: float, per_kv: float, per_new: float = 0.0) -> LinearCost:
-    """fixed + per_kv × (KV tokens of the batch) + per_new × (tokens computed in it), in seconds.
+    """Seconds of a step: fixed + per_kv × (KV tokens of the batch) + per_new × (tokens computed in it).
 
     A prompt's KV is its own tokens and what lies behind them, a decode's is all it has read and written.
-    Requests that are held back keep their KV and cost nothing. Source: Ao, Luo, Simchi-Levi, Wang, "Optimizing
-    LLM Inference: Fluid-Guided Online Scheduling with Memory Constraints" (2025), equation (1), its d0 and
-    d1. We add `per_new` (d2): the paper charges a prompt token like a cached one, which makes computing a
-    prompt again almost free.
+    Requests that are held back keep their KV and cost nothing. Source: Ao, Luo, Simchi-Levi, Wang,
+    "Optimizing LLM Inference: Fluid-Guided Online Scheduling with Memory Constraints" (2025), equation (1),
+    its d0 and d1. We add `per_new` (d2): the paper charges a prompt token like a cached one, which makes
+    computing a prompt again almost free.
     """
     return LinearCost(
         DecodeTerms(fixed, per_new, per_kv),

@@ -52,6 +52,13 @@ class Books:
         self.levels[level][kind] -= 1
         self._spent[level][kind] += now
 
+    def move(self, out: int, to: int, kind: int, now: float) -> None:
+        """One goes from one level to another."""
+        self.levels[out][kind] -= 1
+        self._spent[out][kind] += now
+        self.levels[to][kind] += 1
+        self._spent[to][kind] -= now
+
     def switch(self, decodes: Iterable[int], mixed: bool, now: float) -> None:
         """So many decodes of each class on one engine change their speed."""
         to, out = (MIXED, SOLO) if mixed else (SOLO, MIXED)

@@ -12,6 +12,7 @@ from headgate.planners.flows import Instance
 WAITS_PROMPT, IN_PREFILL, WAITS_DECODE, DECODING, GONE = range(5)
 NO_SLO = Slo()
 NO_LIMIT = 2**31 - 1
+ROUNDING = 1e-6  # tokens
 
 
 class Clock:
@@ -97,7 +98,7 @@ class Job:
     def generated(self) -> int:
         """Output tokens so far."""
         if self.state in (DECODING, GONE) and hasattr(self, "end"):
-            return int(self.output - max(0.0, self.end - self.clock.so_far()))
+            return int(self.output - max(0.0, self.end - self.clock.so_far()) + ROUNDING)
         return 0
 
     def __repr__(self) -> str:

@@ -74,9 +74,10 @@ class Network:
                 self._arrive(now)
             else:
                 _, _, what, who = heappop(heap)
-                if not self._happen(now, what, who):
-                    continue
-                self._route(now)
+                if self._happen(now, what, who):
+                    self._route(now)
+                    if what == PROMPT_DONE and who.state == WAITS_DECODE and who.decode_patience < inf:
+                        self._push(now + who.decode_patience, DROPS, who)
         self._end(until)
         while mark < inf:
             pages.append(self.books.page(mark))
@@ -129,7 +130,6 @@ class Network:
         seat, kind, books = job.seat, job.number, self.books
         clock = self._clocks[seat.id]
         books.counts["prompts_done"][kind] += 1
-        books.leave(PREFILLING, kind, now)
         self.fleet.end_prompt(job, seat, job.whole)
         if not seat.prompts:
             decodes = list(seat.decoding.values())
@@ -139,12 +139,10 @@ class Network:
             self._schedule(clock)
         self.router.prefilled(job, seat.id, now)
         if job.whole:
-            self._join(job, seat, now)
-            return True
-        job.state = WAITS_DECODE
-        books.enter(HANDOFF, kind, now)
-        if job.decode_patience < inf:
-            self._push(now + job.decode_patience, DROPS, job)
+            self._join(job, seat, now, PREFILLING)
+        else:
+            job.state = WAITS_DECODE
+            books.move(PREFILLING, HANDOFF, kind, now)
         return True
 
     def _decode_done(self, now: float, clock: Clock) -> bool:
@@ -206,13 +204,11 @@ class Network:
         job.seat = seat
         if move.stage is Stage.DECODE:
             self.fleet.start_decode(job, seat)
-            books.leave(HANDOFF, kind, now)
-            self._join(job, seat, now)
+            self._join(job, seat, now, HANDOFF)
         else:
             self.fleet.start_prompt(job, seat)
             books.counts["prompts_started"][kind] += 1
-            books.leave(WAITING, kind, now)
-            books.enter(PREFILLING, kind, now)
+            books.move(WAITING, PREFILLING, kind, now)
             job.state, job.whole = IN_PREFILL, move.stage is Stage.WHOLE
             if seat.prompts == 1:
                 books.switch(seat.decoding.values(), True, now)
@@ -221,11 +217,11 @@ class Network:
             self._push(now + job.seconds, PROMPT_DONE, job)
         self.router.moved(job, move, now)
 
-    def _join(self, job: Job, seat: Seat, now: float) -> None:
+    def _join(self, job: Job, seat: Seat, now: float, out: int) -> None:
         """Its first token is under way."""
         clock, kind, mixed = self._clocks[seat.id], job.number, seat.prompts > 0
         self.books.counts["mixed_started" if mixed else "solo_started"][kind] += 1
-        self.books.enter(MIXED if mixed else SOLO, kind, now)
+        self.books.move(out, MIXED if mixed else SOLO, kind, now)
         job.state = DECODING
         job.clock, job.end = clock, clock.count(now) + job.output
         heappush(clock.ends, (job.end, job.id, job))

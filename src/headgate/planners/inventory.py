@@ -17,7 +17,7 @@ MOST_ROUNDS = 100_000  # of the search for least thresholds; each raises at leas
 
 
 class Equilibrium(NamedTuple):
-    """The fluid steady state: every stage of type j holds λ_j ΔT requests. Section 2.2, equations (5) to (8)."""
+    """The fluid steady state: every stage of type j holds λ_j ΔT requests. Equations (5) to (8)."""
 
     seconds: float  # of an iteration: ΔT*
     sizes: tuple[float, ...]  # requests per stage: x_j*
@@ -112,7 +112,7 @@ def filled(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> Thres
 
 
 def along_the_ray(lines: Lines, parts: Sequence[Part], pace: float) -> Thresholds:
-    """Real-valued thresholds x_j = λ_j t: the least memory for this time per output token. Section 3.4, 3.5."""
+    """Real-valued thresholds x_j = λ_j t: the least memory for this time per output token. Section 3.4."""
     return filled(lines, parts, [part.rate * pace for part in parts])
 
 
@@ -161,7 +161,7 @@ def check_thresholds(
     found, faults = filled(lines, parts, sizes), []
     if found.kv > capacity:
         faults.append(
-            f"M^pi <= C: a full batch of {_list(sizes)} holds {found.kv:,.0f} KV tokens, C = {capacity:,.0f}; "
+            f"M^pi <= C: a batch of {_list(sizes)} holds {found.kv:,.0f} KV tokens, C = {capacity:,.0f}; "
             f"{_list([size * capacity / found.kv for size in sizes])} would fit"
         )
     for number, (size, part) in enumerate(zip(sizes, parts, strict=True), 1):

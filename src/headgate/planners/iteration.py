@@ -55,7 +55,7 @@ Lines = tuple[Line, ...]
 
 
 def kind(rate: float, prompt: int, decodes: int, block: int = 1) -> Part:
-    """Requests of one prompt and output length; `decodes` is output tokens less one, for prompts bring one."""
+    """Requests of one prompt and output length; `decodes` is output tokens less the one prompts bring."""
     return Part(
         rate, prompt, decodes, kv_work(prompt, decodes, block), -(-(prompt + decodes) // block) * block
     )

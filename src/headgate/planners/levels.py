@@ -45,8 +45,10 @@ class Levels:
 
     @property
     def none(self) -> bool:
-        """Is nothing asked for?"""
-        return self == Levels()
+        """Is no service asked for? Fewer engines that prefill are a limit, not a service."""
+        caps = (self.prefill_fairness, self.decode_fairness, self.tpot)
+        penalties = (self.prefill_penalty, self.decode_penalty, self.tpot_penalty)
+        return not any(penalties) and not self.served and all(cap is None for cap in caps)
 
     @property
     def decode_queue(self) -> bool:

@@ -16,9 +16,8 @@ from headgate.planners.inventory import (
     filled,
     keeping_up,
     most_rate,
-    offered,
 )
-from headgate.planners.iteration import Lines, Part
+from headgate.planners.iteration import Lines, Part, offered
 from headgate.planners.residue import Walk
 from headgate.planners.segments import Segments
 
@@ -80,8 +79,8 @@ def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float)
         raise InputError(
             f"unstable: with {slack:g} slack per segment (10) needs {pace.shortest * offered(parts):,.0f} KV "
             f"tokens in a full batch, need M^pi <= C = {capacity:,.0f}; serve at most "
-            f"{share * segments.reach[0]:.4g} of {segments.reach[0]:.4g} requests/s, use less slack, or raise "
-            "--kv-tokens"
+            f"{share * segments.reach[0]:.4g} of {segments.reach[0]:.4g} requests/s, use less slack, or "
+            "raise --kv-tokens"
         )
     return Pace(pace.shortest, longest)
 
@@ -92,7 +91,7 @@ def nested_fractions(lines: Lines, segments: Segments, slack: float, pace: float
 
 
 def printed_ratios(segments: Segments, scale: float = 1.0) -> tuple[float, ...]:
-    """The paper's n_i ∝ Λ_i. They make n_{i+1}/n_i = p_i, so they violate (10): no finite memory is enough."""
+    """The paper's n_i ∝ Λ_i. They make n_{i+1}/n_i = p_i, so they violate (10) and no memory is enough."""
     return tuple(scale * reach for reach in segments.reach)
 
 

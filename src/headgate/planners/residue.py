@@ -11,7 +11,7 @@ LARGE = 30.0  # above this exp(θ) is taken apart, or it would lose the small te
 
 
 class Walk(NamedTuple):
-    """The residue of segment k: each batch of segment k-1 adds Binomial(before, stay), n_k leave when there are.
+    """The residue of segment k: a batch of segment k-1 adds Binomial(before, stay), n_k leave when they can.
 
     Z ← Z + Y - n·1{Z + Y ≥ n}. Section 4.5 of our specification.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -89,5 +90,5 @@ def equal_shares(lengths: ArrayLike, count: int) -> tuple[int, ...]:
 
 
 def _check(ends: tuple[int, ...]) -> None:
-    if not ends or ends[0] < 0 or any(x >= y for x, y in zip(ends, ends[1:], strict=False)):
+    if not ends or ends[0] < 0 or any(x >= y for x, y in pairwise(ends)):
         raise InputError(f"segments end at {ends}; need growing whole numbers, the first at least 0")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headgate.core.errors import InputError
 from headgate.cost.model import StepCost
 from headgate.estimators.survival import Survival
-from headgate.planners.inventory import Pace, keeping_up, offered
-from headgate.planners.iteration import Part, lines_of
-from headgate.planners.segments import Segments
+from headgate.planners.inventory import Pace, keeping_up
+from headgate.planners.iteration import Part, lines_of, offered
 from headgate.planners.waiting import best_pace
 
 LAST = 0.005  # of the requests may live beyond the end of the last segment
@@ -25,15 +25,6 @@ class Seen(NamedTuple):
     prompt: float
     survival: Survival  # of those that decode at all
     decoding: float = 1.0  # the share that does
-
-    def alive(self, stage: float) -> float:
-        """P(l' > stage): the share that decodes more often than this."""
-        curve, ending = self.survival
-        if stage < 0:
-            return 1.0
-        last = len(curve) - 1
-        beyond = max(0.0, stage - last)
-        return self.decoding * float(curve[min(int(stage), last)] * (1 - ending) ** beyond)
 
     def part(self) -> Part:
         """The type as one part: l' and w by their means, (l+k) summed over the stages that are reached."""
@@ -57,10 +48,31 @@ class Seen(NamedTuple):
         left = (1 - share) / (self.decoding * float(curve[-1]))
         return len(curve) - 1 + int(np.ceil(np.log(max(left, 1e-12)) / np.log(max(1 - ending, 1e-12))))
 
-    def segments(self, ends: Sequence[int]) -> Segments:
-        """Cut at these iterations."""
-        reach = tuple(self.rate * self.alive(begin) for begin in (-1, *ends[:-1]))
-        return Segments(self.prompt, tuple(ends), reach)
+    def segments(self, ends: Sequence[int]) -> list[Part]:
+        """Cut at these iterations: what one request that enters a segment does there on average.
+
+        Cohorts shrink inside a segment as requests end. Section 4.3 counts them whole, which is safe but,
+        with few segments, wastes half the memory; learned thresholds have a guard, so means are enough.
+        """
+        beyond = max(ends[-1], self.end(1 - LAST / 10))
+        alive = self.decoding * self._curve(beyond)  # P(l' >= k) for k = 1, 2, ...
+        kv = self.prompt + np.arange(1, beyond + 1)
+        found = []
+        for number, (begin, end) in enumerate(zip((0, *ends[:-1]), (*ends[:-1], beyond), strict=True)):
+            enter = float(alive[begin]) if number and begin < beyond else float(not number)
+            stages, first = slice(begin, end), not number
+            decodes = float(alive[stages].sum()) / enter if enter else 0.0
+            read = float((alive[stages] * kv[stages]).sum()) / enter if enter else 0.0
+            prompt = self.prompt if first else 0.0
+            found.append(Part(self.rate * enter, prompt, decodes, prompt + read, self.prompt + end))
+        return found
+
+    def _curve(self, ages: int) -> NDArray[np.float64]:
+        """P(l' > t) of those that decode, for t = 0 .. ages - 1."""
+        curve, ending = self.survival
+        known = curve[:ages]
+        tail = float(curve[-1]) * (1 - ending) ** np.arange(1, max(0, ages - len(curve)) + 1)
+        return np.concatenate((known, tail))
 
 
 def cuts(seen: Seen, count: int) -> tuple[int, ...]:

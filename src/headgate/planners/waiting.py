@@ -27,7 +27,7 @@ def latency(part: Part, size: float, iteration: float) -> float:
 
 
 def mean_latency(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> float:
-    """Seconds from arrival to the last token, over all requests: everybody in the system by those who come."""
+    """Seconds from arrival to the last token, over all requests: all in the system by those who come."""
     iteration = seconds(lines, parts, sizes)
     inside = sum(
         queue(part, size, iteration) + size * part.decodes
@@ -38,7 +38,11 @@ def mean_latency(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) ->
 
 
 def best_pace(
-    lines: Lines, parts: Sequence[Part], within: Pace, per_token: float = inf, slack: Sequence[Part] | None = None
+    lines: Lines,
+    parts: Sequence[Part],
+    within: Pace,
+    per_token: float = inf,
+    slack: Sequence[Part] | None = None,
 ) -> float:
     """The t with the least mean latency, no longer than the promised time per output token.
 

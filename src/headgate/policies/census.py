@@ -48,7 +48,7 @@ class Census:
                 each.hazard.update(decodes, whole)
 
     def seen(self, running: Mapping[str, Sequence[int]], now: float, longer: float = 0.0) -> dict[str, Seen]:
-        """The types of the last arrivals; `running` are the ages of those that decode, prompts are `longer`."""
+        """The types of the last arrivals; `running`: ages of those that decode; prompts are `longer`."""
         span = now - self._arrivals[0][2] if self._arrivals else 0.0
         if span <= 0:
             return {}

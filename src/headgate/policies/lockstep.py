@@ -220,7 +220,8 @@ class Lockstep(BatchPolicy):
 
     def _that_fit(self, view: View, prompts: Sequence[Request]) -> list[Request]:
         """The first of them, in an empty engine; one alone always fits."""
-        room, found = view.kv_free, []
+        room = view.kv_free
+        found: list[Request] = []
         for request in prompts:
             room -= _blocks(request.todo, view.limits.block)
             if room < 0 and found:
@@ -268,7 +269,7 @@ class Lockstep(BatchPolicy):
 
 
 def _held(request: Request) -> int:
-    """KV tokens of a request with a seat: all it has but what is to be prefilled, and but its newest token."""
+    """KV tokens of a request with a seat: all it has but what is to be prefilled, or but its newest token."""
     return request.prompt + request.generated - (request.todo or 1)
 
 

@@ -81,7 +81,8 @@ class Margin:
     def _full_step(self, view: View, budget: int) -> float:
         decodes = len(view.decoding)
         tokens = max(1, budget - decodes * view.limits.decode_width)
-        return self._cost.seconds(Shape(decodes, view.kv_total - view.kv_free, tokens, behind(view)))
+        held = view.kv_total - view.kv_free + decodes
+        return self._cost.seconds(Shape(decodes, held, tokens, behind(view)))
 
 
 def behind(view: View) -> int:

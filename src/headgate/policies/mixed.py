@@ -29,12 +29,15 @@ class Mixed(BatchPolicy):
     Source: vLLM v1's default; `spec` name MB. `sarathi` is the same with Sarathi-Serve's watermark.
     """
 
+    name = "mixed"  # for error messages
+
     def __init__(self, slots: int, budget: int) -> None:
         if slots < 1:
-            raise InputError(f"mixed: slots={slots}; at least one request must be able to run")
+            raise InputError(f"{self.name}: slots={slots}; at least one request must be able to run")
         if budget < slots:
             raise InputError(
-                f"mixed: budget={budget} is below slots={slots}; a step must hold a token for each decode"
+                f"{self.name}: budget={budget} is below slots={slots}; "
+                "a step must hold a token for each decode"
             )
         self.slots = slots
         self.budget = budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from math import isfinite
+from math import inf, isfinite
 
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import EACH_STEP, Until
@@ -33,12 +33,16 @@ class _Sorted:
         if key is not None:
             del self._keys[bisect_left(self._keys, key)]
 
-    def first(self) -> Key | None:
-        return self._keys[0] if self._keys else None
+    def key(self, id: int) -> Key:
+        return self._of[id]
 
-    def ids(self) -> Iterator[int]:
-        for key in self._keys:
-            yield int(key[-1])
+    def ids(self, least: float = -inf, most: float = inf) -> Iterator[int]:
+        """Those whose keys begin with a number of at least `least` and at most `most`."""
+        keys = self._keys
+        for index in range(bisect_left(keys, (least,)), len(keys)):
+            if keys[index][0] > most:
+                break
+            yield int(keys[index][-1])
 
 
 class Order(ABC):
@@ -128,11 +132,12 @@ class ByPriority(ShortestPrompt):
 
 
 class EarliestDeadline(ShortestPrompt):
-    """Whoever must start first to have its first token in time; the shortest first once somebody is late.
+    """Whoever must start first to have its first token in time; those that are late anyway stand behind.
 
-    A prompt must start at its arrival plus its promise of a first token, less the time its tokens take. As
-    soon as the first one can no longer make it there is too much work for every promise, and the order is
-    that of `ShortestPrompt`, which keeps the most of them, until those that are late are gone.
+    A prompt must start at its arrival plus its promise of a first token, less the time its tokens take. Once
+    that moment has passed there is too much work for every promise, and it makes room for those who can
+    still be served in time. Among the late the shortest goes first, and whoever has waited as long as ageing
+    takes to make its prompt count as nothing goes before everybody: `ageing` bounds the wait here too.
 
     `promise` is for requests that were promised nothing, `pace` the seconds a prompt token takes.
     """
@@ -155,9 +160,14 @@ class EarliestDeadline(ShortestPrompt):
         self._by_start.drop(request)
 
     def _ids(self, now: float) -> Iterator[int]:
-        first = self._by_start.first()
-        late = first is not None and first[0] < now
-        return self._sorted.ids() if late else self._by_start.ids()
+        shortest, by_start, aged = self._sorted, self._by_start, self._ageing * now
+        yield from shortest.ids(most=aged)
+        for id in by_start.ids(least=now):
+            if shortest.key(id)[0] > aged:
+                yield id
+        for id in shortest.ids(least=aged):
+            if shortest.key(id)[0] > aged and by_start.key(id)[0] < now:
+                yield id
 
     def _start(self, request: Request) -> Key:
         promise = request.slo.first_token

@@ -38,12 +38,12 @@ class TwoPhaseRad(Rad):
         hold_first_token: bool = True,
     ) -> None:
         super().__init__(slots, tile, chunk, cycle, output)
-        self._kept = 1 if hold_first_token else 0  # tokens of a prompt that wait for the decode phase
+        self._held_back = 1 if hold_first_token else 0  # tokens of a prompt that wait for the decode phase
         self._decode_phase = False
 
     def plan(self, view: View) -> Plan:
         """The next piece of a prompt, or the decodes whose turn it is and those that take free seats."""
-        half_done = next((r for r in view.prefilling.values() if r.todo > self._kept), None)
+        half_done = next((r for r in view.prefilling.values() if r.todo > self._held_back), None)
         if half_done:
             return self._piece(half_done)
         if not (view.decoding or view.prefilling):
@@ -61,7 +61,7 @@ class TwoPhaseRad(Rad):
         return running < view.limits.running and (not running or self.fits(view))
 
     def _piece(self, request: Request) -> Plan:
-        return Plan(NONE, (request.id,), chunk=min(self.chunk, max(1, request.todo - self._kept)))
+        return Plan(NONE, (request.id,), chunk=min(self.chunk, max(1, request.todo - self._held_back)))
 
     def _decode(self, view: View, seats: int) -> Plan:
         decodes = len(view.decoding)

@@ -76,6 +76,7 @@ class ByPool(Placement):
         super().__init__(draw)
         self.shares = solo_shares(plan)
         self._waiting: dict[str, OrderedDict[int, str]] = {pool: OrderedDict() for pool in POOLS}
+        self._roles: set[str] | None = None
 
     def prefilled(self, request: Request) -> None:
         """The draw; a kind the plan does not know decodes on solo engines."""
@@ -103,9 +104,10 @@ class ByPool(Placement):
         return next(iter(waiting))
 
     def _exists(self, fleet: Fleet, pool: str) -> bool:
-        """Has any engine that role? Mixed engines come first, so the ends of the list tell."""
-        replicas = fleet.replicas
-        return replicas[0].role == pool or replicas[-1].role == pool
+        """Has any engine that role? Looked up once: new roles come with a new router."""
+        if self._roles is None:
+            self._roles = {replica.role for replica in fleet.replicas}
+        return pool in self._roles
 
 
 class ByPoolAndKind(ByPool):

@@ -10,9 +10,9 @@ from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
 from headgate.core.view import View
-from headgate.estimators.averages import Ema
+from headgate.estimators.averages import Window
 
-REMEMBERED = 100.0  # completions after which an output counts half in the expected one
+REMEMBERED = 500  # completions from which the expected output comes
 
 
 class Rad(BatchPolicy):
@@ -51,21 +51,35 @@ class Rad(BatchPolicy):
         self.chunk = chunk
         self.cycle = inf if cycle is None else cycle
         self._started = 0  # prompts completed in this cycle
-        self._output = Ema(REMEMBERED)
-        self._output.update(output)
+        self._outputs = Window(REMEMBERED)
+        self._expected = output
+        self._kept: dict[int, int] = {}  # tokens that each request with a seat is expected to have in the end
+        self._all_kept = 0
+
+    def admitted(self, request: Request, now: float) -> None:
+        """Keep KV for its output."""
+        self._forget(request)
+        self._kept[request.id] = whole = self._whole(request)
+        self._all_kept += whole
 
     def prefilled(self, request: Request, now: float) -> None:
         """One more of the cycle."""
         self._started += 1
 
+    def evicted(self, request: Request, now: float) -> None:
+        """It holds no KV."""
+        self._forget(request)
+
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Learn what to expect of the others."""
+        """Its KV is free; learn what to expect of the others."""
+        self._forget(request)
         if how in (End.STOPPED, End.LIMIT):
-            self._output.update(request.generated)
+            self._outputs.update(request.generated)
+            self._expected = self._outputs.value or self._expected
 
     def gauges(self) -> Mapping[str, float]:
         """How far the cycle is, and the output that KV is kept for."""
-        return {"started": self._started, "output": self._output.value or 0.0}
+        return {"started": self._started, "output": self._expected}
 
     def plan(self, view: View) -> Plan:
         """The prompt under way, or the next one if it may start, or every decode."""
@@ -101,15 +115,14 @@ class Rad(BatchPolicy):
         head = next(iter(view.waiting.values()))
         if -(-head.todo // block) * block > view.kv_free:
             return False
-        whole = self._blocks(head, block)
-        for request in (*view.decoding.values(), *view.prefilling.values()):
-            whole += self._blocks(request, block)
-        return whole * block <= view.kv_total
+        each = block // 2  # of the last block of a request, on average, is empty
+        requests = len(self._kept) + 1
+        return self._all_kept + self._whole(head) + requests * each <= view.kv_total
 
-    def _blocks(self, request: Request, block: int) -> int:
-        """Blocks it will hold at its end; it never shrinks, so that only a finish can make room."""
-        expected = self._output.value or 0.0
-        if request.guess is not None:
-            expected = request.guess
-        output = max(min(expected, request.limit), request.generated)
-        return -(-(request.prompt + int(output)) // block)
+    def _whole(self, request: Request) -> int:
+        """Tokens it is expected to have at its end."""
+        expected = round(self._expected) if request.guess is None else request.guess
+        return request.prompt + max(min(expected, request.limit), request.generated)
+
+    def _forget(self, request: Request) -> None:
+        self._all_kept -= self._kept.pop(request.id, 0)

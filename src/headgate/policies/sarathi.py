@@ -29,6 +29,8 @@ class Sarathi(Ordered, Mixed):
     or not, as vLLM does; the paper's code looks for a half-done prompt first.
     """
 
+    name = "sarathi"
+
     def __init__(
         self,
         slots: int,

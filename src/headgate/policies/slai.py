@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import nsmallest
 from math import inf
 
@@ -12,12 +12,14 @@ from headgate.core.policy import End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import Shape, StepCost
+from headgate.policies.dues import LAST, Dues
 from headgate.policies.margins import Margin, behind
 from headgate.policies.orders import Ordered, order_of, share
 
 AGEING = 0.01  # of the prefill rate: overtaken only within a hundred times its own prefill time
-SMALLEST = 64  # prompt tokens of a step whose promise cannot be kept at all
-COARSE = 16  # tokens; no need to find the largest chunk any closer
+SMALLEST = 64  # prompt tokens of a step whose promise cannot be kept at all; an eighth of a small budget
+TRUSTED = 0.95  # of the time there is: a prediction errs, if only because it takes contexts for equal
+COARSE = 32  # the largest chunk is found to this part of the budget
 NOBODY_WAITS = Until(arrivals=1)
 
 
@@ -33,7 +35,7 @@ class Slai(Ordered):
         budget: tokens in one step, decodes included, τ.
         cost: what steps cost.
         order: "shortest" prompt first, "arrival", "priority" (then shortest), or "deadline" (of the first
-            token; shortest first while somebody is late).
+            token; those that are late anyway stand behind, the shortest first).
         decodes: most decodes in a step, β, below `budget`; None: `slots`.
         between_tokens, first_token: seconds promised to requests that have no promise of their own.
         pace: how long the coming steps are thought to be. "predicted": a full step with everybody in it, by
@@ -42,7 +44,7 @@ class Slai(Ordered):
         crowded_offset: δ while memory is crowded, so that decodes end sooner; the same as `offset`: fixed.
         crowded, relaxed: shares of the KV in use from which memory is crowded, and below which no longer.
         shrink: cut prompts so that a step ends before a token in it is due, not only by `budget`.
-        ageing: tokens by which a prompt counts as shorter with each second it waits; None: a tenth of the
+        ageing: tokens by which a prompt counts as shorter with each second it waits; None: a hundredth of the
             prefill rate; 0: none (the paper's), and nothing bounds the wait of a long prompt.
         watermark: share of the KV that must stay free when a prompt enters.
 
@@ -81,7 +83,9 @@ class Slai(Ordered):
         self.order = order_of("slai", order, ageing, first_token, token)
         self._cost = cost
         self._between = between_tokens
-        self._running: dict[float, dict[int, Request]] = {}  # those that decode, by their promise
+        self._running: dict[float, Dues] = {}  # those that decode, by their promise
+        self._decoding = 0  # how many they are
+        self._served: float | None = None  # when all of them last got a token together
 
     def gauges(self) -> Mapping[str, float]:
         """How long the next step is thought to be, and whether memory is crowded."""
@@ -91,7 +95,8 @@ class Slai(Ordered):
 
     def prefilled(self, request: Request, now: float) -> None:
         """It decodes from now on."""
-        self._running.setdefault(self._promise(request), {})[request.id] = request
+        self._running.setdefault(self._promise(request), Dues()).join(request)
+        self._decoding += 1
 
     def evicted(self, request: Request, now: float) -> None:
         """It does not decode any more."""
@@ -103,8 +108,9 @@ class Slai(Ordered):
         self._forget(request)
 
     def stepped(self, steps: Steps) -> None:
-        """Learn how long steps are."""
+        """Learn how long steps are, and whether everybody got a token."""
         self.margin.ran(steps)
+        self._served = steps.ends[-1] if steps.decodes == self._decoding else None
 
     def _promise(self, request: Request) -> float:
         promise = request.slo.between_tokens
@@ -112,9 +118,11 @@ class Slai(Ordered):
 
     def _forget(self, request: Request) -> None:
         promise = self._promise(request)
-        members = self._running.get(promise)
-        if members and members.pop(request.id, None) and not members:
-            del self._running[promise]
+        dues = self._running.get(promise)
+        if dues and dues.leave(request):
+            self._decoding -= 1
+            if not dues:
+                del self._running[promise]
 
     # -- what it decides ----------------------------------------------------------------------------
 
@@ -126,23 +134,25 @@ class Slai(Ordered):
             if not self._entering(view, self._seats(view), 1)[0]:
                 return self._everybody(view, self.order.blocked)
         width, budget = view.limits.decode_width, min(self.budget, view.limits.batch_tokens)
-        critical, others, allowance = self._split(view, budget)
+        critical, allowance = self._critical(view, budget)
         most = min(self.decodes, (budget - 1) // width)
         critical = self._earliest(view, critical, most)
-        room = budget - len(critical) * width
-        if self.shrink and allowance < inf:
-            room = self._chunk(view, len(critical), room, allowance)
-        chunk = room
+        step = _Step(self._cost, view, allowance if self.shrink else inf)
+        chunk = room = step.most_tokens(len(critical), budget - len(critical) * width)
         prompts: list[int] = []
         for request in view.prefilling.values():
             if room > 0:
                 prompts.append(request.id)
                 room -= request.todo
         entering, room = self._entering(view, self._seats(view), room)
-        if room > 0:
-            critical += self._earliest(view, others, min(room // width, most - len(critical)))
-        everybody = len(critical) == len(view.decoding)
-        return Plan(ALL if everybody else frozenset(critical), (*prompts, *entering), budget, chunk)
+        if room > 0 and len(critical) < len(view.decoding):
+            first = frozenset(critical)
+            others = [id for id in view.decoding if id not in first]
+            more = min(len(others), room // width, most - len(critical))
+            more = step.most_decodes(len(critical), more, chunk - room)
+            critical += self._earliest(view, others, more)
+        decode = ALL if len(critical) == len(view.decoding) else frozenset(critical)
+        return Plan(decode, (*prompts, *entering), budget, chunk)
 
     def _everybody(self, view: View, until: Until) -> Plan:
         """Every decode, or as many as a step may have."""
@@ -154,27 +164,21 @@ class Slai(Ordered):
     def _seats(self, view: View) -> int:
         return min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
 
-    def _split(self, view: View, budget: int) -> tuple[list[int], list[int], float]:
-        """Critical decodes, the others, and how long the step may take for all of them to be in time."""
+    def _critical(self, view: View, budget: int) -> tuple[list[int], float]:
+        """Decodes that must run now, and how long the step may take for everybody to be in time."""
         critical: list[int] = []
-        others: list[int] = []
         if not self._running:
-            return critical, others, inf
+            return critical, inf
         longest = min(self._running) if self.shrink else inf
-        limit = view.now + self.margin.seconds(view, budget, longest)
-        first, second = inf, inf
-        for promise, members in self._running.items():
-            for id, request in members.items():
-                due = (request.last_token or 0.0) + promise
-                if due <= limit:
-                    critical.append(id)
-                    if due < first:
-                        first = due
-                else:
-                    others.append(id)
-                    if due < second:
-                        second = due
-        return critical, others, min(first, second - self.margin.step) - view.now
+        margin, allowance = self.margin.seconds(view, budget, longest), inf
+        for promise, dues in self._running.items():
+            if self._served is not None:
+                dues.served(self._served)
+            found = dues.all(self._served) if promise <= margin else dues.until(view.now + margin - promise)
+            critical += found.ids
+            # Those that are left out need one more step after this one.
+            allowance = min(allowance, promise + min(found.first, found.others - self.margin.step))
+        return critical, allowance - view.now
 
     def _earliest(self, view: View, ids: list[int], most: int) -> list[int]:
         """Those of them whose tokens are due first, at most so many."""
@@ -185,18 +189,37 @@ class Slai(Ordered):
     def _dues(self, view: View, ids: list[int]) -> Iterable[tuple[float, float, int]]:
         for id in ids:
             request = view.decoding[id]
-            yield (request.last_token or 0.0) + self._promise(request), request.arrival, id
+            yield LAST(request) + self._promise(request), request.arrival, id
 
-    def _chunk(self, view: View, decodes: int, room: int, allowance: float) -> int:
-        """The most prompt tokens, up to `room`, with which the step keeps to its allowance."""
-        context = (view.kv_total - view.kv_free) * decodes // len(view.decoding)
-        seconds, done = self._cost.seconds, behind(view)
-        if seconds(Shape(decodes, context, room, done)) <= allowance:
-            return room
-        low, high = min(SMALLEST, room), room
-        while high - low > COARSE:
+
+class _Step:
+    """The step that is being put together, and how long it may take."""
+
+    def __init__(self, cost: StepCost, view: View, allowance: float) -> None:
+        self._seconds, self._allowance = cost.seconds, allowance * TRUSTED
+        self._behind = behind(view)
+        decodes = len(view.decoding)
+        self._each = (view.kv_total - view.kv_free) / decodes + 1 if decodes else 0.0  # mean context
+
+    def most_tokens(self, decodes: int, room: int) -> int:
+        """Prompt tokens beside so many decodes, up to `room`; a few even if there is no time for any."""
+        least = max(1, min(SMALLEST, room // 8))
+        return self._most(least, room, lambda tokens: self._takes(decodes, tokens))
+
+    def most_decodes(self, decodes: int, more: int, tokens: int) -> int:
+        """Decodes that may join so many, up to `more`, beside those prompt tokens."""
+        return self._most(0, more, lambda joining: self._takes(decodes + joining, tokens))
+
+    def _takes(self, decodes: int, tokens: int) -> float:
+        return self._seconds(Shape(decodes, int(self._each * decodes), tokens, self._behind))
+
+    def _most(self, low: int, high: int, takes: Callable[[int], float]) -> int:
+        if self._allowance == inf or takes(high) <= self._allowance:
+            return high
+        near = high // COARSE
+        while high - low > near + 1:
             middle = (low + high) // 2
-            if seconds(Shape(decodes, context, middle, done)) <= allowance:
+            if takes(middle) <= self._allowance:
                 low = middle
             else:
                 high = middle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import isfinite
 from typing import NamedTuple
 
@@ -68,6 +69,6 @@ def _growing(policy: str, where: str, text: str, least: int) -> tuple[int, ...]:
         bounds = tuple(int(bound) for bound in text.split("/"))
     except ValueError:
         raise InputError(f"{policy}: {where}: need whole numbers with / between, such as 20/40/80") from None
-    if bounds[0] < least or any(x >= y for x, y in zip(bounds, bounds[1:], strict=False)):
+    if bounds[0] < least or any(x >= y for x, y in pairwise(bounds)):
         raise InputError(f"{policy}: {where}: need growing numbers from {least} on, such as 20/40/80")
     return bounds

@@ -99,7 +99,7 @@ class Place(NamedTuple):
         return list(islice(self.entering, max(int(allowed), overdue)))
 
     def each_stage(self) -> list[Request]:
-        """Of the moving, at most a threshold's worth at each stage: the paper's min{n, ·}, taken literally."""
+        """Of the moving, at most a threshold's worth at each stage: the paper's min{n, ·} literally."""
         size, taken, found = self.quota.each, dict[int, int](), []
         for request in self.moving:
             stage = request.generated

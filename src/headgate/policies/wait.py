@@ -11,6 +11,8 @@ from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
+from headgate.planners.inventory import with_slack
+from headgate.planners.iteration import Part
 from headgate.planners.traffic import Seen, cuts, running_pace
 from headgate.policies.census import Census
 from headgate.policies.lockstep import Lockstep
@@ -166,9 +168,7 @@ class NestedWait(Wait):
         review: int = 200,
         literal: bool = False,
     ) -> None:
-        super().__init__(
-            slots, cost, thresholds, split, max_pause, max_wait, window, warm, review, literal
-        )
+        super().__init__(slots, cost, thresholds, split, max_pause, max_wait, window, warm, review, literal)
         if segments < 1 or not slack >= 0:
             raise InputError(f"nested-wait: segments={segments}, slack={slack}; need >= 1 and >= 0")
         self.ends = read_ends(self.name, ends)
@@ -193,13 +193,18 @@ class NestedWait(Wait):
         seen = self._seen(now)
         if not seen or self._memory is None:
             return
-        cut = {name: each.segments(self.ends or cuts(each, self.segments)) for name, each in seen.items()}
-        parts = {name: each.parts(self.slack) for name, each in cut.items()}
-        flat = [part for each in cut.values() for part in each.parts()]
-        slack = [part for each in parts.values() for part in each]
+        ends = {name: self.ends or cuts(each, self.segments) for name, each in seen.items()}
+        parts = {name: each.segments(ends[name]) for name, each in seen.items()}
+        flat = [part for theirs in parts.values() for part in theirs]
+        slack = [part for theirs in parts.values() for part in self._with_slack(theirs)]
         self.pace = running_pace(self._cost, flat, NESTED_SHARE * self._memory[0], self.slots, slack)
         for name, track in self.tracks.items():
             if self.pace is None or name not in parts:
                 track.cut(WHOLE, (inf,))
             else:
-                track.cut(cut[name].ends, [part.rate * self.pace or inf for part in parts[name]])
+                sizes = [part.rate * self.pace or inf for part in self._with_slack(parts[name])]
+                track.cut(ends[name], sizes)
+
+    def _with_slack(self, parts: list[Part]) -> list[Part]:
+        """Each segment as if (1 + ε) times as many came as to the one before it."""
+        return with_slack(parts, [(1 + self.slack) ** number - 1 for number in range(len(parts))])

@@ -4,12 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headgate.core.errors import unknown
-from headgate.reproduce import gamma_shift, table2, table3, table10, table11, table13, table18
+from headgate.reproduce import (
+    gamma_shift,
+    gr_dolly,
+    gr_fig2,
+    gr_fig4,
+    gr_fig6,
+    gr_fig7,
+    gr_fig8,
+    gr_fig9,
+    gr_fig10,
+    network_runs,
+    published_fleet,
+    slai_bounds,
+    slai_figures,
+    table2,
+    table3,
+    table10,
+    table11,
+    table13,
+    table18,
+    wait_fig6,
+    wait_high,
+    wait_lmsys,
+    wait_low,
+    wait_memory,
+    wait_nested,
+    wait_runs,
+    wait_study,
+    wait_tiny,
+)
+from headgate.reproduce.published import SOURCE
 from headgate.reproduce.report import Report
-from headgate.reproduce.serving import Job, Options, Outcomes, carry_out
+from headgate.reproduce.serving import Options, carry_out
 
 __all__ = ["EXPERIMENTS", "Experiment", "Options", "Report", "find", "reproduce"]
 
@@ -18,13 +48,31 @@ class Experiment(NamedTuple):
     """The runs it takes, and what is made of them."""
 
     about: str
-    jobs: Callable[[Options], list[Job]]
-    judge: Callable[[Outcomes, Options], Report]
+    jobs: Callable[[Options], list[Any]]
+    judge: Callable[[Any, Options], Report]
+    carry_out: Callable[..., Any] = carry_out
+    source: str = SOURCE
 
 
 EXPERIMENTS = {
     part.NAME: Experiment(part.ABOUT, part.jobs, part.judge)
     for part in (table2, table3, table10, table11, table13, gamma_shift, table18)
+}
+EXPERIMENTS |= {  # these run traffic of their own
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, part.carry_out, part.SOURCE)
+    for part in (*slai_figures.FIGURES, slai_bounds)
+}
+EXPERIMENTS |= {
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, wait_runs.carry_out, wait_study.SOURCE)
+    for part in (wait_low, wait_high, wait_nested, wait_lmsys, wait_tiny)
+}
+EXPERIMENTS |= {
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, part.carry_out, wait_study.SOURCE)
+    for part in (wait_fig6, wait_memory)
+}
+EXPERIMENTS |= {
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, network_runs.carry_out, published_fleet.SOURCE)
+    for part in (gr_fig2, gr_fig4, gr_fig6, gr_fig7, gr_fig8, gr_fig9, gr_fig10, gr_dolly)
 }
 
 
@@ -36,11 +84,12 @@ def find(name: str) -> Experiment:
 
 
 def reproduce(
-    name: str, options: Options, jobs: list[Job], progress: Callable[[int], None] = lambda done: None
+    name: str, options: Options, jobs: list[Any], progress: Callable[[int], None] = lambda done: None
 ) -> Report:
     """Carry out an experiment's jobs and judge them; runs that could not go on are named in the remarks."""
-    outcomes = carry_out(jobs, options.seed, progress)
-    report = find(name).judge(outcomes, options)
+    experiment = find(name)
+    outcomes = experiment.carry_out(jobs, options.seed, progress)
+    report = experiment.judge(outcomes, options)
     stopped = outcomes.failures
     if not stopped:
         return report

@@ -36,7 +36,8 @@ class Row:
 class Section:
     """One table. With `shared` all cells of a row have the same published number, shown once.
 
-    With `points` numbers are percentages, and the difference is shown instead of the ratio.
+    With `points` numbers are percentages, and the difference is shown instead of the ratio. `against` says
+    whose the published numbers are, where they are not the paper's.
     """
 
     title: str
@@ -45,6 +46,7 @@ class Section:
     rows: tuple[Row, ...]
     shared: bool = False
     points: bool = False
+    against: str = "paper"
 
     @property
     def bare(self) -> bool:
@@ -124,6 +126,7 @@ def spread(values: list[float]) -> str:
 def _section(section: Section) -> dict[str, Any]:
     return {
         "title": section.title,
+        "against": section.against,
         "rows": [
             {"setting": row.setting, "column": column, **_cell(cell)}
             for row in section.rows

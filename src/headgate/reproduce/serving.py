@@ -97,25 +97,28 @@ class Outcome:
 
 
 class Outcomes:
-    """The figures of all jobs by key; a run that could not go on has none, and a line that says why."""
+    """The figures of all jobs by key; a run that could not go on has none, and a line that says why.
+
+    Which figures a run has depends on the paper: `Outcome`, or what its own runs measure.
+    """
 
     def __init__(self) -> None:
-        self._found: dict[Key, Outcome] = {}
+        self._found: dict[Key, Any] = {}
         self.failures: dict[Key, str] = {}
 
-    def add(self, key: Key, outcome: Outcome) -> None:
+    def add(self, key: Key, outcome: Any) -> None:
         """A run that went well."""
         self._found[key] = outcome
 
     def figure(self, key: Key, name: str) -> float:
-        """One figure by its name in `Outcome`, NaN when the run failed."""
+        """One figure by its name, NaN when the run failed."""
         found = self._found.get(key)
         return nan if found is None else float(getattr(found, name))
 
     def within(self, key: Key, ttft: float, tpot: float) -> float:
         """Share of the requests within both targets, NaN when the run failed."""
         found = self._found.get(key)
-        return nan if found is None else found.within(ttft, tpot)
+        return nan if found is None else float(found.within(ttft, tpot))
 
 
 def carry_out(jobs: list[Job], seed: int, progress: Callable[[int], None] = lambda done: None) -> Outcomes:

@@ -43,9 +43,11 @@ def section_table(section: Section) -> Table:
     table.add_column(f"\n{section.first}", no_wrap=True)
     last = "diff." if section.points else "ratio"
     if section.shared and not section.bare:
-        table.add_column("\npaper", justify="right", no_wrap=True)
+        table.add_column(f"\n{section.against}", justify="right", no_wrap=True)
     for name in section.columns:
-        heads = ("ours",) if section.bare else ("ours", last) if section.shared else ("paper", "ours", last)
+        heads = ("ours",) if section.bare else ("ours", last)
+        if not (section.bare or section.shared):
+            heads = (section.against, *heads)
         for place, head in enumerate(heads):
             table.add_column(f"{'' if place else name}\n{head}", justify="right", no_wrap=True)
     for row in section.rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from headgate.core.errors import RunError
 from headgate.cost.resident import kv_linear
 from headgate.drivers.engine import Engine
 from headgate.planners.iteration import Lines, Part, kind, lines_of
-from headgate.reproduce.serving import Key, Outcomes
+from headgate.reproduce.serving import Key
 from headgate.results.tables import Run
 from headgate.spec.build import make_policy
 from headgate.spec.library import simulate
@@ -63,7 +64,9 @@ class Mix(NamedTuple):
 
     def times(self, factor: float) -> Mix:
         """The same at another rate."""
-        return self._replace(types=tuple((rate * factor, *lengths) for rate, *lengths in self.types))
+        return self._replace(
+            types=tuple((rate * factor, prompt, decodes) for rate, prompt, decodes in self.types)
+        )
 
 
 class WaitJob(NamedTuple):
@@ -99,7 +102,9 @@ class Served:
         low, high = (share * seconds for share in WINDOW)
         inside = done & (table["finished"] >= low) & (table["finished"] < high)
         came = (table["arrival"] >= low) & (table["arrival"] < high)
-        rows = {name: table[name][inside] for name in ("arrival", "first_token", "finished", "output", "kind")}
+        rows = {
+            name: table[name][inside] for name in ("arrival", "first_token", "finished", "output", "kind")
+        }
         decodes, span = rows["output"] - 1, high - low
         latency = rows["finished"] - rows["arrival"]
         decoding = decodes > 0
@@ -108,15 +113,27 @@ class Served:
         return cls(
             decodes=float(decodes.sum()) / span,
             requests=len(latency) / span,
-            latency=np.nan if none else float(latency.mean()),
-            p95=np.nan if none else float(np.quantile(latency, 0.95)),
-            ttft=np.nan if none else float((rows["first_token"] - rows["arrival"]).mean()),
-            tpot=float(tpot.mean()) if len(tpot) else np.nan,
+            latency=nan if none else float(latency.mean()),
+            p95=nan if none else float(np.quantile(latency, 0.95)),
+            ttft=nan if none else float((rows["first_token"] - rows["arrival"]).mean()),
+            tpot=float(tpot.mean()) if len(tpot) else nan,
             peak=float(run.steps["kv"].max()),
             evictions=float(table["evictions"].sum()),
-            completed=float(done[came].mean()) if came.any() else np.nan,
+            completed=float(done[came].mean()) if came.any() else nan,
             shares=tuple(float((rows["kind"] == number).sum()) / span for number in range(types)),
         )
+
+
+class Found:
+    """The figures of all jobs by key; a run that could not go on has none, and a line that says why."""
+
+    def __init__(self) -> None:
+        self.runs: dict[Key, Served] = {}
+        self.failures: dict[Key, str] = {}
+
+    def figure(self, key: Key, name: str) -> float:
+        """One figure by its name in `Served`, NaN when the run failed."""
+        return float(getattr(self.runs[key], name)) if key in self.runs else nan
 
 
 @lru_cache(maxsize=8)
@@ -138,14 +155,12 @@ def draw(mix: Mix, seconds: float, seed: int) -> Workload:
     )
 
 
-def carry_out(
-    jobs: list[WaitJob], seed: int, progress: Callable[[int], None] = lambda done: None
-) -> Outcomes:
+def carry_out(jobs: list[WaitJob], seed: int, progress: Callable[[int], None] = lambda done: None) -> Found:
     """All of them, one after the other."""
-    outcomes = Outcomes()
+    outcomes = Found()
     for number, job in enumerate(jobs):
         try:
-            outcomes.add(job.key, serve(job, seed))
+            outcomes.runs[job.key] = serve(job, seed)
         except RunError as error:
             outcomes.failures[job.key] = str(error)
         progress(number + 1)
@@ -162,11 +177,3 @@ def serve(job: WaitJob, seed: int) -> Served:
     policy, _ = make_policy(job.policy, settings, engine)
     run = simulate(engine, policy, draw(job.mix, job.seconds, seed), watchdog=1e12)
     return Served.of(run, job.seconds, len(job.mix.types))
-
-
-def text(sizes: Mapping[int, float] | list[float] | tuple[float, ...], by: str = "type") -> str:
-    """Thresholds as policies read them: by type (0=2.5+1=1), or by segment (8/7/5)."""
-    if by == "segment":
-        return "/".join(f"{size!r}" for size in sizes)
-    rows = sizes.items() if isinstance(sizes, Mapping) else enumerate(sizes)
-    return "+".join(f"{number}={size!r}" for number, size in rows)

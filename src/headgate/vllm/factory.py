@@ -15,7 +15,7 @@ from headgate.core.request import Slo
 from headgate.drivers.live import LiveObserver
 from headgate.drivers.vllm.plugin import Duties, Headgate
 from headgate.drivers.vllm.seams import faults, unsupported, version
-from headgate.vllm.observers import Facts, Watcher, close, observers, renewed
+from headgate.vllm.observers import Facts, Watcher, close, connect, observers, renewed
 from headgate.vllm.requests import promises
 from headgate.vllm.settings import Reload, build_policy, file_of, read_settings
 from headgate.vllm.words import LOG, OBSERVE, Settings
@@ -71,6 +71,7 @@ def make_scheduler(given: dict[str, Any]) -> Any:
             _renewal(state, scheduler),
         )
     )
+    connect(watchers, scheduler._headgate.counts)
     _announce(settings, scheduler, parameters)
     return scheduler
 
@@ -94,12 +95,18 @@ def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy | None, dic
         return None, {}
     return build_policy(
         settings,
-        kv_tokens=(scheduler.cache_config.num_gpu_blocks - 1) * scheduler.block_size,
+        kv_tokens=_kv_tokens(scheduler),
         block=scheduler.block_size,
         max_model_len=scheduler.max_model_len,
         batch_tokens=scheduler.max_num_scheduled_tokens,
         running=scheduler._headgate_seats(),
     )
+
+
+def _kv_tokens(scheduler: Any) -> int:
+    """KV as the ledger counts it: one block is never used, and each group of layers takes its share."""
+    groups = max(1, len(scheduler.kv_cache_config.kv_cache_groups))
+    return int((scheduler.cache_config.num_gpu_blocks - 1) * scheduler.block_size // groups)
 
 
 def _said(request: Request, settings: Settings) -> tuple[str, Slo, int | None]:
@@ -145,7 +152,7 @@ def _watchers(settings: Settings, scheduler: Any, parameters: dict[str, Any]) ->
     facts = Facts(
         model=str(config.model_config.model),
         vllm=".".join(map(str, version())),
-        kv_tokens=(scheduler.cache_config.num_gpu_blocks - 1) * scheduler.block_size,
+        kv_tokens=_kv_tokens(scheduler),
         limits=limits,
         engine=config.parallel_config.data_parallel_rank,
     )

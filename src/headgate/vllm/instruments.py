@@ -106,7 +106,7 @@ class Board:
     def _count(self) -> None:
         tally = self._tally
         by_label = {
-            "headgate_steps": tally.steps,
+            "headgate_steps": tally.all_steps(),
             "headgate_tokens": tally.tokens,
             "headgate_finished": tally.left,
             "headgate_wasted_tokens": tally.lost,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ class Metrics(Tally):
         self._server: Any = None
         self._board = self._make_board(about, engine, registry) if settings.metrics else None
         self._spoken = clock()
-        self._steps_then = self.steps.copy()
+        self._steps_then = self.all_steps()
         self._thread = Background(self.show, SHOW_EVERY, "metrics") if background else None
 
     def close(self) -> None:
@@ -56,19 +57,20 @@ class Metrics(Tally):
             self._board.show()
         now = self._clock()
         if now - self._spoken >= self._settings.log_every:
-            if self.steps != self._steps_then:
-                LOG.info("headgate: %s", self.line(now - self._spoken))
-            self._spoken, self._steps_then = now, self.steps.copy()
+            steps = self.all_steps()
+            if steps != self._steps_then:
+                LOG.info("headgate: %s", self.line(now - self._spoken, steps - self._steps_then))
+            self._spoken, self._steps_then = now, steps
 
-    def line(self, seconds: float) -> str:
+    def line(self, seconds: float, steps: Counter[str]) -> str:
         """The last so many seconds in words."""
-        steps = ", ".join(f"{self.steps[kind] - self._steps_then[kind]} {kind}" for kind in KINDS)
+        counts = ", ".join(f"{steps[kind]} {kind}" for kind in KINDS)
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in self.gauges.items())
         kv = f", KV {self.kv / self._kv_total:.0%}" if self._kv_total else ""
         states = ", ".join(f"{count} {state}" for state, count in zip(STATES, self.states, strict=True))
         return (
             f"{self.policy}, mode {self.mode}{f' ({numbers})' if numbers else ''}; steps in {seconds:.0f} s: "
-            f"{steps}; {states}{kv}; longest stall {self.longest_stall:.3f} s, {self.evictions} evictions"
+            f"{counts}; {states}{kv}; longest stall {self.longest_stall:.3f} s, {self.evictions} evictions"
         )
 
     def _make_board(self, about: dict[str, str], engine: int, registry: Any) -> Board | None:

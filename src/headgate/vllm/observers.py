@@ -53,6 +53,13 @@ def header(settings: Settings, parameters: Mapping[str, Any], facts: Facts) -> d
     }
 
 
+def connect(watchers: Sequence[Watcher], counts: Mapping[str, int]) -> None:
+    """The driver's own counts of steps."""
+    for watcher in watchers:
+        if isinstance(watcher, Metrics):
+            watcher.counts = counts
+
+
 def renewed(watchers: Sequence[Watcher], policy: str, parameters: Mapping[str, Any], now: float) -> None:
     """Another policy has taken over."""
     for watcher in watchers:

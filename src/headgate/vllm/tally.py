@@ -13,7 +13,7 @@ from headgate.drivers.live import LiveObserver
 
 STATES = ("waiting", "prefilling", "decoding")
 WAITING, PREFILLING, DECODING = range(3)
-KINDS = ("mixed", "decode", "prefill", "empty")
+KINDS = ("mixed", "decode", "prefill", "empty")  # of steps; observers do not hear of empty ones
 IDLE = "idle"
 
 
@@ -45,6 +45,7 @@ class Tally(LiveObserver):
         self.plans = self.evictions = self.rescues = self.renewals = 0
         self.kv = 0
         self.gauges: Mapping[str, float] = {}
+        self.counts: Mapping[str, int] = {}  # the driver's own; only it knows of empty steps
         self.states = [0, 0, 0]
         self.longest_stall = 0.0
         # To be taken by whoever shows them; the oldest go when nobody does.
@@ -64,6 +65,10 @@ class Tally(LiveObserver):
             return "fallback"
         exclusive = self.gauges.get("exclusive")
         return self.policy if exclusive is None else "exclusive" if exclusive else "mixed"
+
+    def all_steps(self) -> Counter[str]:
+        """Steps by kind, the empty ones too."""
+        return self.steps + Counter({"empty": self.counts.get("empty", 0)})
 
     @property
     def phase(self) -> str:
@@ -123,7 +128,7 @@ class Tally(LiveObserver):
     def stepped(self, steps: Steps) -> None:
         """One or several of the same kind."""
         start, ends, decodes, _, prefill, _, kv = steps
-        kind = ("mixed" if decodes else "prefill") if prefill else "decode" if decodes else "empty"
+        kind = ("mixed" if decodes else "prefill") if prefill else "decode"
         count, end = len(ends), ends[-1]
         if kind != self.kind:
             self._end_phase()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +22,7 @@ from headgate.vllm.background import Background
 from headgate.vllm.words import LOG
 
 FLUSH_EVERY = 1.0  # seconds
+AT_A_TIME = 16  # events
 MOST_UNWRITTEN = 500_000  # events; a disk that is so far behind will not catch up
 
 
@@ -56,9 +58,11 @@ class Trace(LiveObserver):
             self._stop("the disk is too slow")
             return
         try:
-            for _ in range(len(events)):
+            for number in range(len(events)):
                 event, values = events.popleft()
                 self._file.write(_line(event, values))
+                if number % AT_A_TIME == 0:
+                    time.sleep(0)  # let the engine's thread go on; by itself Python would wait for 5 ms
             self._file.flush()
         except Exception as error:
             self._stop(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")

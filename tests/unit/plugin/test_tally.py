@@ -119,6 +119,7 @@ def test_metrics_show_the_tally_once():
     metrics = Metrics(Settings(), ABOUT, 2_000, registry=registry, background=False)
     served(metrics)
     metrics.wasted(7, 1.0)
+    metrics.counts = {"empty": 5, "decode": 1000}
     metrics.fell_back("it broke " + "x" * 1000, 1.0)
     for _ in range(3):
         metrics.show()
@@ -126,6 +127,7 @@ def test_metrics_show_the_tally_once():
     for kind in ("mixed", "decode", "prefill"):
         assert value(registry, "headgate_steps_total", kind=kind) == steps[kind]
     assert steps["mixed"] == 0 and steps["prefill"] > 0
+    assert value(registry, "headgate_steps_total", kind="empty") == 5
     assert value(registry, "headgate_step_seconds_count", kind="decode") == steps["decode"]
     assert value(registry, "headgate_stall_seconds_count") >= 1
     assert value(registry, "headgate_wasted_tokens_total", cause="gone") == 7

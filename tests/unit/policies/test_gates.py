@@ -32,6 +32,7 @@ def fleet(running=(0, 0), waiting=(1, 1), handoff=0, free=100, now=0.0):
         free_seats=free,
         idle={MIXED: [0], "any": [0]},
         open={SOLO: [1], MIXED: [0], "any": [0]},
+        replicas=[SimpleNamespace(role=MIXED), SimpleNamespace(role=SOLO)],
     )
 
 
@@ -179,10 +180,15 @@ def test_each_request_draws_its_pool_once():
     here.open = {SOLO: [], MIXED: [0]}
     assert router.next(here) == (1001, 0, Stage.DECODE)  # 1002 drew the solo pool and waits for it
     router.gone(one(1001))
-    here.replicas = [SimpleNamespace(role=MIXED), SimpleNamespace(role=SOLO)]
     assert router.next(here) is None
-    here.replicas = [SimpleNamespace(role=MIXED)]  # there is no solo engine at all
-    assert router.next(here) == (1002, 0, Stage.DECODE)
+
+
+def test_a_pool_without_engines_leaves_its_requests_to_the_other():
+    router = ByPool(BASE, lambda: 0.1)
+    router.prefilled(one(1000))
+    here = fleet(handoff=1)
+    here.open, here.replicas = {SOLO: [], MIXED: [0]}, [SimpleNamespace(role=MIXED)]
+    assert router.next(here) == (1000, 0, Stage.DECODE)
 
 
 def test_the_general_router_draws_kinds_by_their_planned_rate():
@@ -194,7 +200,6 @@ def test_the_general_router_draws_kinds_by_their_planned_rate():
         router.prefilled(one(id, f"class{id % 2}"))
     here, starts = fleet(), Counter()
     here.open = {SOLO: [1], MIXED: []}
-    here.replicas = [SimpleNamespace(role=MIXED), SimpleNamespace(role=SOLO)]
     for _ in range(1000):
         move = router.next(here)
         starts[move.request % 2] += 1
@@ -206,7 +211,6 @@ def test_the_general_router_draws_kinds_by_their_planned_rate():
 def test_the_general_router_without_weights_takes_the_first():
     router = ByPoolAndKind(plan_fluid(instance(2, 2)), draws(0))
     here = fleet()
-    here.replicas = [SimpleNamespace(role=MIXED), SimpleNamespace(role=SOLO)]
     router.prefilled(one(5, "class0"))  # closed in the plan, so it has no weight
     router.prefilled(one(3, "class0"))
     assert router.next(here).request == 5

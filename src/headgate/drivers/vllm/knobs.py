@@ -41,7 +41,7 @@ class Knobs:
         for queue in self._queues:
             queue.shut(visible)
         self._hold(plan, halfway)
-        self._limit(plan)
+        self._limit(plan, visible)
         if halfway and plan.decode is not NONE:
             self._prompts_last(halfway)
 
@@ -72,12 +72,15 @@ class Knobs:
             if request.next_decode_eligible_step < until:
                 request.next_decode_eligible_step = until
 
-    def _limit(self, plan: Plan) -> None:
+    def _limit(self, plan: Plan, visible: list[Request]) -> None:
         """Tokens of the step, and of its prompts."""
         scheduler, budget, chunk = self._scheduler, plan.budget, plan.chunk
-        if chunk < inf and scheduler.scheduler_config.enable_chunked_prefill:
-            decodes = 0 if plan.decode is NONE else self._ledger.rolling
-            budget = min(budget, decodes * self._ledger.limits.decode_width + chunk)
+        decodes = 0 if plan.decode is NONE else self._ledger.rolling * self._ledger.limits.decode_width
+        if not scheduler.scheduler_config.enable_chunked_prefill:
+            if visible:  # a prompt that cannot be cut runs whole, or never
+                budget = max(budget, decodes + visible[0].num_tokens)
+        elif chunk < inf:
+            budget = min(budget, decodes + chunk)
             longest = min(chunk, self._longest or chunk)
             scheduler.scheduler_config.long_prefill_token_threshold = int(longest)
         if budget < self._budget:

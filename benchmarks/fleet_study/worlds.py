@@ -1,0 +1,119 @@
+"""The instances and run lengths of the studies, and many runs of them with intervals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headgate.drivers.books import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
+from headgate.planners.flows import SEPARATE, Flow, Instance, Pace, Prices
+from headgate.planners.fluid import plan_fluid
+from headgate.planners.levels import Levels
+from headgate.results.errors import half_width
+from headgate.spec.fleet import run_network
+
+RESULTS = Path(__file__).parent / "results"
+CODE, SUMMARY, EXTRACT = (300.0, 1000.0), (3000.0, 400.0), (3000.0, 50.0)
+WARM = 200.0
+SIZES = (5, 20, 50, 200, 500)
+SECONDS = {5: 4000.0, 20: 2000.0, 50: 1200.0, 200: 500.0, 500: 300.0}  # after warming up
+SEEDS = {5: 5, 20: 5, 50: 5, 200: 3, 500: 2}
+
+
+def instance(
+    sizes: tuple[tuple[float, float], ...],
+    rates: tuple[float, ...],
+    seats: int = 16,
+    charging: str = "bundled",
+) -> Instance:
+    flows = tuple(
+        Flow(f"class{place}", prompt, output, rate, 0.1)
+        for place, ((prompt, output), rate) in enumerate(zip(sizes, rates, strict=True))
+    )
+    return Instance(flows, Pace(seats, 256, 0.0174, 6.2e-5, 45.45), Prices(0.1, 0.2), charging)
+
+
+INSTANCES = {
+    "A1": instance((CODE, SUMMARY), (0.5, 0.5)),
+    "B1": instance((CODE, SUMMARY), (0.4, 0.4)),
+    "C1": instance((CODE, SUMMARY), (1.0, 1.0)),
+    "E1": instance((CODE, SUMMARY), (0.5, 0.5), seats=8),
+    "N1": instance((CODE, EXTRACT), (0.5, 5.0)),
+    "A2": instance((CODE, SUMMARY), (0.5, 0.5), charging=SEPARATE),
+    "C2": instance((CODE, SUMMARY), (1.0, 1.0), charging=SEPARATE),
+    "E3": instance((CODE, SUMMARY), (1.2, 1.2), seats=8, charging=SEPARATE),
+}
+
+
+class Case(NamedTuple):
+    """Runs of one router on one instance."""
+
+    instance: str
+    router: str
+    engines: int
+    seeds: int
+    seconds: float
+    levels: Levels = Levels()
+    settings: tuple[tuple[str, Any], ...] = ()
+    label: str = ""
+    law: str = "exponential"
+    warm: float = WARM
+
+
+def run(case: Case, seed: int) -> dict[str, Any]:
+    """One of them, as plain numbers."""
+    plan = plan_fluid(INSTANCES[case.instance], case.levels)
+    window = run_network(
+        plan,
+        case.router,
+        case.engines,
+        seed,
+        (case.warm,),
+        case.warm + case.seconds,
+        case.law,
+        dict(case.settings),
+    )[0]
+    row: dict[str, Any] = {
+        "instance": case.instance,
+        "router": case.label or case.router,
+        "engines": case.engines,
+        "seed": seed,
+        "best": plan.revenue,
+        "bundled": window.revenue(),
+        "separate": window.revenue(SEPARATE),
+    }
+    names = {"x": PREFILLING, "mixed": MIXED, "solo": SOLO, "waiting": WAITING, "handoff": HANDOFF}
+    return row | {name: window.mean(level).round(6).tolist() for name, level in names.items()}
+
+
+def carry_out(name: str, cases: list[Case], quick: bool) -> list[dict[str, Any]]:
+    """All runs; those already in the results file are not run again."""
+    path = RESULTS / f"{name}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() and not quick else []
+    done = {(row["instance"], row["router"], row["engines"], row["seed"]) for row in rows}
+    for case in cases:
+        if quick:
+            case = case._replace(seeds=2, seconds=case.seconds / 50, warm=20.0)
+        for seed in range(case.seeds):
+            if (case.instance, case.label or case.router, case.engines, seed) in done:
+                continue
+            row = run(case, seed)
+            rows.append(row)
+            print(
+                f"{case.instance} {row['router']} n={case.engines} seed {seed}", file=sys.stderr, flush=True
+            )
+            if not quick:
+                RESULTS.mkdir(exist_ok=True)
+                with path.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    return rows
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Mean and half-width of its 95 % interval over seeds; NaN for one seed."""
+    half = half_width(np.array(values))
+    return float(np.mean(values)), float("nan") if half is None else half

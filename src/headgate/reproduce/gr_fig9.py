@@ -1,0 +1,98 @@
+"""Figure 9 of the gate-and-route paper: revenue and TPOT against seats, α, β and γ."""
+
+from __future__ import annotations
+
+from math import nan
+
+from headgate.planners.frontier import sensitivity
+from headgate.reproduce.network_runs import NetworkJob, Results
+from headgate.reproduce.published_fleet import FIG9_ALPHA_REVENUE, FIG9_SATURATES, LIKELY_SEATS, two_classes
+from headgate.reproduce.report import Cell, Count, Report, Row, Section
+from headgate.reproduce.serving import Options
+
+NAME = "gr-fig9"
+ABOUT = "revenue and time per token against seats, α, β and γ"
+VALUES: dict[str, tuple[float, ...]] = {
+    "seats": (1, 2, 4, 8, 12, 16, 17, 24, 32),
+    "mixed_fixed": (0.001, 0.02, 0.04, 0.06, 0.08, 0.1),
+    "mixed_per_token": (1e-5, 2e-4, 4e-4, 6e-4, 8e-4, 1e-3),
+    "solo_speed": (0.1, 10, 20, 30, 40, 45.45, 50),
+}
+TITLES = {
+    "seats": "Seats B",
+    "mixed_fixed": "α, s",
+    "mixed_per_token": "β, s/token",
+    "solo_speed": "γ, tokens/s",
+}
+ENOUGH = 0.999  # of the revenue with plenty of seats
+
+
+def jobs(options: Options) -> list[NetworkJob]:
+    """Linear programs only."""
+    return []
+
+
+def judge(results: Results, options: Options) -> Report:
+    """One table per panel."""
+    panels = {name: _panel(name, values) for name, values in VALUES.items()}
+    saturates = _saturation()
+    fixed = [row.cells[0].ours for row in panels["mixed_fixed"].rows]
+    low, high = FIG9_ALPHA_REVENUE
+    return Report(
+        NAME,
+        "sensitivity of the plan to the engine",
+        (
+            "Base instance, 0.5 arrivals per second, engine and class; linear programs with a queue before "
+            f"decode allowed. α, β and γ panels: {LIKELY_SEATS} seats, which is what their axes fit.",
+        ),
+        (
+            Section(
+                "Seats from which more bring nothing",
+                "",
+                ("seats",),
+                (Row("saturation", (Cell(FIG9_SATURATES, saturates),)),),
+            ),
+            *panels.values(),
+        ),
+        (
+            Count("saturates near 16 seats (within 2)", int(abs(saturates - FIG9_SATURATES) <= 2), 1),
+            Count(
+                "revenue falls with α and β",
+                sum(map(_falls, (panels["mixed_fixed"], panels["mixed_per_token"]))),
+                2,
+            ),
+            Count("revenue rises with γ", int(_falls(panels["solo_speed"], -1)), 1),
+            Count(
+                f"α panel within its printed axis, {low:.0f} to {high:.0f} (give or take 10)",
+                sum(low - 10 <= value <= high + 10 for value in fixed),
+                len(fixed),
+            ),
+        ),
+        (
+            "Below γ of about 28 (with 8 seats) decoding beside a prompt is faster than alone, and the "
+            "paper's own condition for its policy does not hold; the printed γ axis goes down to 0.",
+            f"With 16 seats the α panel would run from 216 to 305, outside its printed axis {low:.0f} to {high:.0f}.",
+        ),
+    )
+
+
+def _panel(name: str, values: tuple[float, ...]) -> Section:
+    seats = 16 if name == "seats" else LIKELY_SEATS
+    points = sensitivity(two_classes(seats=seats), name, [int(v) if name == "seats" else v for v in values])
+    rows = [
+        Row(f"{point.value:g}", (Cell(nan, point.revenue), Cell(nan, point.plan.tpot if point.plan else nan)))
+        for point in points
+    ]
+    return Section(
+        f"{TITLES[name]}: revenue per engine and TPOT", TITLES[name], ("revenue", "TPOT, s"), tuple(rows)
+    )
+
+
+def _saturation() -> float:
+    points = sensitivity(two_classes(), "seats", range(1, 36))
+    return next(point.value for point in points if point.revenue >= ENOUGH * points[-1].revenue)
+
+
+def _falls(section: Section, sign: int = 1) -> bool:
+    values = [sign * row.cells[0].ours for row in section.rows]
+    return all(after <= before + 1e-9 for before, after in zip(values, values[1:], strict=False))

@@ -1,0 +1,209 @@
+"""How a fleet splits its engines between prompts and decodes, whom it serves, and what that is worth."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from typing import Any
+
+from headgate.core.errors import InputError, unknown
+from headgate.planners.flows import BUNDLED, SEPARATE, Instance, Prices
+from headgate.planners.fluid import NOTHING, FluidPlan, plan_fluid
+from headgate.planners.frontier import CAPS, PARAMETERS, Point, elasticity, frontier
+from headgate.planners.levels import Levels
+from headgate.planners.staffing import Staffing, staff
+from headgate.results.metrics import without_nan
+from headgate.spec.flow_words import Demand, demand
+from headgate.spec.fluid_words import FluidWords, fixed_roles, make_levels, make_pace
+from headgate.spec.words import Experiment
+
+FRONTIER_POINTS = 8
+
+
+@dataclass(frozen=True)
+class FluidAnswer:
+    """The answer of `headgate plan fluid`. Rates and revenue of the plan are per engine."""
+
+    costs: str
+    demand: Demand
+    plan: FluidPlan
+    staffing: Staffing
+    spare: Staffing  # with the slack that withholding gates want
+    gains: tuple[float, float]  # revenue per second of one engine more, and of one fewer (negative)
+    next_mixed: bool  # whether the next engine takes prompts
+    full: float  # engines that would serve everybody, as a fluid
+    sensitivity: dict[str, float]
+    points: tuple[Point, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def engines(self) -> int:
+        """In the fleet."""
+        return self.staffing.engines
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain numbers, None where there is none."""
+        plan, number = self.plan, self.engines
+        columns = zip(
+            plan.instance.flows,
+            plan.served,
+            plan.prefill,
+            plan.mixed,
+            plan.solo,
+            plan.waiting,
+            plan.decode_waiting,
+            plan.shadows.arrival,
+            plan.shadows.prefilled,
+            strict=True,
+        )
+        names = ("served", "prefilling", "mixed_decodes", "solo_decodes", "waiting", "waiting_for_decode")
+        classes = [
+            {
+                "name": flow.name,
+                "prompt": flow.prompt,
+                "output": flow.output,
+                "arrivals": flow.rate * number,
+                "impatience": flow.impatience,
+                **{name: value * number for name, value in zip(names, row[:6], strict=True)},
+                "turned_away": flow.impatience == 0 and not isfinite(row[4]),
+                "worth_of_one_more": row[6],
+                "worth_when_prefilled": row[7],
+            }
+            for flow, *row in columns
+        ]
+        document = {
+            "costs_from": self.costs,
+            "classes_from": self.demand.source,
+            "engines": number,
+            "pace": asdict(plan.instance.pace) | {"mixed_step": plan.instance.pace.mixed_step},
+            "prices": asdict(plan.instance.prices),
+            "charging": plan.instance.charging,
+            "levels": {key: value for key, value in asdict(plan.levels).items() if value is not None},
+            "classes": classes,
+            "mixed_engines": self.staffing.mixed,
+            "solo_engines": self.staffing.solo,
+            "mixed_engines_with_slack": self.spare.mixed,
+            "revenue": plan.revenue * number,
+            "revenue_per_engine": plan.revenue,
+            "tpot": {"over_tokens": plan.token_tpot, "over_slots": plan.tpot},
+            "shadow_prices": {
+                "prefill": plan.shadows.prefill,
+                "mixed_seat": plan.shadows.mixed,
+                "solo_seat": plan.shadows.solo,
+                "levels": plan.shadows.levels,
+            },
+            "one_more_engine": {"adds": self.gains[0], "role": "mixed" if self.next_mixed else "solo"},
+            "one_engine_less": {"adds": self.gains[1]},
+            "engines_to_serve_all": self.full,
+            "elasticities": self.sensitivity,
+            "frontier": [
+                {"value": p.value, "revenue": p.revenue if p.plan else None, "slope": p.slope}
+                for p in self.points
+            ],
+            "notes": list(self.notes),
+        }
+        plain = without_nan(document)
+        assert isinstance(plain, dict)
+        return plain
+
+
+def make_fluid_plan(words: Experiment, asked: FluidWords) -> FluidAnswer:
+    """The whole answer."""
+    engines = asked.engines
+    if engines < 1:
+        raise InputError(f"--engines {engines}; give at least 1")
+    if words.slots is not None and words.slots < 2:
+        raise InputError(
+            f"--slots {words.slots}; give at least 2 seats: a prompt takes one beside the decodes"
+        )
+    if not 1 <= asked.clusters <= 50:
+        raise InputError(f"--clusters {asked.clusters}; give 1 to 50")
+    who = demand(words, asked.classes, asked.clusters)
+    pace, costs, notes = make_pace(words, asked, who)
+    prices = Prices(asked.prompt_price, asked.output_price)
+    flows = tuple(replace(flow, rate=flow.rate / engines) for flow in who.flows)
+    instance = Instance(flows, pace, prices, SEPARATE if asked.separate else BUNDLED).checked()
+    levels = make_levels(words, asked)
+    plan = plan_fluid(instance, levels)
+    staffing = fixed_roles(asked) or staff(plan, engines)
+    more, less = (_gain(instance, levels, plan, engines, change) for change in (1, -1))
+    return FluidAnswer(
+        costs,
+        who,
+        plan,
+        staffing,
+        staff(plan, engines, slack=True),
+        (more, less),
+        _next_is_mixed(instance, levels, engines),
+        fluid_bound(instance) * engines,
+        {name: elasticity(instance, name, levels) for name in PARAMETERS},
+        tuple(_frontier(instance, levels, plan, asked.frontier)),
+        (*who.notes, *notes, *_warnings(plan)),
+    )
+
+
+def fluid_bound(instance: Instance) -> float:
+    """How many times these engines would serve everybody, if requests were a fluid."""
+    pace, flows = instance.pace, instance.flows
+    prefill = sum(flow.rate * pace.prefill_seconds(flow) for flow in flows)
+    decode = sum(flow.rate * pace.decode_weight(flow) for flow in flows) / (pace.seats * pace.solo_speed)
+    return max(prefill, decode)
+
+
+def _with_engines(instance: Instance, engines: int, change: int) -> Instance:
+    """The same arrivals on another number of engines."""
+    scale = engines / (engines + change)
+    return replace(instance, flows=tuple(replace(flow, rate=flow.rate * scale) for flow in instance.flows))
+
+
+def _gain(instance: Instance, levels: Levels, plan: FluidPlan, engines: int, change: int) -> float:
+    """Revenue of the fleet with an engine more or fewer, less what it is now."""
+    if engines + change < 1:
+        return -plan.revenue
+    other = plan_fluid(_with_engines(instance, engines, change), levels)
+    return other.revenue * (engines + change) - plan.revenue * engines
+
+
+def _next_is_mixed(instance: Instance, levels: Levels, engines: int) -> bool:
+    now = staff(plan_fluid(instance, levels), engines).mixed
+    return staff(plan_fluid(_with_engines(instance, engines, 1), levels), engines + 1).mixed > now
+
+
+def _frontier(instance: Instance, levels: Levels, plan: FluidPlan, level: str | None) -> list[Point]:
+    """R along one cap, from the tightest that makes sense to where it stops to matter."""
+    if level is None:
+        return []
+    name = level.replace("-", "_")
+    if name not in CAPS:
+        raise unknown("service level", level, [cap.replace("_", "-") for cap in CAPS])
+    free = plan_fluid(instance, replace(levels, **{name: None}))  # type: ignore[arg-type]
+    low, high = 0.0, max(free.prefill) - min(free.prefill)
+    if name == "decode_fairness":
+        high = max(free.solo) - min(free.solo)
+    elif name == "tpot":
+        low = 1.0001 / instance.pace.solo_speed
+        high = free.tpot if levels.tpot_over == "slots" else free.token_tpot
+    steps = range(FRONTIER_POINTS)
+    values = [low + (high - low) * step / (FRONTIER_POINTS - 1) for step in steps] if high > low else [high]
+    return frontier(instance, name, values, levels)
+
+
+def _warnings(plan: FluidPlan) -> list[str]:
+    """Where the plan leans on what its model leaves out."""
+    pace, found = plan.instance.pace, []
+    if not pace.keeps_up:
+        found.append(
+            f"mixed steps are so short (κ = {pace.ratio:.2f}) that a queue before decode may pay; what the "
+            "paper proves of its router does not hold"
+        )
+    short = [flow.name for flow in plan.instance.flows if flow.prompt < pace.chunk]
+    if short and not pace.whole_chunks:
+        found.append(
+            f"prompts of {', '.join(short)} are shorter than a chunk of {pace.chunk}: --whole-chunks counts "
+            "a whole step for each"
+        )
+    if any(loss > NOTHING for loss in plan.decode_loss):
+        found.append(
+            "the plan lets requests give up after their prompt: use the service-level-general router"
+        )
+    return found

@@ -1,0 +1,140 @@
+"""A server for tests: `headgate serve` on a free port, what it says, and what it counts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+START = 1200.0  # seconds: vLLM imports itself twice, on a machine that may be busy
+SHOWN = 0.6  # seconds: metrics are shown four times a second
+MAIN = "from headgate.cli import main; main()"
+SAMPLE = re.compile(r"^(headgate_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+
+
+class Server:
+    """A running server and its log."""
+
+    def __init__(self, child: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self.child, self.port, self.log = child, port, log
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def said(self, text: str) -> list[str]:
+        """Lines of the log with this text."""
+        return [line for line in self.log.read_text(errors="replace").splitlines() if text in line]
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        """Our metrics by name and labels, engine 0; all that has happened by now is in them."""
+        time.sleep(SHOWN)
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        return {(name, labels.replace('engine="0"', "").strip(",").replace(",,", ",")): float(value)
+                for name, labels, value in SAMPLE.findall(text)}  # fmt: skip
+
+    def until(self, name: str, labels: str, value: float, seconds: float = 60.0) -> None:
+        """Waits until a metric has a value."""
+        end = time.monotonic() + seconds
+        while (found := self.metrics().get((name, labels))) != value:
+            assert time.monotonic() < end, f"{name}{{{labels}}} is {found}, not {value}"
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """For a small engine on a CPU, with our sources."""
+    found = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "HF_HUB_OFFLINE": "1"}
+    found |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    paths = [str(SRC)]
+    try:
+        version("vllm")
+    except PackageNotFoundError:  # the CPU build has another name, which its own command does not know
+        paths.append(str(_named_vllm(scratch)))
+    found["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+    for name in ("HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"):
+        found.pop(name, None)
+    return found
+
+
+def _named_vllm(scratch: Path) -> Path:
+    folder = scratch / "named"
+    (folder / "vllm-0+cpu.dist-info").mkdir(parents=True, exist_ok=True)
+    about = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n"
+    (folder / "vllm-0+cpu.dist-info" / "METADATA").write_text(about)
+    return folder
+
+
+def start(command: list[str], scratch: Path, *flags: str) -> Server:
+    """Starts it; does not wait until it serves."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    small = ["--enforce-eager", "--max-num-batched-tokens", "256", "--block-size", "32", "--port", str(port)]
+    small += ["--dtype", "float32", "--served-model-name", "tiny", "--max-model-len", "1024"]
+    log = scratch / f"log-{port}"
+    with open(log, "wb") as out:
+        child = subprocess.Popen(
+            [*command, *flags, *small],
+            env=environment(scratch),
+            cwd=scratch,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    return Server(child, port, log)
+
+
+def wait(server: Server) -> None:
+    """Until it serves."""
+    end = time.monotonic() + START
+    while server.child.poll() is None and time.monotonic() < end:
+        try:
+            urllib.request.urlopen(f"{server.url}/health", timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise AssertionError("the server did not start:\n" + "\n".join(server.said("")[-40:]))
+
+
+def stop(server: Server) -> int:
+    """As an operator would; whatever is left is ended by its number. Its exit code."""
+    try:
+        family = psutil.Process(server.child.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    if server.child.poll() is None:
+        server.child.send_signal(signal.SIGTERM)
+    try:
+        code = server.child.wait(120)
+    finally:
+        left = [process for process in family if process.is_running()]
+        _, left = psutil.wait_procs(left, timeout=30)
+        for process in left:
+            process.kill()
+        server.child.kill()
+        server.child.wait()
+    assert not left, f"left behind: {left}"
+    return code
+
+
+@contextmanager
+def served(model: Path, scratch: Path, *flags: str) -> Iterator[Server]:
+    """A server for the time of a block."""
+    server = start([sys.executable, "-c", MAIN, "serve", str(model)], scratch, *flags)
+    try:
+        wait(server)
+        yield server
+    finally:
+        if server.child.poll() is None:
+            stop(server)

@@ -1,0 +1,263 @@
+"""The whole thing over HTTP: `headgate serve`, the openai client, and a policy that breaks under load.
+
+One server lives through the file, because starting it takes a minute; the tests run in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import openai
+import pytest
+import tiny
+from http_server import MAIN, START, Server, environment, served, start, stop
+
+from headgate.core.policy import End
+from headgate.results.tables import ENDS, Run
+
+SEATS = 16
+FIRST = {
+    "policy": "eb",
+    "set": {"refill": 4},
+    "trace": "steps.jsonl",
+    "log_every": "1s",
+    "classes": {"chat": {"ttft": "2s", "tbt": "1s"}, "batch": {}},
+}
+BREAKS = """
+from headgate import ALL, BatchPolicy, Plan
+
+class Breaks(BatchPolicy):
+    \"\"\"Mixed batching for a while; then an error in the middle of everything.\"\"\"
+
+    def __init__(self):
+        self.asked = 0
+
+    def plan(self, view):
+        self.asked += 1
+        if self.asked > 100:
+            raise ZeroDivisionError("this policy is broken")
+        seats = max(0, view.limits.running - len(view.decoding) - len(view.prefilling))
+        return Plan(ALL, (*view.prefilling, *[*view.waiting][:seats]))
+"""
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp("http")
+
+
+@pytest.fixture(scope="module")
+def model(scratch):
+    return tiny.model(scratch / "model")
+
+
+@pytest.fixture(scope="module")
+def server(model, scratch):
+    (scratch / "bad.py").write_text(BREAKS)
+    (scratch / "headgate.json").write_text(json.dumps(FIRST))
+    with served(model, scratch, "--config", "headgate.json", "--max-num-seqs", str(SEATS)) as found:
+        yield found
+
+
+def change(scratch, **words) -> None:
+    """Other settings; observers stay as they were at the start."""
+    (scratch / "headgate.json").write_text(json.dumps({**FIRST, "set": {}, **words}))
+
+
+def client(server: Server) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300, max_retries=0)
+
+
+async def ask(api: openai.AsyncOpenAI, number: int, tokens: int, **words) -> str:
+    """One completion, not streamed; its text."""
+    answer = await api.completions.create(
+        model="tiny",
+        prompt=f"request {number}: " + "x" * (number * 7 % 60),
+        max_tokens=tokens,
+        temperature=0,
+        extra_body={"ignore_eos": True, "vllm_xargs": words} if words else {"ignore_eos": True},
+    )
+    assert answer.usage is not None and answer.usage.completion_tokens == tokens
+    assert answer.choices[0].finish_reason == "length"
+    return answer.choices[0].text
+
+
+def ask_all(server: Server, count: int, tokens: int, **words) -> list[str]:
+    """So many at the same time."""
+
+    async def together() -> list[str]:
+        async with client(server) as api:
+            return await asyncio.gather(*(ask(api, n, tokens + n % 7, **words) for n in range(count)))
+
+    return asyncio.run(together())
+
+
+def alike(texts: list[str], others: list[str]) -> None:
+    """The same but for near-ties: another batch rounds differently on a CPU."""
+    assert len(texts) == len(others)
+    assert sum(text == other for text, other in zip(texts, others, strict=True)) >= 0.9 * len(texts)
+
+
+def total(server: Server, name: str, labels: str = "") -> float:
+    return server.metrics().get((name, labels), 0.0)
+
+
+def test_what_is_on_is_said_at_the_start(server):
+    (line,) = server.said("headgate: policy ")
+    assert f"policy eb(slots={SEATS}, refill=4)" in line
+    assert server.said("headgate: trace in steps.jsonl")
+    assert total(server, "headgate_threshold") == 0  # no plan yet
+    assert total(server, "headgate_fallen") == 0
+
+
+def test_streams(server):
+    async def stream() -> list[str]:
+        async with client(server) as api:
+            words = {"ignore_eos": True, "vllm_xargs": {"headgate_class": "chat", "headgate_guess": 30}}
+            parts = await api.completions.create(
+                model="tiny", prompt="hello", max_tokens=30, temperature=0, stream=True, extra_body=words
+            )
+            return [part.choices[0].text async for part in parts if part.choices]
+
+    parts = asyncio.run(stream())
+    assert len(parts) >= 25  # token by token, but for bytes that make a letter together
+    assert total(server, "headgate_finished_total", 'how="limit"') >= 1
+
+
+def test_two_hundred_at_once_without_a_mixed_step(server):
+    alone = asyncio.run(_alone(server, 3, 12 + 3))
+    texts = ask_all(server, 200, 12)
+    assert len(texts) == 200 and all(texts)
+    assert texts[3] == alone  # the batch does not change what is said
+    steps = {kind: total(server, "headgate_steps_total", f'kind="{kind}"') for kind in ("mixed", "prefill")}
+    assert steps["mixed"] == 0 and steps["prefill"] > 200 / SEATS
+    assert total(server, "headgate_threshold") == 4 and total(server, "headgate_slots") == SEATS
+    assert total(server, "headgate_stall_seconds_count") > 0
+    server.until("headgate_requests", 'state="decoding"', 0)
+    server.until("headgate_requests", 'state="waiting"', 0)
+    assert server.said("steps in ")  # the line in the log
+
+
+async def _alone(server: Server, number: int, tokens: int) -> str:
+    async with client(server) as api:
+        return await ask(api, number, tokens)
+
+
+def test_clients_that_hang_up_in_mid_stream(server):
+    async def hang_up(api: openai.AsyncOpenAI, number: int) -> None:
+        parts = await api.completions.create(
+            model="tiny",
+            prompt=f"hang up {number}",
+            max_tokens=900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        seen = 0
+        async for _ in parts:
+            seen += 1
+            if seen == 3 + number % 5:
+                break
+        await parts.close()
+
+    async def together() -> list[str]:
+        async with client(server) as api:
+            hanging = [hang_up(api, number) for number in range(24)]  # some of them in the queue for a while
+            staying = [ask(api, number, 40) for number in range(24)]
+            return (await asyncio.gather(*hanging, *staying))[24:]
+
+    texts = asyncio.run(together())
+    assert len(texts) == 24 and all(texts)
+    server.until("headgate_finished_total", 'how="aborted"', 24)
+    for state in ("waiting", "prefilling", "decoding"):
+        server.until("headgate_requests", f'state="{state}"', 0)
+    assert total(server, "headgate_fallen") == 0
+
+
+def test_words_of_requests_right_and_wrong(server):
+    ask_all(server, 4, 5, headgate_class="chat", headgate_ttft="500ms", headgate_tbt=0.1, headgate_guess=9)
+    ask_all(server, 4, 5, headgate_class="nobody", headgate_ttft="soon", headgate_gues=3)
+    ignored = {word: total(server, "headgate_ignored_words_total", f'word="{word}"')
+               for word in ("headgate_class", "headgate_ttft", "others")}  # fmt: skip
+    assert ignored == {"headgate_class": 4, "headgate_ttft": 4, "others": 4}
+    assert len(server.said("headgate_ttft of a request ignored")) == 1
+
+
+def use(server: Server, scratch, policy: str, **words) -> None:
+    """Writes the settings and serves a little until they are in force."""
+    change(scratch, policy=policy, **words)
+    for _ in range(60):
+        ask_all(server, 1, 3)
+        shown = server.metrics()
+        if any(f'policy="{policy}"' in labels and value for (name, labels), value in shown.items()
+               if name == "headgate_info"):  # fmt: skip
+            return
+    raise AssertionError(f"{policy} never came into force: {server.said('headgate')[-5:]}")
+
+
+def test_settings_are_read_again(server, scratch):
+    use(server, scratch, "mixed", card="h200-qwen3-8b")
+    before = total(server, "headgate_steps_total", 'kind="mixed"')
+    ask_all(server, 60, 20)
+    assert total(server, "headgate_steps_total", 'kind="mixed"') > before
+    change(scratch, polcy="v0")
+    for _ in range(10):
+        ask_all(server, 1, 20)
+    (line,) = server.said("unknown field 'polcy'")
+    assert "the settings in force stay" in line
+    assert total(server, "headgate_renewals_total") == 1
+
+
+def test_a_policy_that_breaks_under_load_loses_nobody(server, scratch):
+    good = ask_all(server, 60, 40)
+    use(server, scratch, "bad.py:Breaks")
+    assert total(server, "headgate_fallen") == 0
+    alike(ask_all(server, 60, 40), good)  # it breaks somewhere in there
+    server.until("headgate_fallen", "", 1)
+    (line,) = server.said("FALLEN BACK")
+    assert "ZeroDivisionError: this policy is broken" in line and "bad.py" in line
+    assert total(server, "headgate_mode", 'mode="fallback"') == 1
+    assert ask_all(server, 20, 10)  # and vLLM serves on
+    use(server, scratch, "v0")
+    assert total(server, "headgate_fallen") == 0
+    alike(ask_all(server, 60, 40), good)
+
+
+def test_the_end(server, scratch):
+    """It stops as it is told, and its trace is the record of all of it."""
+    time.sleep(2)  # vLLM kills its engine when it stops; what the trace has not written by then is lost
+    assert stop(server) == 0
+    run = Run.load(scratch / "steps.jsonl")
+    how = [ENDS[code] for code in run.requests["how"].tolist()]
+    assert how.count(End.ABORTED) == 24 and run.meta["outcome"] == "finished"
+    assert how.count(End.LIMIT) == len(how) - 24 > 400
+    assert [kind["name"] for kind in run.meta["kinds"]] == ["chat", ""]
+    assert "ZeroDivisionError" in run.meta["fallbacks"][0]["reason"]
+    told = subprocess.run(
+        [sys.executable, "-c", MAIN, "trace", "steps.jsonl", "--out", "run"],
+        env=environment(scratch), cwd=scratch, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert f"eb on vLLM, {len(how)} requests" in told.stdout
+
+
+def test_a_wrong_option_stops_the_server_at_the_start_with_one_line(model, scratch):
+    """Without `headgate serve`, which would have seen it at once."""
+    options = [
+        "--scheduler-cls",
+        "headgate.vllm.scheduler",
+        "--additional-config",
+        '{"headgate": {"polcy": 1}}',
+    ]
+    vllm = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
+    server = start(vllm, scratch, *options)
+    try:
+        assert server.child.wait(START) != 0
+    finally:
+        stop(server)
+    (line,) = server.said("[factory.py")
+    assert "headgate: --additional-config, headgate: unknown field 'polcy'; did you mean 'policy'?" in line
