@@ -36,6 +36,7 @@ class PlainRequest:
         self.last_token: float | None = None
         self.evictions = 0
         self.wasted = 0
+        self.cached = 0
         self.kv = 0
         self.seat = 0
         self.true_output = int(workload.output[row])

@@ -14,6 +14,7 @@ from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.view import Limits
+from headgate.cost.model import Chunk as Piece
 from headgate.cost.model import Shape
 from headgate.drivers.engine import Engine
 from headgate.drivers.flight import Chunk, Flight
@@ -152,7 +153,8 @@ class ToyEngine:
         if flight is None:
             return None
         prefill, behind = sum(c.tokens for c in chunks), sum(c.behind for c in chunks)
-        return flight, batch, self.engine.cost.seconds(Shape(len(decodes), context, prefill, behind))
+        parts = tuple(Piece(c.behind, c.tokens, not c.left) for c in chunks)
+        return flight, batch, self.engine.cost.seconds(Shape(len(decodes), context, prefill, behind, parts))
 
     def decodes(self, plan: Plan) -> tuple[list[Job], bool]:
         chosen, preempted = [], False

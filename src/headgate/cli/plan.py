@@ -10,6 +10,7 @@ import typer
 from headgate.cli.output import check_json, write_json
 from headgate.cli.plan_capacity import capacity
 from headgate.cli.plan_fluid import fluid
+from headgate.cli.plan_wait import wait
 from headgate.cli.progress import bar
 from headgate.cli.words import takes_words
 from headgate.core.errors import InputError
@@ -110,6 +111,7 @@ def flags(
 
 plan.command()(capacity)
 plan.command()(fluid)
+plan.command()(wait)
 threshold.__doc__ = THRESHOLD
 flags.__doc__ = FLAGS
 

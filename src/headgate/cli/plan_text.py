@@ -77,11 +77,11 @@ def _facts(plan: ThresholdPlan) -> Table:
     """Lengths, costs and memory."""
     about, costs, lengths, memory = plan.situation, plan.costs, plan.situation.lengths, plan.memory
     share = lengths.output / lengths.total
-    table = _columns(2)
+    table = columns(2)
     table.add_row("Lengths", _lengths(about))
-    prefill = f"{_time(costs.prefill_fixed)} + {_time(costs.prefill_per_token)} per prompt token"
-    decode = f"{_time(costs.decode_fixed)} + {_time(costs.decode_per_request)} per request"
-    mixed = f"{_time(costs.mixed_fixed)} + {_time(costs.mixed_per_token(share))} per token"
+    prefill = f"{timed(costs.prefill_fixed)} + {timed(costs.prefill_per_token)} per prompt token"
+    decode = f"{timed(costs.decode_fixed)} + {timed(costs.decode_per_request)} per request"
+    mixed = f"{timed(costs.mixed_fixed)} + {timed(costs.mixed_per_token(share))} per token"
     table.add_row("Prefill step", prefill)
     table.add_row("Decode step", f"{decode}, as a line near {plan.thresholds.chosen.slots:,}")
     table.add_row("Mixed step", f"{mixed} at a decode share of {share:.2f}")
@@ -103,7 +103,7 @@ def _lengths(about: Situation) -> str:
 
 def _thresholds(plan: ThresholdPlan) -> Table:
     chosen = plan.thresholds
-    table = _columns(4, header=("refill when so many seats are idle", "share", "refill", "of seats"))
+    table = columns(4, header=("refill when so many seats are idle", "share", "refill", "of seats"))
     use, other = ": use this", ""
     if chosen.chosen is not chosen.stationary:
         use, other = other, use
@@ -120,7 +120,7 @@ def _thresholds(plan: ThresholdPlan) -> Table:
 def _modes(plan: ThresholdPlan) -> Table:
     """One line per figure, mixed and exclusive batches beside each other."""
     mixed, exclusive = plan.mixed, plan.exclusive
-    table = _columns(4, header=("predicted", "mixed", "exclusive", "difference"))
+    table = columns(4, header=("predicted", "mixed", "exclusive", "difference"))
     rates = {"requests/s": "rate", "tokens/s, prompt and output": "tokens"}
     rates["requests/s by the paper's formulas"] = "paper_rate"
     for name, field in rates.items():
@@ -168,14 +168,14 @@ def _gap(plan: ThresholdPlan) -> str:
     assert gap is not None
     if not gap.refill:
         return (
-            f"No refill keeps gaps within {_time(gap.bound)}: one prompt and the step after it take "
-            f"{_time(gap.gap)}. Cut prompts (eb's max_gap does) or run fewer at once."
+            f"No refill keeps gaps within {timed(gap.bound)}: one prompt and the step after it take "
+            f"{timed(gap.gap)}. Cut prompts (eb's max_gap does) or run fewer at once."
         )
     if gap.change == 0:
-        return f"That refill keeps gaps within {_time(gap.bound)}: {_time(gap.gap)} for mean prompts."
+        return f"That refill keeps gaps within {timed(gap.bound)}: {timed(gap.gap)} for mean prompts."
     cost = f"costs {-100 * gap.change:.1f} % of the rate" if gap.change < 0 else "costs nothing"
     return (
-        f"Gaps within {_time(gap.bound)}: refill at most {gap.refill:,} at once ({_time(gap.gap)}), which "
+        f"Gaps within {timed(gap.bound)}: refill at most {gap.refill:,} at once ({timed(gap.gap)}), which "
         f"{cost}; or let eb cut refills into pieces (--set max_gap={gap.bound:g})."
     )
 
@@ -220,7 +220,7 @@ def check_text(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> Renderabl
 
     names = ("simulated", "seats", "budget", "req/s", "TTFT\nmean", "p99", "TPOT\nmean", "p99", "gap")
     promised = any(run.metrics.goodput for run in runs)
-    table = _columns(len(names) + promised, header=(*names, "kept") if promised else names)
+    table = columns(len(names) + promised, header=(*names, "kept") if promised else names)
     for run in runs:
         found = run.metrics
         times = (found.ttft.mean.value, found.ttft.p99, found.tpot.mean.value, found.tpot.p99)
@@ -237,7 +237,7 @@ def check_text(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> Renderabl
     return Group(Text(), table, Text(said, style="dim"))
 
 
-def _columns(count: int, header: Sequence[str] = ()) -> Table:
+def columns(count: int, header: Sequence[str] = ()) -> Table:
     """Columns without lines: words on the left, then numbers; two columns are both words."""
     from rich import box
     from rich.table import Table
@@ -251,7 +251,7 @@ def _columns(count: int, header: Sequence[str] = ()) -> Table:
     return table
 
 
-def _time(seconds: float) -> str:
+def timed(seconds: float) -> str:
     """In the unit that suits it, down to nanoseconds."""
     for scale, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
         if seconds * scale >= 1 or unit == "us":

@@ -73,13 +73,13 @@ def keeping_up(lines: Lines, parts: Sequence[Part]) -> Pace:
     return Pace(shortest, longest)
 
 
-def most_rate(lines: Lines, parts: Sequence[Part], capacity: float) -> float:
+def most_rate(lines: Lines, parts: Sequence[Part], capacity: float, seats: float = inf) -> float:
     """By how much all rates may be multiplied before no policy keeps up. Section 2.3, the capacity lemma.
 
-    Over busy time the work done per second is at most C / ΔT with memory full of batched KV; the load u of
-    the specification is one over this number.
+    Over busy time the work done per second is at most C / ΔT with memory full of batched KV (or with all
+    seats taken); the load u of the specification is one over this number.
     """
-    full = capacity / offered(parts)
+    full = min(capacity / offered(parts), seats / sum(part.rate * part.stages for part in parts))
     corners = [full]
     for line in lines:  # ΔT(y) / y may have its lowest point where two lines cross, before memory is full
         for other in lines:

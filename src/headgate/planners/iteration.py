@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headgate.cost.model import Chunk, LinearCost, Shape, StepCost
+
+Whole = NDArray[np.int64]
+Number = TypeVar("Number", int, Whole)
 
 SMALL = 1 / 8  # of memory: where a cost that is no straight line is looked at beside full memory
 
@@ -61,12 +67,19 @@ def kind(rate: float, prompt: int, decodes: int, block: int = 1) -> Part:
     )
 
 
-def kv_work(prompt: int, decodes: int, block: int = 1) -> float:
+def seen_kind(rate: float, prompts: Whole, decodes: Whole, block: int = 1) -> Part:
+    """Requests whose lengths differ, as they were seen: means, and the largest of them."""
+    work = float(np.mean(kv_work(prompts, decodes, block)))
+    longest = int((prompts + decodes).max())
+    return Part(rate, float(prompts.mean()), float(decodes.mean()), work, -(-longest // block) * block)
+
+
+def kv_work(prompt: Number, decodes: Number, block: int = 1) -> Number:
     """KV tokens touched by one request, in whole blocks: (l'+1)(l + l'/2) for blocks of one."""
     return _blocks_up_to(prompt + decodes, block) - _blocks_up_to(prompt - 1, block)
 
 
-def _blocks_up_to(tokens: int, block: int) -> int:
+def _blocks_up_to(tokens: Number, block: int) -> Number:
     """The sum of ⌈m/block⌉ · block over m = 1 .. tokens."""
     whole, rest = divmod(tokens, block)
     return block * (block * whole * (whole + 1) // 2 + rest * (whole + 1))

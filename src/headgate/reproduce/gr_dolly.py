@@ -6,7 +6,7 @@ from math import nan
 
 from headgate.planners.flows import Flow, Instance
 from headgate.planners.fluid import FluidPlan, plan_fluid
-from headgate.reproduce.network_runs import NetworkJob, Results, revenue, short
+from headgate.reproduce.network_runs import NetworkJob, Results, quick_note, revenue, short
 from headgate.reproduce.published_fleet import DOLLY, PRICES, STATED_SEATS, THETA, pace
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import Options
@@ -59,11 +59,12 @@ def judge(results: Results, options: Options) -> Report:
         NAME,
         "eight classes of real tasks",
         (
-            f"Classes in the shares of their samples, {RATES[0]:g} and {RATES[1]:g} requests per second and engine, "
-            f"{STATED_SEATS} seats, {ENGINES} engines, {RUNS} seeds of {SECONDS:.0f} s. 'paper' is the fluid "
-            "optimum, the limit that Theorem 2 proves; the paper prints lengths and divergences only.",
-            "The published divergences from an exponential are 0.06 to 0.26; here lengths are exponential, fixed, "
-            "or lognormal with a coefficient of variation of 1.5. The data set itself is not needed.",
+            f"Classes in the shares of their samples, {RATES[0]:g} and {RATES[1]:g} requests per second and "
+            f"engine, {STATED_SEATS} seats, {ENGINES} engines, {RUNS} seeds of {SECONDS:.0f} s. 'paper' is "
+            "the fluid optimum, the limit by Theorem 2; the paper prints lengths and divergences only.",
+            "The published divergences from an exponential are 0.06 to 0.26; here lengths are exponential, "
+            "fixed, or lognormal with a coefficient of variation of 1.5. The data set itself is not needed.",
+            *quick_note(options),
         ),
         (
             Section("Revenue per engine by length law", "router, rate", LAWS, tuple(rows), shared=True),

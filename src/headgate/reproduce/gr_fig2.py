@@ -1,4 +1,4 @@
-"""Figure 2 of the gate-and-route paper: revenue and queues against arrivals, bundled and separate charging."""
+"""Figure 2 of the gate-and-route paper: revenue and queues against arrivals, for both ways of charging."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import nan
 from headgate.drivers.books import HANDOFF, WAITING
 from headgate.planners.flows import BUNDLED, SEPARATE
 from headgate.planners.fluid import plan_fluid
-from headgate.reproduce.network_runs import NetworkJob, Results, level, short
+from headgate.reproduce.network_runs import NetworkJob, Results, level, quick_note, short
 from headgate.reproduce.published_fleet import FIG2, FIG2_EDGE, LIKELY_SEATS, STATED_SEATS, two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import Options
@@ -42,6 +42,7 @@ def judge(results: Results, options: Options) -> Report:
             f"programs with {STATED_SEATS} seats as stated and {LIKELY_SEATS} as the numbers suggest.",
             f"Queues and revenue: stochastic network, {ENGINES} engines, {LIKELY_SEATS} seats, "
             f"{RUNS} seeds of {SECONDS:.0f} s; bundled: gate-and-route+, separate: prioritize-and-route.",
+            *quick_note(options),
         ),
         (_optima(), _queues(results)),
         _counts(results),

@@ -6,7 +6,7 @@ from math import nan
 
 from headgate.drivers.books import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
 from headgate.planners.fluid import FluidPlan, plan_fluid
-from headgate.reproduce.network_runs import NetworkJob, Results, level, revenue, short
+from headgate.reproduce.network_runs import NetworkJob, Results, level, quick_note, revenue, short
 from headgate.reproduce.published_fleet import SIZES, two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import Options
@@ -49,8 +49,9 @@ def judge(results: Results, options: Options) -> Report:
             "optimum, which Theorem 2 gives as the limit and Fig. 4 marks; no other number is printed.",
             "literal: the paper's gate. GG-SP+: ours, with spare mixed engines and a gate that withholds. "
             "Intervals: see docs/fleet.md; standard errors are below 0.3 %.",
+            *quick_note(options),
         ),
-        (_revenue(results, best), _queues(results, best), _occupancies(results, best)),
+        (_revenue(results, best), *_queues(results, best), _occupancies(results, best)),
         (
             Count(
                 "revenue within 10 % of the optimum", sum(g < 0.1 for gap in gaps.values() for g in gap), 10
@@ -64,7 +65,7 @@ def judge(results: Results, options: Options) -> Report:
         ),
         (
             f"The literal gate is {100 * gaps['literal'][-1]:.1f} % below the optimum at 500 engines, ours "
-            f"{100 * gaps['GG-SP+'][-1]:.1f} %: the plan gives class 'code' {500 * best.prefill[0]:.1f} engines "
+            f"{100 * gaps['GG-SP+'][-1]:.1f} %: the plan gives code {500 * best.prefill[0]:.1f} engines "
             "there and 0.1 at 5, but a class with nobody in prefill always wins the literal index.",
             "Occupancies by class: prefill follows the plan; decodes settle where each class has its share "
             "of both kinds of seat, one of many optimal splits (Fig. 5 shows the same).",
@@ -80,19 +81,19 @@ def _revenue(results: Results, best: FluidPlan) -> Section:
     return Section("Revenue per engine and second", "engines", tuple(ROUTERS), rows, shared=True)
 
 
-def _queues(results: Results, best: FluidPlan) -> Section:
-    rows = []
-    for n in SIZES:
-        cells = []
-        for name in ROUTERS:
-            found = results.of((name, n))
-            cells += [
-                Cell(sum(best.waiting), found.mean(level(WAITING))),
-                Cell(nan, found.mean(level(HANDOFF))),
-            ]
-        rows.append(Row(f"n = {n}", tuple(cells)))
-    columns = tuple(f"{name} {what}" for name in ROUTERS for what in ("prompt", "decode"))
-    return Section("Waiting per engine; 'paper' is the plan", "engines", columns, tuple(rows))
+def _queues(results: Results, best: FluidPlan) -> tuple[Section, ...]:
+    found = []
+    for what, number, planned in (("prefill", WAITING, sum(best.waiting)), ("a decode seat", HANDOFF, nan)):
+        rows = tuple(
+            Row(
+                f"n = {n}",
+                tuple(Cell(planned, results.of((name, n)).mean(level(number))) for name in ROUTERS),
+            )
+            for n in SIZES
+        )
+        title = f"Waiting for {what}, per engine; 'paper' is the plan"
+        found.append(Section(title, "engines", tuple(ROUTERS), rows, shared=True))
+    return tuple(found)
 
 
 def _occupancies(results: Results, best: FluidPlan) -> Section:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from headgate.drivers.books import MIXED, PREFILLING, SOLO
 from headgate.planners.fluid import FluidPlan, plan_fluid
 from headgate.planners.levels import Levels
-from headgate.reproduce.network_runs import NetworkJob, Results, level, revenue, short
+from headgate.reproduce.network_runs import NetworkJob, Results, level, quick_note, revenue, short
 from headgate.reproduce.published_fleet import two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import Options
@@ -67,10 +67,11 @@ def judge(results: Results, options: Options) -> Report:
         NAME,
         "decodes by class follow the plan",
         (
-            "Base instance. 'paper' is the plan, to which Theorem 4 says occupancies converge class by class. "
+            "Base instance. 'paper' is the plan, to which occupancies converge class by class (Theorem 4). "
             "vertex: an optimal plan in which code decodes alone; fair: solo decodes of the classes differ "
             "by at most 1 per engine.",
             f"{RUNS} seeds of {SECONDS[20]:.0f} s (20 engines) and {SECONDS[200]:.0f} s (200).",
+            *quick_note(options),
         ),
         (*vertex, *even, _revenue(results)),
         (
@@ -85,8 +86,8 @@ def judge(results: Results, options: Options) -> Report:
         ),
         (
             "The literal gate over-serves code at finite n, so the fair plan earns more than it says and its "
-            f"cap of 1 is missed: {spread['literal gate']:.2f} per engine at {largest} engines. With the token "
-            f"bucket the difference is {spread['token bucket']:.2f}.",
+            f"cap of 1 is missed: {spread['literal gate']:.2f} per engine at {largest} engines. With the "
+            f"token bucket the difference is {spread['token bucket']:.2f}.",
         ),
     )
 

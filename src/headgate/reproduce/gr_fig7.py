@@ -8,7 +8,7 @@ import numpy as np
 
 from headgate.planners.flows import Flow, Instance, Pace
 from headgate.planners.fluid import plan_fluid
-from headgate.reproduce.network_runs import NetworkJob, Results, revenue, short
+from headgate.reproduce.network_runs import NetworkJob, Results, quick_note, revenue, short
 from headgate.reproduce.published_fleet import CHUNK, FIG7_AXIS, FIG7_RANGES, PRICES, STATED_SEATS, THETA
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import Options
@@ -33,10 +33,12 @@ def instances(seed: int, count: int) -> list[Instance]:
 
     Only where decoding beside a prompt is not faster than alone, for the theory assumes it.
     """
-    rng, found = stream(seed, "gr-fig7"), []
+    rng = stream(seed, "gr-fig7")
+    found: list[Instance] = []
+    low, high = map(log, FIG7_RANGES["mixed_per_token"])
     while len(found) < count:
         fixed, speed = (float(rng.uniform(*FIG7_RANGES[name])) for name in ("mixed_fixed", "solo_speed"))
-        per_token = exp(float(rng.uniform(*map(log, FIG7_RANGES["mixed_per_token"]))))
+        per_token = exp(float(rng.uniform(low, high)))
         sizes = rng.uniform(*FIG7_RANGES["tokens"], (2, 2)).tolist()
         rates = rng.uniform(*FIG7_RANGES["rate"], 2).tolist()
         pace = Pace(STATED_SEATS, CHUNK, fixed, per_token, speed)
@@ -72,11 +74,12 @@ def judge(results: Results, options: Options) -> Report:
         NAME,
         "policies on random instances",
         (
-            f"{count} instances from the printed ranges (α read as 0.015 to 0.02), {ENGINES} engines, "
-            f"{SECONDS:.0f} s after warming up, the same requests for every policy; the paper has 500 engines "
-            "and prints no numbers.",
+            f"{count} instances from the printed ranges (alpha read as 0.015 to 0.02), {ENGINES} engines, "
+            f"{SECONDS:.0f} s after warming up, the same requests for every policy; the paper has 500 "
+            "engines and prints no numbers.",
             "'paper' is the optimum, 1 by definition; its axis runs from "
             f"{FIG7_AXIS[0]:.2f} to {FIG7_AXIS[1]:.2f}. GG-SP+ and DP-I are ours.",
+            *quick_note(options),
         ),
         (_summary(shares), _table(shares, best)),
         _counts(shares, means),

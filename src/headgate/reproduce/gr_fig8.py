@@ -56,8 +56,8 @@ def judge(results: Results, options: Options) -> Report:
             Count("TPOT is steep towards 0.022", int(swept["tpot"][LIKELY_SEATS][4].slope > 5e4), 1),
         ),
         (
-            f"Decode fairness is almost free with {LIKELY_SEATS} seats ({100 * lost['decode_fairness']:.1f} % at "
-            f"η2 = 0) but not with {STATED_SEATS} "
+            f"Decode fairness is nearly free with {LIKELY_SEATS} seats (at η2 = 0 it costs "
+            f"{100 * lost['decode_fairness']:.1f} %) but not with {STATED_SEATS} "
             f"({100 * _lost(swept['decode_fairness'][STATED_SEATS]):.1f} %).",
             "Prefill fairness is dear because x is engine time: code can use at most 0.0195 of it, so η1 = 0 "
             "drags summaries down to that.",
@@ -90,7 +90,7 @@ def _section(level: str, points: dict[int, list[Point]]) -> Section:
         cells = []
         for seats in SEATS:
             each = points[seats][place]
-            cells += [Cell(nan, each.revenue), Cell(nan, each.slope)]
+            cells += [Cell(nan, each.revenue), Cell(nan, round(each.slope, 6))]
         rows.append(Row(f"{point.value:.3g}", tuple(cells)))
     columns = tuple(f"{what}, {seats} seats" for seats in SEATS for what in ("revenue", "slope"))
     return Section(f"{TITLES[level]}: revenue and slope (0: cannot be kept)", "cap", columns, tuple(rows))

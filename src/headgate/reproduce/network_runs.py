@@ -95,6 +95,12 @@ def short(job: NetworkJob, options: Options) -> NetworkJob:
     return job._replace(engines=engines, seconds=QUICK_SECONDS, warm=QUICK_WARM)
 
 
+def quick_note(options: Options) -> tuple[str, ...]:
+    """What --quick did to the runs."""
+    said = f"--quick: every fleet has at most {QUICK_ENGINES} engines and runs for {QUICK_SECONDS:.0f} s."
+    return (said,) if options.quick else ()
+
+
 def revenue(window: Window) -> float:
     """Bundled, per second and engine."""
     return window.revenue()

@@ -32,7 +32,7 @@ FIG9_AXES = {
 }
 FIG9_ALPHA_REVENUE = (180.0, 220.0)  # the axis of the α panel
 FIG9_SATURATES = 16  # seats
-FIG10_SCALES = {"seats and β": (50.0, 300.0), "prices": (100.0, 500.0)}
+FIG10_SCALES = {"seats and beta": (50.0, 300.0), "prices": (100.0, 500.0)}
 FIG10_PRICES = (0.05, 0.30)
 
 DOLLY = {  # category: mean prompt, mean output, samples, KL divergence of outputs to an exponential

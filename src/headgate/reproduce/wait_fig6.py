@@ -117,8 +117,8 @@ def judge(watch: Watch, options: Options) -> Report:
         NAME,
         "ten requests, two segments",
         (
-            "Prompts of 2 tokens, d0 = 1 s, d1 = 0.1 s; P3, P5, P6, P7 and P8 have one decode iteration, the "
-            "others none. The figure shows who is where, no times.",
+            "Prompts of 2 tokens, d0 = 1 s, d1 = 0.1 s; P3, P5, P6, P7 and P8 have one decode iteration, "
+            "the others none. The figure shows who is where, no times.",
         ),
         (
             Section("After each batch", "batch", ("left", "wait for segment 2"), tuple(rows)),
@@ -127,7 +127,6 @@ def judge(watch: Watch, options: Options) -> Report:
         (Count.of_pairs("batches after which everybody is where the figure has them", pairs),),
         (
             "The figure's last row keeps P6 in the second segment, though it ran with P3 and P5 and all "
-            "three "
-            "need the same number of iterations: they leave together.",
+            "three need the same number of iterations: they leave together.",
         ),
     )

@@ -70,15 +70,12 @@ def judge(found: Found, options: Options) -> Report:
         "three types of longer outputs",
         (
             "d0 = 8 ms, d1 = 0.3 us per KV token, 100,000 KV tokens; rows with d2 add 30 us per new token. "
-            "The paper's 6000 + 4000 + 2000 requests/s are "
-            f"{load_of(FREE, MIX):.0f} times what memory can carry, whatever the policy (no "
-            "time unit is printed); u is the load by the same measure.",
+            f"The paper's 6000 + 4000 + 2000 requests/s are {load_of(FREE, MIX):.0f} times what memory can "
+            "carry, whatever the policy (no time unit is printed); u is the load by the same measure.",
             "paced: fractional thresholds for iterations 5 % above the shortest that keep up. full: as "
-            "large as "
-            "memory allows. printed: the paper's rule, as large as memory allows. learned: `wait` as it "
-            "comes. "
-            "v0 is vLLM-like, mixed Sarathi-like. Latencies are of requests that finished in the middle of "
-            "the run: in overload most do not.",
+            "large as memory allows. printed: the paper's rule, as large as memory allows. learned: `wait` "
+            "as it comes. v0 is vLLM-like, mixed Sarathi-like. Latencies are of requests that finished in "
+            "the middle of the run: in overload most do not.",
         ),
         (
             throughput(found, rows, names),
@@ -116,10 +113,9 @@ def _remarks(found: Found) -> tuple[str, ...]:
     return (
         "Below saturation all serve what arrives; no policy can serve more.",
         f"Near saturation (u = 0.95) WAIT's latency is {near[0]:.1f} s, v0's {near[1]:.1f} s, mixed "
-        "batching's "
-        f"{near[2]:.1f} s.",
-        f"The printed rule serves {gain:+.0f} % tokens against mixed batching in overload with 512 seats, by "
-        "serving short requests out of proportion; with the share of work it is "
+        f"batching's {near[2]:.1f} s.",
+        f"The printed rule serves {gain:+.0f} % tokens against mixed batching in overload with 512 seats, "
+        "by serving short requests out of proportion; with the share of work it is "
         f"{100 * (seats['work share'] / seats['mixed'] - 1):+.1f} %.",
         "Where computing again costs real time (d2), WAIT, which never evicts, serves "
         f"{100 * (dear['full'] / dear['mixed'] - 1):+.0f} % against mixed batching at u = 1.2 and "

@@ -54,14 +54,12 @@ def judge(found: Found, options: Options) -> Report:
         NAME,
         "chat lengths in ten bins",
         (
-            "d0 = 8 ms, d1 = 0.3 us per KV token, 100,000 KV tokens. 55/s is "
-            f"{load_of(MACHINE, MIX):.3f} of what memory can carry, 550/s ten times that. Prompts of 60 "
-            "tokens, "
-            "outputs at the upper end of their bin; 'spread' has them anywhere in it, and exponential "
-            "prompts, at 55/s: for it the offered tokens shown are those of the bins' ends. We do not have "
-            "the 50,000 prompts the paper sampled.",
-            "e=0: thresholds in the paper's ratios 66:43:32:24:17:11:7:4:2:1. e=.05: with slack. "
-            "learned: "
+            f"d0 = 8 ms, d1 = 0.3 us per KV token, 100,000 KV tokens. 55/s is {load_of(MACHINE, MIX):.3f} "
+            "of what memory can carry, 550/s ten times that. Prompts of 60 tokens, outputs at the upper end "
+            "of their bin; 'spread' has them anywhere in it, and exponential prompts, at 55/s: for it the "
+            "offered tokens shown are those of the bins' ends. We do not have the 50,000 prompts the paper "
+            "sampled.",
+            "e=0: thresholds in the paper's ratios 66:43:32:24:17:11:7:4:2:1. e=.05: with slack. learned: "
             "`nested-wait` as it comes, 4 segments; one: with 1; no pause: max_pause=0. v0 is vLLM-like, "
             "mixed Sarathi-like.",
         ),
@@ -86,11 +84,9 @@ def _remarks(found: Found) -> tuple[str, ...]:
     return (
         f"At 55/s Nested WAIT with the paper's ratios needs {waits['e=0'] - waits['mixed']:.1f} s more per "
         f"request than mixed batching, with slack 0.05 {waits['e=.05'] - waits['mixed']:.1f} s more, with "
-        "one "
-        f"segment {waits['one'] - waits['mixed']:.1f} s more (the paper says about 0.5 s).",
+        f"one segment {waits['one'] - waits['mixed']:.1f} s more (the paper says about 0.5 s).",
         f"The paper's ratios have no drift: KV reaches {peaks['e=0']:,.0f} tokens at 55/s against "
         f"{peaks['e=.05']:,.0f} with slack and {peaks['mixed']:,.0f} with mixed batching.",
         f"In overload (550/s) mixed batching serves {full['mixed']:.2f} thousand tokens/s, Nested WAIT at "
-        "most "
-        f"{max(full[name] for name in WAIT):.2f}: part of its memory is paused.",
+        f"most {max(full[name] for name in WAIT):.2f}: part of its memory is paused.",
     )

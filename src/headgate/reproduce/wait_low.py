@@ -74,13 +74,11 @@ def judge(found: Found, options: Options) -> Report:
         "two types of short outputs",
         (
             "The paper prints no step times, memory or batch limit. Here: d0 = 8 ms, d1 = 0.3 us per KV "
-            "token, "
-            "100,000 KV tokens, 512 seats for everybody. x1 is the paper's 1000 + 1000 requests/s; "
+            "token, 100,000 KV tokens, 512 seats for everybody. x1 is the paper's 1000 + 1000 requests/s; "
             f"the seats can carry x{1 / load_of(MACHINE, MIX):.2f}.",
             "(10,10): the least whole thresholds for x1, pausing as long as it takes. 10 ms: the same, but "
-            "no "
-            "decode stands still for longer. printed: the paper's rule with B = 512. learned: `wait` as it "
-            "comes. no pause: the same with max_pause=0. v0 is vLLM-like (prefill first), mixed "
+            "no decode stands still for longer. printed: the paper's rule with B = 512. learned: `wait` as "
+            "it comes. no pause: the same with max_pause=0. v0 is vLLM-like (prefill first), mixed "
             "Sarathi-like.",
         ),
         (
@@ -104,10 +102,8 @@ def _remarks(found: Found) -> tuple[str, ...]:
         "Below saturation throughput is equal by construction: everything that arrives is served, by any "
         "policy that keeps its queues bounded.",
         f"At the paper's rates WAIT's latency is {100 * (wait / mixed - 1):+.0f} % against mixed batching; "
-        "it "
-        "is lower than v0's, which pays the fixed cost of an iteration for each of its prefill batches.",
+        "it is lower than v0's, which pays the fixed cost of an iteration for each of its prefill batches.",
         f"With a hundredth of the traffic thresholds for the full one make a TPOT of {light[0]:.0f} ms: a "
-        "type "
-        f"moves only when ten more have come. Patience of 10 ms makes it {light[1]:.0f}, learned thresholds "
-        f"{light[2]:.0f}, mixed batching {light[3]:.1f}.",
+        f"type moves only when ten more have come. Patience of 10 ms makes it {light[1]:.0f}, learned "
+        f"thresholds {light[2]:.0f}, mixed batching {light[3]:.1f}.",
     )

@@ -97,12 +97,10 @@ def judge(peaks: Peaks, options: Options) -> Report:
         "memory that is enough with probability 1 - delta",
         (
             "d0 = 8 ms, d1 = 0.3 us per KV token. The study: 500 output lengths, uniform in ten bins, "
-            "prompts of 62 "
-            "tokens, slack 0.1 per segment, iterations 5 % above the shortest; T seconds are T/d0 "
-            "iterations.",
+            "prompts of 62 tokens, slack 0.1 per segment, iterations 5 % above the shortest; T seconds are "
+            "T/d0 iterations.",
             f"The check: {len(peaks.held)} runs of {SECONDS:g} s, outputs of 2, 4 and 8 iterations at 300, "
-            "200 and "
-            "100 requests/s, thresholds (5, 3, 2), memory without limit.",
+            "200 and 100 requests/s, thresholds (5, 3, 2), memory without limit.",
         ),
         (_formulas(), _bounds(usual), _best(), _exceeded(shares)),
         (
@@ -112,14 +110,13 @@ def judge(peaks: Peaks, options: Options) -> Report:
         (
             "The paper's (11) and its section 7.2 do not count the KV of later segments right (errata 13, "
             "14).",
-            "With 50 requests/s, T = 200 s and delta = 0.1 the bound is U-shaped in the number of "
-            "segments, as "
-            f"the paper says; {len(best.segments.ends)} segments need least. But the queues' term does not "
-            "shrink with the rate and dominates with ten segments, contrary to the paper.",
+            "With 50 requests/s, T = 200 s and delta = 0.1 the bound is U-shaped in the number of segments, "
+            f"as the paper says; {len(best.segments.ends)} segments need least. But the queues' term does "
+            "not shrink with the rate and dominates with ten segments, contrary to the paper.",
             f"With {' or '.join(hopeless)} segments a full batch does not keep up with {TOTAL} requests/s. "
             f"{'Some' if carried else 'No'} number of segments keeps up with the paper's {TOO_MUCH}.",
-            "The bound is safe by far: Doob's inequality and a sum over all iterations and segments are each "
-            "generous, so even small deltas were never missed.",
+            "The bound is safe by far: Doob's inequality and a sum over all iterations and segments are "
+            "each generous, so even small deltas were never missed.",
         ),
     )
 

@@ -54,9 +54,8 @@ def judge(found: Found, options: Options) -> Report:
             f"300/s is the paper's rate if it is per second: {load_of(FREE, MIX):.3f} of what memory can "
             "carry.",
             "e=0: thresholds in the paper's ratios 15:14:12:8, which are the survival probabilities. e=.02: "
-            "with so much slack per segment, as condition (10) asks. learned: `nested-wait` as it "
-            "comes, "
-            "4 segments. one: the same with 1 segment; no pause: with max_pause=0. v0 is vLLM-like, mixed "
+            "with so much slack per segment, as condition (10) asks. learned: `nested-wait` as it comes, 4 "
+            "segments. one: the same with 1 segment; no pause: with max_pause=0. v0 is vLLM-like, mixed "
             "Sarathi-like.",
         ),
         (
@@ -81,8 +80,7 @@ def _remarks(found: Found) -> tuple[str, ...]:
         f"At u = 0.9 latency is {waits['e=.02']:.2f} s with slack 0.02, {waits['v0']:.2f} s with v0 and "
         f"{waits['mixed']:.2f} s with mixed batching.",
         f"One segment for everybody ({waits['one']:.2f} s) does better than several: what helps is that "
-        "prompts "
-        "enter at the rate at which requests leave, not that segments pause.",
+        "prompts enter at the rate at which requests leave, not that segments pause.",
         "Where computing again costs real time (d2) at u = 1.2, Nested WAIT serves "
         f"{100 * (dear['e=.02'] / dear['mixed'] - 1):+.0f} % against mixed batching, "
         f"{100 * (dear['e=.02'] / dear['v0'] - 1):+.0f} % against v0.",

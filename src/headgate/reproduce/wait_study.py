@@ -36,19 +36,12 @@ class Scene(NamedTuple):
 
 def load_of(machine: Machine, mix: Mix) -> float:
     """u: the offered work by what memory full of batched KV can do, or by what the seats can."""
-    return 1 / min(most_rate(machine.lines(mix.parts), mix.parts, machine.kv), _by_seats(machine, mix))
+    return 1 / most_rate(machine.lines(mix.parts), mix.parts, machine.kv, machine.seats)
 
 
 def at_load(machine: Machine, mix: Mix, load: float) -> Mix:
     """The same mix at that load."""
     return mix.times(load / load_of(machine, mix))
-
-
-def _by_seats(machine: Machine, mix: Mix) -> float:
-    """By how much rates may grow before all seats are taken: seats over the stages that arrive."""
-    parts = mix.parts
-    size = machine.seats / sum(part.rate * part.stages for part in parts)
-    return size / max(line.fixed + size * line.pressure(parts) for line in machine.lines(parts))
 
 
 def longest(machine: Machine, mix: Mix) -> float:

@@ -62,10 +62,9 @@ def judge(found: Found, options: Options) -> Report:
         NAME,
         "nine tokens of memory",
         (
-            "Two types, prompts of 1 token, 1 and 2 decode iterations, one request/s each at u = 1; d0 = "
-            "d1 = "
-            "0.1 s, where the row says so d0 = 0.91 and d1 = 0.01, or d2 = 0.1 s more per new token. Whole "
-            "thresholds (1,1) hold exactly 9 KV tokens.",
+            "Two types, prompts of 1 token, 1 and 2 decode iterations, one request/s each at u = 1; d0 = d1 "
+            "= 0.1 s, where the row says so d0 = 0.91 and d1 = 0.01, or d2 = 0.1 s more per new token. "
+            "Whole thresholds (1,1) hold exactly 9 KV tokens.",
         ),
         (
             Section("Requests/s (paper: the fluid limit)", "load", names, served, shared=True),
@@ -73,7 +72,7 @@ def judge(found: Found, options: Options) -> Report:
         ),
         (claim(found, rows, ("(1,1)",), "requests", "WAIT completes more than a baseline (paper: yes)"),),
         (
-            "At C = M* a policy that admits whatever fits must evict, and a tenth to a third of its steps go "
-            "to prompts computed again. WAIT keeps memory exactly full and evicts nobody.",
+            "At C = M* a policy that admits whatever fits must evict, and a tenth to a third of its steps "
+            "go to prompts computed again. WAIT keeps memory exactly full and evicts nobody.",
         ),
     )

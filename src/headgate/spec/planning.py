@@ -120,9 +120,9 @@ def plain_cost(texts: CostTexts) -> LinearCost:
 
 def gathered(words: Experiment, engine: Engine, source: str, kv_tokens: float) -> Situation:
     """The lengths of the workload and the engine's limits, put together."""
-    workload, bad = make_workload(_enough(words))
+    workload, bad = make_workload(enough(words))
     refused = too_long(workload, engine)
-    prompts, decodes = _lengths(workload, engine)
+    prompts, decodes = served_lengths(workload, engine)
     if decodes.mean() < 1:
         raise InputError(
             f"outputs of {decodes.mean() + 1:.2f} tokens on average; need at least 2, for prompts bring the "
@@ -173,7 +173,7 @@ def _hazard(running: NDArray[np.float64]) -> LinearHazard:
     return fit._replace(base=min(fit.base, 0.999))
 
 
-def _lengths(workload: Workload, engine: Engine) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def served_lengths(workload: Workload, engine: Engine) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Prompts and decode iterations of the requests that the engine would take."""
     fits = workload.prompt < engine.longest
     prompts = workload.prompt[fits]
@@ -182,7 +182,7 @@ def _lengths(workload: Workload, engine: Engine) -> tuple[NDArray[np.float64], N
     return prompts.astype(np.float64), np.maximum(outputs - 1, 0).astype(np.float64)
 
 
-def _enough(words: Experiment) -> Experiment:
+def enough(words: Experiment) -> Experiment:
     """Drawn lengths are drawn in number: a plan wants their law, not one sample of a thousand."""
     if words.trace is not None or words.requests is not None or words.stages:
         return words

@@ -13,7 +13,7 @@ from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
 from headgate.drivers.live import LiveObserver
-from headgate.drivers.vllm.plugin import Duties, Headgate
+from headgate.drivers.vllm.plugin import Duties, Headgate, Renewal
 from headgate.drivers.vllm.seams import faults, unsupported, version
 from headgate.vllm.observers import Facts, Watcher, close, connect, observers, renewed
 from headgate.vllm.requests import promises
@@ -115,14 +115,14 @@ def _said(request: Request, settings: Settings) -> tuple[str, Slo, int | None]:
     return promises(sampling.extra_args if sampling is not None else None, settings)
 
 
-def _renewal(state: dict[str, Settings], scheduler: Any) -> Callable[[], BatchPolicy | None]:
-    """Looks at the file of settings; another policy when it has changed for another valid one."""
+def _renewal(state: dict[str, Settings], scheduler: Any) -> Callable[[], Renewal | None]:
+    """Looks at the file of settings; who decides, when it has changed for another valid one."""
     path = file_of()
     if path is None:
         return lambda: None
     reload = Reload(path, scheduler.vllm_config.additional_config)
 
-    def renew() -> BatchPolicy | None:
+    def renew() -> Renewal | None:
         settings = reload.changed()
         if settings is None:
             return None
@@ -135,7 +135,7 @@ def _renewal(state: dict[str, Settings], scheduler: Any) -> Callable[[], BatchPo
         LOG.warning("headgate: settings read again from %s", path)
         renewed(scheduler._headgate_watchers, settings.policy, parameters, scheduler._headgate.now)
         _announce(settings, scheduler, parameters)
-        return policy
+        return Renewal(policy)
 
     return renew
 

@@ -29,6 +29,12 @@ ENDS = {
 DECODES_ONLY = Plan(ALL)
 
 
+class Renewal(NamedTuple):
+    """Who decides from now on, because the settings have changed."""
+
+    policy: BatchPolicy | None
+
+
 class Duties(NamedTuple):
     """What the factory hands over."""
 
@@ -36,7 +42,7 @@ class Duties(NamedTuple):
     observers: tuple[Observer, ...]
     watchdog: float
     promises: Promises
-    renew: Callable[[], BatchPolicy | None]  # another policy, when the settings have changed
+    renew: Callable[[], Renewal | None]  # asked between two plans
 
 
 class Headgate:
@@ -134,10 +140,10 @@ class Headgate:
         """Ask for the plan and turn the knobs. `throttled`: a data-parallel engine wants decodes only."""
         live = self._headgate
         self._headgate_books.look_again()
-        if live.lease.ended:
-            policy = self._headgate_renew()
-            if policy is not None:
-                live.take_over(policy)
+        if live.lease.ended or live.plan is None:
+            renewal = self._headgate_renew()
+            if renewal is not None:
+                live.take_over(renewal.policy)
         free = self.kv_cache_manager.block_pool.get_num_free_blocks()
         # Kept back from new requests, but not from the first of an empty engine.
         kept_back = getattr(self.kv_cache_manager, "watermark_blocks", 0) if self.running else 0

@@ -1,0 +1,217 @@
+"""A vLLM scheduler kept busy, a model that takes no time, and a meter that tells our time from vLLM's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import thread_time_ns
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.h200.models import TINY
+from benchmarks.h200.record import shape
+from headgate.cost.card import load_card
+from headgate.cost.model import Shape
+from headgate.drivers.engine import Engine
+from headgate.spec.build import make_policy, split_policy
+
+PROMPT, SHORTEST, LONGEST = 256, 128, 384  # tokens; outputs are uniform
+BUDGET, BLOCK, MODEL_LEN = 16384, 16, 2048
+WAITING = 0.25  # of the seats: requests that wait
+PLAIN = "plain"
+KINDS = ("decode", "prefill", "mixed", "empty")
+TIMED = ("schedule", "update_from_output")
+
+
+class Step(NamedTuple):
+    """Nanoseconds of one step, ours and vLLM's, and what it held."""
+
+    kind: str
+    running: int
+    ours: int
+    theirs: int
+
+
+class Meter:
+    """Tells our time from vLLM's while its scheduler runs."""
+
+    def __init__(self) -> None:
+        self.ours = self.theirs = 0
+        self._inside = False
+
+    @contextmanager
+    def watching(self, base: Any, mixin: Any) -> Iterator[None]:
+        """Time vLLM's two functions, and of ours the parts that are called from within them."""
+        theirs = [mock.patch.object(base, name, self._vllm(getattr(base, name))) for name in TIMED]
+        guarded = mixin._headgate_guarded
+        ours = mock.patch.object(mixin, "_headgate_guarded", self._within(guarded))
+        with theirs[0], theirs[1], ours:
+            yield
+
+    def whole(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A call whose every nanosecond is either ours or vLLM's."""
+        before = self.theirs
+        began = thread_time_ns()
+        result = call(*args)
+        self.ours += thread_time_ns() - began - (self.theirs - before)
+        return result
+
+    def take(self) -> tuple[int, int]:
+        """What was counted since last asked."""
+        taken = self.ours, self.theirs
+        self.ours = self.theirs = 0
+        return taken
+
+    def _vllm(self, function: Any) -> Any:
+        def timed(scheduler: Any, *args: Any, **words: Any) -> Any:
+            self._inside = True
+            began = thread_time_ns()
+            result = function(scheduler, *args, **words)
+            self.theirs += thread_time_ns() - began
+            self._inside = False
+            return result
+
+        return timed
+
+    def _within(self, function: Any) -> Any:
+        def timed(scheduler: Any, *args: Any) -> Any:
+            if not self._inside:
+                return function(scheduler, *args)
+            began = thread_time_ns()
+            result = function(scheduler, *args)
+            self.theirs -= thread_time_ns() - began
+            return result
+
+        return timed
+
+
+class Busy:
+    """A scheduler whose every seat is taken and whose queue never runs empty."""
+
+    def __init__(self, seats: int, folder: Path) -> None:
+        self.seats, self.now = seats, 0.0
+        self.cost = load_card("h200-qwen3-8b").cost
+        self.scheduler = scheduler_for(seats, folder)
+        live = self.scheduler._headgate
+        live.clock, live.origin = (lambda: self.now), 0.0
+        self.scheduler._headgate_books.wall = lambda: 0.0
+        self.meter = Meter()
+        self._rng = np.random.default_rng(seats)
+        self._flying: deque[tuple[Any, Any, int, str]] = deque()
+        self._next = 0
+
+    def follow(self, policy: str) -> None:
+        """This policy decides from now on."""
+        blocks = self.scheduler.cache_config.num_gpu_blocks - 1
+        engine = Engine(self.cost, blocks * BLOCK, MODEL_LEN, BUDGET, self.seats, BLOCK)
+        made = None if policy == PLAIN else make_policy(*split_policy(policy), engine)[0]
+        self.scheduler._headgate.take_over(made)
+
+    def fill(self) -> None:
+        """Take the seats, as vLLM does it."""
+        self.follow(PLAIN)
+        for _ in range(self.seats + int(self.seats * WAITING)):
+            self.another()
+        while len(self.scheduler.running) < self.seats:
+            self.step()
+
+    def another(self) -> None:
+        """One more request in the queue."""
+        from vllm import SamplingParams
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+        from vllm.v1.request import Request
+
+        limit = int(self._rng.integers(SHORTEST, LONGEST, endpoint=True))
+        prompt = self._rng.integers(2, TINY.vocabulary, PROMPT).tolist()
+        request = Request(
+            request_id=str(self._next),
+            prompt_token_ids=prompt,
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=limit, ignore_eos=True),
+            pooling_params=None,
+            arrival_time=0.0,
+            block_hasher=get_request_block_hasher(BLOCK, sha256),
+        )
+        self._next += 1
+        self.scheduler.add_request(request)
+
+    def step(self) -> Step | None:
+        """Compose a step, then hear the tokens of the one before; that one's times."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        output = self.meter.whole(self.scheduler.schedule)
+        decodes, context, prefill, behind = shape(output)
+        self.now += self.cost.seconds(Shape(decodes, context, prefill, behind))
+        names = list(output.num_scheduled_tokens)
+        requests = self.scheduler.requests
+        said = [[] if requests[name].is_prefill_chunk else [7] for name in names]
+        places = {name: place for place, name in enumerate(names)}
+        answer = ModelRunnerOutput(req_ids=names, req_id_to_index=places, sampled_token_ids=said)
+        kind = KINDS[(2 if prefill else 0) if decodes else (1 if prefill else 3)]
+        self._flying.append((output, answer, len(self.scheduler.running), kind))
+        if len(self._flying) < 2:
+            return None
+        done, answer, running, kind = self._flying.popleft()
+        before = len(requests)
+        self.meter.whole(self.scheduler.update_from_output, done, answer)
+        ours, theirs = self.meter.take()
+        for _ in range(before - len(self.scheduler.requests)):
+            self.another()
+        return Step(kind, running, ours, theirs)
+
+
+class NoGrammars:
+    """Stands for vLLM's structured outputs, which nobody here asks for."""
+
+    def should_advance(self, request: Any, *args: Any) -> bool:
+        """Never."""
+        return False
+
+    def accept_tokens(self, request: Any, tokens: list[int]) -> bool:
+        """Always."""
+        return True
+
+
+def scheduler_for(seats: int, folder: Path) -> Any:
+    """The asynchronous scheduler of vLLM with headgate before it, no model behind."""
+    import torch
+    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import init_none_hash
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    from headgate.vllm import scheduler
+
+    blocks = 1 + 2 * seats * (PROMPT + LONGEST) // BLOCK
+    cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
+    cache.num_gpu_blocks = blocks
+    config = VllmConfig(
+        model_config=ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=MODEL_LEN),
+        scheduler_config=SchedulerConfig(
+            max_model_len=MODEL_LEN,
+            is_encoder_decoder=False,
+            max_num_seqs=seats,
+            max_num_batched_tokens=BUDGET,
+        ),
+        cache_config=cache,
+        additional_config={"headgate": {"policy": "mixed", "watchdog": "1h"}},
+    )
+    # A platform without a GPU switches these; there is no device here to mind.
+    config.scheduler_config.async_scheduling = config.cache_config.enable_prefix_caching = True
+    config.scheduler_config.max_num_batched_tokens = BUDGET
+    init_none_hash(sha256)
+    attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=64, dtype=torch.float32)
+    layer = KVCacheGroupSpec(["layer"], attention)
+    return scheduler(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[layer]),
+        structured_output_manager=NoGrammars(),
+        include_finished_set=False,
+        log_stats=True,
+        block_size=BLOCK,
+        hash_block_size=BLOCK,
+    )

@@ -1,0 +1,62 @@
+"""What plans with service levels earn and keep in a finite fleet, under the literal gate and the token bucket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.fleet_study.worlds import INSTANCES, SECONDS, Case, carry_out, interval
+from headgate.planners.fluid import plan_fluid
+from headgate.planners.levels import Levels, slot_tpot
+
+LEVELS = {
+    "TPOT ≤ 23 ms (I1)": Levels(tpot=0.023),
+    "prefill fairness ≤ 0.1 (I2)": Levels(prefill_fairness=0.1),
+    "decode fairness ≤ 1 (I3)": Levels(decode_fairness=1.0),
+}
+ROUTERS: dict[str, tuple[str, tuple[tuple[str, Any], ...]]] = {
+    "gate-and-route": ("gate-and-route", ()),
+    "gate-and-route+": ("gate-and-route+", ()),
+    "token-bucket": ("token-bucket", ()),
+    "service-level, literal": ("service-level", (("gate", "occupancy"),)),
+    "service-level": ("service-level", ()),
+}
+SIZES = (20, 200)
+
+
+def main(quick: bool) -> None:
+    cases = [
+        Case("A1", router, n, 3, SECONDS[n], levels, settings, f"{name} / {level}")
+        for n in SIZES
+        for level, levels in LEVELS.items()
+        for name, (router, settings) in ROUTERS.items()
+    ]
+    rows = carry_out("levels", cases, quick)
+    free = plan_fluid(INSTANCES["A1"]).revenue
+    for level, levels in LEVELS.items():
+        plan = plan_fluid(INSTANCES["A1"], levels)
+        print(
+            f"\n{level}: plan {plan.revenue:.2f}, {100 * (1 - plan.revenue / free):.1f} % below the free optimum\n"
+        )
+        names = " | ".join(f"n = {n}: revenue / plan | kept" for n in SIZES)
+        print(f"| router | {names} |\n|---" + "|---|---" * len(SIZES) + "|")
+        for name in ROUTERS:
+            cells = [
+                _cells([r for r in rows if r["router"] == f"{name} / {level}" and r["engines"] == n], level)
+                for n in SIZES
+            ]
+            print(f"| `{name}` | " + " | ".join(cells) + " |")
+
+
+def _cells(rows: list[dict[str, Any]], level: str) -> str:
+    """Revenue over the plan's, and the level that was kept."""
+    if not rows:
+        return "- | -"
+    mean, half = interval([row["bundled"] / row["best"] for row in rows])
+    if level.startswith("TPOT"):
+        kept = float(np.mean([slot_tpot(INSTANCES["A1"].pace, sum(row["x"])) for row in rows]))
+        return f"{mean:.3f} ± {half:.3f} | {1000 * kept:.2f} ms"
+    block = "x" if level.startswith("prefill") else "solo"
+    gap = float(np.mean([max(row[block]) - min(row[block]) for row in rows]))
+    return f"{mean:.3f} ± {half:.3f} | {gap:.3f}"

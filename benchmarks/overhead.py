@@ -1,0 +1,115 @@
+"""What headgate costs inside vLLM: `python -m benchmarks.overhead [--policies ...] [--decodes ...]`.
+
+A real vLLM scheduler (asynchronous: step n+1 is composed before the tokens of step n are known) serves a busy
+engine whose model takes no time. In the same run, step by step, CPU time of the thread inside vLLM's own
+schedule() and update_from_output() is told from that of ours around and within them. The clock that policies
+see is virtual, so every repetition has the same steps; of each step the quickest repetition counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.busy_scheduler import KINDS, Busy, Step
+from benchmarks.h200.models import TINY
+
+POLICIES = ("mixed", "eb", "eb-online", "eb+")
+MICRO = 1e-3  # of nanoseconds
+
+
+def measured(seats: int, policy: str, steps: int, tries: int, folder: Path) -> list[Step]:
+    """The steps of a busy engine under a policy; of each the quickest of some tries."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from headgate.drivers.vllm.plugin import Headgate
+
+    runs = []
+    for _ in range(tries):
+        busy = Busy(seats, folder)
+        with busy.meter.watching(Scheduler, Headgate):
+            busy.fill()
+            busy.follow(policy)
+            runs.append([step for step in (busy.step() for _ in range(steps)) if step])
+        assert busy.scheduler._headgate.fallen is None, busy.scheduler._headgate.fallen
+    best = []
+    for same in zip(*runs, strict=True):
+        assert len({(step.kind, step.running) for step in same}) == 1, "two runs had different steps"
+        ours, theirs = min(step.ours for step in same), min(step.theirs for step in same)
+        best.append(same[0]._replace(ours=ours, theirs=theirs))
+    return best
+
+
+def told(policy: str, steps: list[Step]) -> Iterator[dict[str, Any]]:
+    """For each kind of step, and for all: microseconds and the ratio."""
+    for kind in (*KINDS, "all"):
+        chosen = [step for step in steps if kind in (step.kind, "all")]
+        if chosen:
+            ours, theirs = (sum(getattr(step, name) for step in chosen) for name in ("ours", "theirs"))
+            yield {
+                "policy": policy,
+                "steps": kind,
+                "count": len(chosen),
+                "ours": ours / len(chosen) * MICRO,
+                "vllm": theirs / len(chosen) * MICRO,
+                "ratio": ours / theirs,
+                "each": ours / sum(step.running for step in chosen) * MICRO,
+            }
+
+
+def arm(policy: str, seats: int) -> str:
+    """EB refills a sixteenth of the seats."""
+    return f"eb:refill={seats // 16}" if policy == "eb" else policy
+
+
+def profiled(seats: int, policy: str, steps: int, folder: Path) -> None:
+    """Which functions of ours take the time."""
+    busy = Busy(seats, folder)
+    busy.fill()
+    busy.follow(policy)
+    with cProfile.Profile() as profile:
+        for _ in range(steps):
+            busy.step()
+    pstats.Stats(profile).sort_stats("tottime").print_stats("headgate", 25)
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print a table, and with --json write it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES))
+    parser.add_argument("--decodes", nargs="+", type=int, default=[64, 256, 1024, 2048])
+    parser.add_argument("--steps", type=int, default=97)
+    parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="which functions take the time")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args(argv)
+    found = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = TINY.write(Path(place))
+        print("| decodes | policy | steps | number | vLLM, us | headgate, us | share | us per request |")
+        print("|---|---|---|---|---|---|---|---|")
+        for seats in asked.decodes:
+            for policy in (arm(each, seats) for each in asked.policies):
+                if asked.profile:
+                    profiled(seats, policy, asked.steps, folder)
+                    continue
+                for line in told(policy, measured(seats, policy, asked.steps, asked.tries, folder)):
+                    found.append({"decodes": seats, **line})
+                    print(
+                        f"| {seats} | `{policy}` | {line['steps']} | {line['count']} | {line['vllm']:,.0f} "
+                        f"| {line['ours']:,.1f} | {line['ratio']:.2%} | {line['each']:.3f} |",
+                        flush=True,
+                    )
+    if asked.json:
+        asked.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

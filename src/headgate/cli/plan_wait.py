@@ -1,0 +1,76 @@
+"""`headgate plan wait`: thresholds of WAIT and Nested WAIT, and the memory they need."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from headgate.cli.output import check_json, write_json
+from headgate.cli.words import takes_words
+from headgate.spec.words import Experiment
+
+PANEL = "Plan"
+
+EXAMPLES = """Thresholds of WAIT and Nested WAIT for this card and traffic, and their memory.
+
+Prints the fluid equilibrium, thresholds per stage (fractional and, where
+they fit, whole), segments for outputs nobody can predict, and the memory
+that is enough with probability 1 - MISS. Types are the classes of a mix.
+Needs a rate: --rate, a trace's own times, or --load.
+
+\b
+Examples:
+  headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 \\
+      --rate 20
+  headgate plan wait --trace azure-conv --scale-rate 3 --types 3 --every 60s
+  headgate plan wait --prompt 512 --output 256 --load 0.9 --segments 4
+"""
+
+
+def _option(help: str) -> Any:
+    return typer.Option(help=help, rich_help_panel=PANEL)
+
+
+@takes_words
+def wait(
+    words: Experiment,
+    load: Annotated[float | None, _option("the rate as a share of what the card can carry")] = None,
+    types: Annotated[int | None, _option("split requests by output length into so many types")] = None,
+    segments: Annotated[int | None, _option("so many segments (default: as need least memory)")] = None,
+    ends: Annotated[str, _option("where segments end, in decode iterations, such as 20/40/80")] = "",
+    slack: Annotated[float, _option("by how much each segment's threshold exceeds what reaches it")] = 0.05,
+    miss: Annotated[float, _option("accepted chance that memory is not enough")] = 0.01,
+    horizon: Annotated[str, _option("over which time")] = "1h",
+    every: Annotated[str | None, _option("rates change: plan for the busiest window this long")] = None,
+    batch: Annotated[int | None, _option("also the paper's rule for so many requests per batch")] = None,
+    thresholds: Annotated[str, _option("check these: 10, chat=2+code=1, or 8/4/2 by segment")] = "",
+    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+) -> None:
+    """Plan it."""
+    from headgate.cli.wait_text import wait_text
+    from headgate.results.text import show
+    from headgate.spec.plan_wait import plan_wait
+    from headgate.spec.wait_mix import Wishes
+    from headgate.workloads.durations import duration
+
+    check_json(json)
+    wishes = Wishes(
+        load,
+        slack,
+        miss,
+        duration(horizon),
+        segments,
+        ends,
+        types,
+        batch,
+        thresholds,
+        None if every is None else duration(every),
+    )
+    found = plan_wait(words, wishes)
+    show(wait_text(found), sys.stderr if json == "-" else sys.stdout)
+    write_json(json, found.as_dict())
+
+
+wait.__doc__ = EXAMPLES
