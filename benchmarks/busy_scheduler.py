@@ -114,19 +114,21 @@ class Busy:
     def fill(self) -> None:
         """Take the seats, as vLLM does it."""
         self.follow(PLAIN)
-        for _ in range(self.seats + int(self.seats * WAITING)):
+        for _ in range(self.seats):
+            self.another(1)  # as requests are met under way: some have nearly ended
+        for _ in range(int(self.seats * WAITING)):
             self.another()
         while len(self.scheduler.running) < self.seats:
             self.step()
 
-    def another(self) -> None:
+    def another(self, shortest: int = SHORTEST) -> None:
         """One more request in the queue."""
         from vllm import SamplingParams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
         from vllm.v1.request import Request
 
-        limit = int(self._rng.integers(SHORTEST, LONGEST, endpoint=True))
+        limit = int(self._rng.integers(shortest, LONGEST, endpoint=True))
         prompt = self._rng.integers(2, TINY.vocabulary, PROMPT).tolist()
         request = Request(
             request_id=str(self._next),

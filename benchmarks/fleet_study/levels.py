@@ -1,4 +1,4 @@
-"""What plans with service levels earn and keep in a finite fleet, under the literal gate and the token bucket."""
+"""What plans with service levels earn and keep in a finite fleet, under the literal gate and others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(quick: bool) -> None:
     for level, levels in LEVELS.items():
         plan = plan_fluid(INSTANCES["A1"], levels)
         print(
-            f"\n{level}: plan {plan.revenue:.2f}, {100 * (1 - plan.revenue / free):.1f} % below the free optimum\n"
+            f"\n{level}: plan {plan.revenue:.2f}, {100 * (1 - plan.revenue / free):.1f} % below the optimum\n"
         )
         names = " | ".join(f"n = {n}: revenue / plan | kept" for n in SIZES)
         print(f"| router | {names} |\n|---" + "|---|---" * len(SIZES) + "|")

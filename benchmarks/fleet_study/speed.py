@@ -26,7 +26,7 @@ def main(quick: bool) -> None:
     for engines in SIZES:
         _network(engines, REQUESTS // (20 if quick else 1))
     print(
-        "\n| classes | plan from scratch, ms | again, rates changed, ms | knapsack form, ms |\n|---|---|---|---|"
+        "\n| classes | plan from scratch, ms | again, new rates, ms | knapsack form, ms |\n|---|---|---|---|"
     )
     for classes in CLASSES:
         _plans(classes, PLANS // (20 if quick else 1))

@@ -3,7 +3,7 @@
 import os
 from importlib.util import find_spec
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Before vLLM is imported anywhere: no network, no statistics, no chatter.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,7 +12,12 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 
-COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+COMMON = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+    "phases": [Phase.explicit, Phase.generate],  # worlds come from a seed: there is nothing to shrink
+    "print_blob": False,
+}
 settings.register_profile("engine", max_examples=12, derandomize=True, **COMMON)
 settings.register_profile("engine-long", max_examples=250, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "engine"))

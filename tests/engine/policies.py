@@ -23,9 +23,9 @@ def engine_of(shape: EngineShape) -> Engine:
     return Engine(PRICES, shape.blocks * shape.block, shape.longest, shape.budget, shape.running, shape.block)
 
 
-def gated(shape: EngineShape, policy: BatchPolicy) -> Any:
-    """headgate's scheduler with that policy."""
-    made = scheduler(shape, {"policy": "mixed"})
+def gated(shape: EngineShape, policy: BatchPolicy, watchdog: float = 1e9) -> Any:
+    """headgate's scheduler with that policy; some starve by design, so the watchdog sleeps."""
+    made = scheduler(shape, {"policy": "mixed", "watchdog": watchdog})
     made._headgate.take_over(policy)
     return made
 
