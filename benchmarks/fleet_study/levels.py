@@ -53,7 +53,7 @@ def _cells(rows: list[dict[str, Any]], level: str) -> str:
     """Revenue over the plan's, and the level that was kept."""
     if not rows:
         return "- | -"
-    mean, half = interval([row["bundled"] / row["best"] for row in rows])
+    mean, half = interval(rows)
     if level.startswith("TPOT"):
         kept = float(np.mean([slot_tpot(INSTANCES["A1"].pace, sum(row["x"])) for row in rows]))
         return f"{mean:.3f} ± {half:.3f} | {1000 * kept:.2f} ms"

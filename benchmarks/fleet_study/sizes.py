@@ -43,14 +43,13 @@ def main(quick: bool) -> None:
 def table(name: str, rows: list[dict[str, Any]]) -> None:
     sizes = sorted({row["engines"] for row in rows})
     best = rows[0]["best"]
-    print(f"\n{name}, optimum {best:.2f}: revenue / optimum, 95 % interval over seeds\n")
+    print(f"\n{name}, optimum {best:.2f}: revenue / optimum, 95 % interval\n")
     print("| router | " + " | ".join(f"n = {size}" for size in sizes) + " |")
     print("|---" * (len(sizes) + 1) + "|")
     charge = "separate" if name in ("A2", "C2", "E3") else "bundled"
     for router in dict.fromkeys(row["router"] for row in rows):
         cells = []
         for size in sizes:
-            values = [r[charge] / best for r in rows if r["router"] == router and r["engines"] == size]
-            mean, half = interval(values) if values else (float("nan"), float("nan"))
-            cells.append(f"{mean:.3f} ± {half:.3f}" if values else "-")
+            mine = [row for row in rows if row["router"] == router and row["engines"] == size]
+            cells.append("{:.3f} ± {:.3f}".format(*interval(mine, charge)) if mine else "-")
         print(f"| `{router}` | " + " | ".join(cells) + " |")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,15 +14,16 @@ from headgate.drivers.books import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
 from headgate.planners.flows import SEPARATE, Flow, Instance, Pace, Prices
 from headgate.planners.fluid import plan_fluid
 from headgate.planners.levels import Levels
-from headgate.results.errors import half_width
+from headgate.results.errors import Order, half_width
 from headgate.spec.fleet import run_network
 
 RESULTS = Path(__file__).parent / "results"
 CODE, SUMMARY, EXTRACT = (300.0, 1000.0), (3000.0, 400.0), (3000.0, 50.0)
 WARM = 200.0
 SIZES = (5, 20, 50, 200, 500)
-SECONDS = {5: 4000.0, 20: 2000.0, 50: 1200.0, 200: 500.0, 500: 300.0}  # after warming up
-SEEDS = {5: 5, 20: 5, 50: 5, 200: 3, 500: 2}
+SECONDS = {5: 4000.0, 20: 2000.0, 50: 900.0, 200: 400.0, 500: 250.0}  # after warming up
+SEEDS = {5: 5, 20: 5, 50: 2, 200: 2, 500: 2}
+BATCHES = 5  # of each run, for intervals
 
 
 def instance(
@@ -67,16 +69,10 @@ class Case(NamedTuple):
 def run(case: Case, seed: int) -> dict[str, Any]:
     """One of them, as plain numbers."""
     plan = plan_fluid(INSTANCES[case.instance], case.levels)
-    window = run_network(
-        plan,
-        case.router,
-        case.engines,
-        seed,
-        (case.warm,),
-        case.warm + case.seconds,
-        case.law,
-        dict(case.settings),
-    )[0]
+    marks = [case.warm + case.seconds * part / BATCHES for part in range(BATCHES)]
+    until, settings = case.warm + case.seconds, dict(case.settings)
+    parts = run_network(plan, case.router, case.engines, seed, marks, until, case.law, settings)
+    window = replace(parts[-1], first=parts[0].first)
     row: dict[str, Any] = {
         "instance": case.instance,
         "router": case.label or case.router,
@@ -85,6 +81,8 @@ def run(case: Case, seed: int) -> dict[str, Any]:
         "best": plan.revenue,
         "bundled": window.revenue(),
         "separate": window.revenue(SEPARATE),
+        "bundled_parts": [round(part.revenue(), 4) for part in parts],
+        "separate_parts": [round(part.revenue(SEPARATE), 4) for part in parts],
     }
     names = {"x": PREFILLING, "mixed": MIXED, "solo": SOLO, "waiting": WAITING, "handoff": HANDOFF}
     return row | {name: window.mean(level).round(6).tolist() for name, level in names.items()}
@@ -113,7 +111,8 @@ def carry_out(name: str, cases: list[Case], quick: bool) -> list[dict[str, Any]]
     return rows
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half-width of its 95 % interval over seeds; NaN for one seed."""
-    half = half_width(np.array(values))
-    return float(np.mean(values)), float("nan") if half is None else half
+def interval(rows: list[dict[str, Any]], charge: str = "bundled") -> tuple[float, float]:
+    """Mean revenue over the plan's, and half of its 95 % interval, from the parts of all runs."""
+    parts = [value / row["best"] for row in rows for value in row[f"{charge}_parts"]]
+    half = half_width(np.array(parts), Order.BATCHES)
+    return float(np.mean(parts)), float("nan") if half is None else half
