@@ -71,6 +71,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "slai:paper": {"between_tokens": 4.0, "offset": 2.0, **PAPER},
     "rad": {"tile": 4, "chunk": 16},
     "rad-smooth": {"tile": 4, "chunk": 16},
+    "wait": {"thresholds": "2", "max_pause": 4.0, "max_wait": 6.0},
+    "nested-wait": {"thresholds": "2/1.5", "ends": "4/30", "max_pause": 4.0, "max_wait": 6.0},
 }
 CASES = [(policy, world) for policy in PARAMETERS for world in WORLDS]
 
@@ -80,7 +82,7 @@ def make(name: str, engine: Engine) -> BatchPolicy:
     known = name.partition("-")[0] if name.startswith("eb") else name.partition(":")[0]
     if known in ("mixed", "sarathi", "sarathi-spf", "slai"):
         parameters["budget"] = engine.batch_tokens
-    if known == "slai":
+    if known in ("slai", "wait", "nested-wait"):
         parameters["cost"] = COST
     return BATCH[known](**parameters)
 

@@ -144,10 +144,11 @@ class Live:
             if starving:
                 self.fall(starving)
                 return None
-        if self._rescue and ledger.decoding:
+        if self._rescue and (ledger.decoding or ledger.prefilling):
             self._rescue -= 1
-            if self.plan is not RESCUE:
-                self._enforce(RESCUE)
+            rescue = RESCUE if ledger.decoding else Plan(NONE, (*ledger.prefilling,))
+            if self.plan != rescue:
+                self._enforce(rescue)
         elif self.lease.ended or kv_short or now >= self.lease.time:
             self._rescue = 0
             self._ask(self.policy)
@@ -159,7 +160,7 @@ class Live:
         The truth may be less than the plan. None: the step is empty.
         """
         ledger, plan = self.ledger, self.plan
-        if decodes and decodes != ledger.rolling:  # others ran than the ledger thinks
+        if decodes and (ledger.held or decodes != ledger.rolling):  # others ran than the ledger thinks
             self._roll(frozenset(who()))
         self._news.waits_for = None
         if not decodes and not chunks:
@@ -248,11 +249,13 @@ class Live:
                 news.of("held", entry, when, now)
 
     def _nothing_ran(self) -> None:
-        """The step is empty: the plan must be made anew, and decodes must not wait for nothing."""
+        """The step is empty: the plan must be made anew, and who holds KV must not wait for nothing."""
         plan = self.plan
         self.counts["empty"] += 1
         self.lease.ended = True
-        if plan is not None and plan.prefill and plan.decode is not ALL and self.ledger.decoding:
+        ledger = self.ledger
+        waits = (plan is not None and plan.decode is not ALL and ledger.decoding) or ledger.prefilling
+        if plan is not None and plan.prefill and waits:
             self._rescue = RESCUE_STEPS
             for observer in self._news.live:
                 observer.rescued(self.ledger.now)

@@ -16,7 +16,7 @@ from headgate.core.errors import RunError
 from headgate.core.request import Slo
 from headgate.cost.tiles import TileCost
 from headgate.drivers.engine import Engine
-from headgate.planners.capacity import Requests
+from headgate.planners.capacity import Requests, tile_bound
 from headgate.reproduce.published_slai import LONG_PROMPT
 from headgate.reproduce.serving import Key, Outcomes
 from headgate.results.figures import quantiles
@@ -147,6 +147,13 @@ def serve(job: ChatJob, seed: int) -> Served | str:
     except RunError as error:
         return str(error)
     return Served.of(run, inf if job.rate is None else job.seconds)
+
+
+def best_rate() -> float:
+    """λ* of the whole trace on the card: no policy is stable beyond it."""
+    cost = engine_of(ChatJob("", "mixed", {})).cost
+    assert isinstance(cost, TileCost)
+    return tile_bound(cost.terms, lengths_of(bundled("sharegpt-8k"))).rate
 
 
 def engine_of(job: ChatJob) -> Engine:

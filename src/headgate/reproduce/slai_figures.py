@@ -9,7 +9,7 @@ from math import log, nan
 from typing import Any
 
 from headgate.reproduce import slai_starvation
-from headgate.reproduce.chat_runs import BUDGET, ChatJob, Seeds, carry_out
+from headgate.reproduce.chat_runs import BUDGET, ChatJob, Seeds, best_rate, carry_out
 from headgate.reproduce.published_slai import (
     BOTH_LIMITS,
     CAPACITY,
@@ -127,7 +127,7 @@ def _setup(paying: int, options: Options) -> tuple[str, ...]:
         f"Poisson arrivals for {seconds:g} s, lengths drawn from the sharegpt-8k trace, {paying} % paying "
         f"users (TBT 0.1 s, free 0.5 s); {many}. Figures are of requests that finished before "
         "the stop, as in the paper. 128 seats, steps of 512 tokens (vLLM: 8192), 224,000 KV tokens; card "
-        "pub-rtx-ada-6000-mistral-7b.",
+        f"pub-rtx-ada-6000-mistral-7b. No policy is stable beyond λ* = {best_rate():.3f} requests/s.",
         "SLAI FCFS, SPF: offset 10; dyn: offset 5, 10 when 96 % of the KV are used; running mean of steps. "
         "slai: ours, predicted steps, chunks cut to keep TBT, ageing. ref.: the reference simulation of our "
         "specification, 2 or 3 seeds. The card's price of context was chosen to put Sarathi at 0.5 s "
@@ -246,9 +246,13 @@ def _remarks(curves: Curves, paying: int) -> tuple[str, ...]:
     def gain(value: float, over: float) -> str:
         return f"{100 * (value / over - 1):+.0f} %"
 
+    def share(rate: float) -> str:
+        return f"{100 * rate / best_rate():.0f} %"
+
     found = [
         f"Capacity at a median of 0.5 s: Sarathi {base:.2f}, SLAI dyn {dynamic:.2f} ({gain(dynamic, base)}; "
-        f"paper {gain(paper['SLAI dyn'], paper['Sarathi'])}), our slai {ours:.2f} ({gain(ours, base)}).",
+        f"paper {gain(paper['SLAI dyn'], paper['Sarathi'])}), our slai {ours:.2f} ({gain(ours, base)}): "
+        f"{share(base)}, {share(dynamic)} and {share(ours)} of λ*.",
         f"With the paying users' P99 TBT of 0.1 s enforced too: Sarathi {strict['Sarathi']:.2f}, SLAI dyn "
         f"{strict['SLAI dyn']:.2f} ({gain(strict['SLAI dyn'], strict['Sarathi'])}), our slai "
         f"{strict['slai']:.2f} ({gain(strict['slai'], strict['Sarathi'])}). The paper's variant pays for "

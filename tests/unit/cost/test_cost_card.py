@@ -18,6 +18,8 @@ from headgate.cost.model import Shape
 NAMES = [
     "derived-h200-qwen3-8b",
     "h200-qwen3-8b",
+    "pub-a100-llama-7b",
+    "pub-a100-llama-7b-compute",
     "pub-h200-qwen3-30b-a3b",
     "pub-h200-qwen3-8b",
     "pub-rtx-ada-6000-mistral-7b",

@@ -145,10 +145,8 @@ class Headgate:
             if renewal is not None:
                 live.take_over(renewal.policy)
         free = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        # Kept back from new requests, but not from the first of an empty engine.
-        kept_back = getattr(self.kv_cache_manager, "watermark_blocks", 0) if self.running else 0
         short = free < live.ledger.rolling * self._headgate_groups  # may a decode lack a block?
-        plan = live.begin(self._headgate_tokens(max(0, free - kept_back)), short)
+        plan = live.begin(self._headgate_tokens(free), short)
         if plan is not None:
             self._headgate_knobs.turn(DECODES_ONLY if throttled and live.ledger.decoding else plan)
 
