@@ -3,8 +3,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# The real vLLM (CPU build) has an environment of its own.
+VLLM_VENV  ?= .venv-vllm
+VLLM_BIN   := $(VLLM_VENV)/bin
+VLLM_READY := $(VLLM_VENV)/.ready
 
-.PHONY: demo test test-laws lint bench clean
+.PHONY: demo test test-laws test-vllm lint bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -14,6 +18,9 @@ test: $(READY) lint
 
 test-laws: $(READY)
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 tests/laws tests/differential
+
+test-vllm: $(VLLM_READY)
+	$(VLLM_BIN)/pytest -n 2 --dist loadfile tests/engine
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -31,5 +38,13 @@ $(READY): pyproject.toml requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(READY)
 
+# The CPU build is sometimes resolved with torch's companions for another torch; nothing here needs them.
+$(VLLM_READY): pyproject.toml requirements-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -r requirements-vllm.txt
+	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $(VLLM_READY)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

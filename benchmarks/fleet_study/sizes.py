@@ -23,7 +23,7 @@ def cases() -> list[Case]:
     """Small fleets first, so that an interrupted study has whole tables of them."""
     found = []
     for engines in SIZES:
-        seconds, few = SECONDS[engines], min(3, SEEDS[engines])
+        seconds, few = SECONDS[engines], min(2, SEEDS[engines])
         for name in ("A1", "C1", "E1"):
             found += [Case(name, router, engines, SEEDS[engines], seconds) for router in ROUTERS]
         found += [Case(name, router, engines, few, seconds) for name, router in SEPARATE]

@@ -23,12 +23,13 @@ def figures(record: Record, load: Load, engine: Engine, begin: float, end: float
     seconds = float(column["ended"][-1]) - begin if rows else 0.0
     return {
         "seconds": seconds,
-        **_throughput(record, column, load, engine, begin, end, seconds),
+        **_throughput(record, load, engine, begin, end, seconds),
         **_latency(record, begin, end),
         "steps": _kinds(column),
         "decodes_mean": _mean(column["decodes"][column["decodes"] > 0]),
         "kv_mean": _mean(column["kv"]),
         "kv_max": float(column["kv"].max(initial=0.0)),
+        "prefilled_tokens": int(column["prefill"].sum()),
         "preemptions": int(column["preempted"].sum()),
         "scheduling_mean": _mean(column["scheduling"]),
         "gauges": _gauges(record, begin, end),
@@ -36,15 +37,10 @@ def figures(record: Record, load: Load, engine: Engine, begin: float, end: float
 
 
 def _throughput(
-    record: Record,
-    column: dict[str, Numbers],
-    load: Load,
-    engine: Engine,
-    begin: float,
-    end: float,
-    seconds: float,
+    record: Record, load: Load, engine: Engine, begin: float, end: float, seconds: float
 ) -> dict[str, float]:
-    prompt = float(column["prefill"].sum())
+    """Prompts count when they are done, so that computing one again after a preemption counts for nothing."""
+    prompt = float(record.prompt[(record.first > begin) & (record.first <= end)].sum())
     output = float(sum(len(each.ids) for each in record.tokens if begin < each.time <= end))
     share = prompt_share(load, engine)
     served = share * prompt / load.prompt + (1 - share) * output / load.output

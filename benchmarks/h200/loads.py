@@ -12,6 +12,7 @@ from headgate.workloads.lengths import Geometric, LengthLaw, Uniform
 Lengths = npt.NDArray[np.int64]
 LONGEST = 4096  # prompts and outputs of the mix are cut here
 DRAWN = 20000  # requests; more than any run serves
+SEED = 11
 
 
 @dataclass(frozen=True)

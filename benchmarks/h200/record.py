@@ -47,6 +47,7 @@ class Record:
         self.gauges: list[tuple[float, dict[str, float]]] = []
         self.arrival = np.full(MOST_REQUESTS, np.nan)
         self.first = np.full(MOST_REQUESTS, np.nan)
+        self.prompt = np.zeros(MOST_REQUESTS)
         self._last = np.full(MOST_REQUESTS, np.nan)
         self._number: dict[str, int] = {}
         self._open: deque[Row] = deque()  # scheduled, tokens not there yet; first in, first out
@@ -54,9 +55,10 @@ class Record:
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
         scheduler.schedule, scheduler.update_from_output = self._scheduled, self._updated
 
-    def queued(self, number: int, name: str) -> None:
+    def queued(self, number: int, name: str, prompt: int) -> None:
         """A request of the caller's number has joined under the engine's own name."""
         self._number[name] = number
+        self.prompt[number] = prompt
         self.arrival[number] = perf_counter()
 
     def restart_clock(self, first: int) -> None:

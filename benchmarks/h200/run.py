@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.h200 import arms, models, tokens
-from benchmarks.h200.loads import WORKLOADS, Load, load
+from benchmarks.h200.loads import SEED, WORKLOADS, Load, load
 from benchmarks.h200.record import Row
 from benchmarks.h200.scenes import Busy, Line, Session, whole
 from headgate.core.errors import InputError
@@ -28,7 +28,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 SHRINK = 16  # of lengths, with --tiny
-SEED = 11
 RAMP = 0.03  # seconds for each slot to fill the engine before the first round, a guess
 WHOLE_RUN = 90.0  # seconds to serve one queue whole, a guess
 

@@ -51,7 +51,7 @@ class Session:
         """One more request; its name in the engine's answers."""
         name = str(self.next)
         inner = self.llm.llm_engine.add_request(name, {"prompt_token_ids": tokens}, params)
-        self.record.queued(self.next, inner)
+        self.record.queued(self.next, inner, len(tokens))
         self.alive.add(name)
         self.next += 1
         return name
@@ -92,7 +92,8 @@ def whole(session: Session, load: Load, arm: str, count: int) -> Line:
     begin = perf_counter()
     while session.alive:
         session.step()
-    return session.line(load, arm, begin, perf_counter())
+    line = session.line(load, arm, begin, perf_counter())
+    return {**line, "balanced_requests_per_s": count / line["seconds"]}  # nothing to balance: all were served
 
 
 @dataclass

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.h200.arms import PLAIN
+from benchmarks.h200.loads import SEED, load
 
 Line = dict[str, Any]
 Cell = tuple[int, str, str]  # slots, workload, arm
 MILLI = 1000.0
+RATE = "balanced_requests_per_s"
 HEAD = (
     "slots | prompt/output | arm | req/s | against plain | tok/s | TTFT mean, p99 (s) | TPOT mean, p99 (ms) "
     "| ITL p99, worst gap (ms) | steps mixed, decode, prefill | runs"
@@ -27,23 +29,28 @@ def read(paths: Iterable[Path]) -> list[Line]:
 
 
 def cells(lines: list[Line]) -> dict[Cell, list[Line]]:
-    """The runs of each arm, in the order in which they were first seen."""
+    """The runs of each arm, fewest slots first, else in the order in which they were first seen."""
     found: dict[Cell, list[Line]] = {}
     for line in lines:
         if "tokens_per_s" in line:
             found.setdefault((line["slots"], line["workload"], line["arm"]), []).append(line)
-    return found
+    return dict(sorted(found.items(), key=lambda cell: cell[0][0]))
 
 
-def rate(line: Line) -> float:
-    """Requests per second: counted for whole queues, balanced where a window cuts through requests."""
-    return float(line["balanced_requests_per_s"])
+def tokens_per_s(runs: list[Line]) -> float:
+    """Counted for whole queues; for windows, what so many average requests have."""
+    if runs[0]["mode"] == "whole":
+        return float(np.mean([line["tokens_per_s"] for line in runs]))
+    met = load(runs[0]["workload"], SEED)
+    return float(np.mean([line[RATE] for line in runs])) * (met.prompt + met.output)
 
 
 def against_plain(runs: list[Line], plain: list[Line]) -> str:
     """Mean difference to plain vLLM of the same round, and the spread over rounds."""
-    base = {line["round"]: rate(line) for line in plain}
-    shares = [rate(line) / base[line["round"]] - 1 for line in runs if line["round"] in base]
+    base = {line["round"]: line["balanced_requests_per_s"] for line in plain}
+    shares = [
+        line["balanced_requests_per_s"] / base[line["round"]] - 1 for line in runs if line["round"] in base
+    ]
     if not shares:
         return ""
     text = f"{np.mean(shares):+.1%}"
@@ -64,9 +71,9 @@ def speed_table(lines: list[Line]) -> str:
             f"{slots}",
             workload,
             f"`{name}`",
-            f"{mean('balanced_requests_per_s'):.2f}",
+            f"{mean(RATE):.2f}",
             "" if arm == PLAIN else against_plain(runs, plain),
-            f"{mean('tokens_per_s'):,.0f}",
+            f"{tokens_per_s(runs):,.0f}",
             f"{mean('ttft_mean'):.2f}, {mean('ttft_p99'):.2f}",
             f"{mean('tpot_mean') * MILLI:.1f}, {mean('tpot_p99') * MILLI:.1f}",
             f"{mean('itl_p99') * MILLI:.0f}, {max(line['worst_gap'] for line in runs) * MILLI:.0f}",

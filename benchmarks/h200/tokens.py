@@ -12,7 +12,7 @@ from benchmarks.h200.figures import Numbers
 from benchmarks.h200.scenes import Line, Session
 
 SHUFFLED = "plain, other order"
-CHOICES = 2  # log probabilities kept for each token
+CHOICES = 10  # log probabilities kept for each token: the likeliest
 
 
 class Answer(NamedTuple):
@@ -132,9 +132,5 @@ def _gap(answer: Answer, other: int, at: int) -> float:
 
 def _usual(answers: dict[int, Answer]) -> list[float]:
     """The lead of the first choice over the second, over all tokens."""
-    return [
-        max(step.values()) - min(step.values())
-        for each in answers.values()
-        for step in each.choices
-        if len(step) >= CHOICES
-    ] or [0.0]
+    best = (sorted(step.values()) for each in answers.values() for step in each.choices)
+    return [likely[-1] - likely[-2] for likely in best]

@@ -37,41 +37,32 @@ Examples:
 """
 
 
+def _flag(help: str, panel: str = SEARCH, **limits: float) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(help=help, rich_help_panel=panel, **limits)  # type: ignore[arg-type]
+    return option
+
+
+Levels = Annotated[list[str] | None, _flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
+Policies = Annotated[
+    list[str] | None, _flag("NAME or NAME:PARAMETER=VALUE,... or all; may be repeated", "Policy")
+]
+Classes = Annotated[str | None, _flag("classes drawn at random, such as paying=5%,free=95%")]
+Seeds = Annotated[int, _flag("so many seeds, from --seed on", min=1, max=MOST_SEEDS)]
+Precision = Annotated[float, _flag("of a bracket, as a share of the rate", min=0.001, max=0.5)]
+Jobs = Annotated[int | None, _flag("processes (default: one per core)", min=1)]
+Recorded = Annotated[bool, _flag("a trace's own times, faster or slower, instead of Poisson")]
+
+
 @takes_words
 def capacity(
     words: Experiment,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying", rich_help_panel=SEARCH
-        ),
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME or NAME:PARAMETER=VALUE,... or all; may be repeated", rich_help_panel="Policy"
-        ),
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(help="classes drawn at random, such as paying=5%,free=95%", rich_help_panel=SEARCH),
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on", rich_help_panel=SEARCH)
-    ] = 4,
-    precision: Annotated[
-        float,
-        typer.Option(min=0.001, max=0.5, help="of a bracket, as a share of the rate", rich_help_panel=SEARCH),
-    ] = 0.04,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="processes (default: one per core)", rich_help_panel=SEARCH)
-    ] = None,
-    as_recorded: Annotated[
-        bool,
-        typer.Option(
-            help="a trace's own times, faster or slower, instead of Poisson", rich_help_panel=SEARCH
-        ),
-    ] = False,
+    slo: Levels = None,
+    policy: Policies = None,
+    classes: Classes = None,
+    seeds: Seeds = 4,
+    precision: Precision = 0.04,
+    jobs: Jobs = None,
+    as_recorded: Recorded = False,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
 ) -> None:
     """Search."""

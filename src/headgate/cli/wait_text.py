@@ -9,7 +9,7 @@ from headgate.cli.plan_text import columns, timed
 from headgate.planners.iteration import offered
 from headgate.planners.nested import walks
 from headgate.results.text import number
-from headgate.spec.plan_wait import WaitPlan
+from headgate.spec.plan_wait import Nested, WaitPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,9 +26,12 @@ def wait_text(plan: WaitPlan) -> RenderableType:
     parts += [Text("WAIT, where output lengths are known by type", style="bold"), _types(plan)]
     parts += [Text(_memory(plan)), Text(_whole(plan))]
     parts += [Text(f"{name}: {_list(sizes)}") for name, sizes in plan.rules.items()]
-    parts += [Text(), Text("Nested WAIT, where nobody knows them", style="bold"), _segments(plan)]
-    parts += [Text(_bound(plan)), Text(_tried(plan)), Text()]
-    parts.append(Text(_advice(plan)))
+    parts += [Text(), Text("Nested WAIT, where nobody knows them", style="bold")]
+    if plan.nested is None:
+        parts.append(Text(f"None: {plan.why_not_nested}."))
+    else:
+        parts += [_segments(plan.nested), Text(_bound(plan, plan.nested)), Text(_tried(plan.nested))]
+    parts += [Text(), Text(_advice(plan))]
     for name, words in plan.policies().items():
         settings = "".join(f" \\\n      --set {word}={value}" for word, value in words.items())
         parts.append(Text(f"  --policy {name}{settings}", style="bold"))
@@ -77,8 +80,7 @@ def _whole(plan: WaitPlan) -> str:
     )
 
 
-def _segments(plan: WaitPlan) -> Table:
-    nested = plan.nested
+def _segments(nested: Nested) -> Table:
     names = ("iterations", "per s", "go on", "threshold", "whole", "theta")
     table = columns(6, header=names)
     segments, sizes = nested.segments, nested.thresholds.sizes
@@ -91,8 +93,8 @@ def _segments(plan: WaitPlan) -> Table:
     return table
 
 
-def _bound(plan: WaitPlan) -> str:
-    bound, nested = plan.nested.bound, plan.nested
+def _bound(plan: WaitPlan, nested: Nested) -> str:
+    bound = nested.bound
     if bound.total == inf:
         return "No memory is enough: a threshold does not exceed what reaches it (10); give --slack above 0."
     terms = f"{bound.full:,.0f} in full segments, {bound.waiting:,.0f} and {bound.tail:,.0f} between them"
@@ -105,9 +107,9 @@ def _bound(plan: WaitPlan) -> str:
     return f"{enough}; the card's {plan.capacity:,} with probability {1 - nested.overflow:.6g}."
 
 
-def _tried(plan: WaitPlan) -> str:
+def _tried(nested: Nested) -> str:
     found: dict[int, float] = {}
-    for choice in plan.nested.tried:
+    for choice in nested.tried:
         if choice.bound is not None:
             count = len(choice.segments.ends)
             found[count] = min(found.get(count, inf), choice.bound.total)

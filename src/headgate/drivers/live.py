@@ -250,15 +250,15 @@ class Live:
 
     def _nothing_ran(self) -> None:
         """The step is empty: the plan must be made anew, and who holds KV must not wait for nothing."""
-        plan = self.plan
+        plan, ledger = self.plan, self.ledger
         self.counts["empty"] += 1
         self.lease.ended = True
-        ledger = self.ledger
-        waits = (plan is not None and plan.decode is not ALL and ledger.decoding) or ledger.prefilling
-        if plan is not None and plan.prefill and waits:
+        if plan is None or not plan.prefill:
+            return
+        if (plan.decode is not ALL and ledger.decoding) or not ledger.prefilling.keys() <= {*plan.prefill}:
             self._rescue = RESCUE_STEPS
             for observer in self._news.live:
-                observer.rescued(self.ledger.now)
+                observer.rescued(ledger.now)
 
     def _of(self, name: str, entry: Entry) -> None:
         """Something happens to a request with the step that is composed."""

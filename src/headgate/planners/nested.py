@@ -72,7 +72,10 @@ def busiest(rates: Sequence[tuple[float, float]]) -> Callable[[float], float]:
 def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float) -> Pace:
     """Iteration times that keep up with ε of slack per segment and whose full batch fits. Section 4.4."""
     parts = segments.parts(slack)
-    pace = keeping_up(lines, parts)
+    try:
+        pace = keeping_up(lines, parts)
+    except InputError as error:
+        raise InputError(f"{error}; that is with {slack:g} slack per segment") from None
     longest = min(pace.longest, capacity / offered(parts))
     if pace.shortest > longest * (1 + ROUNDING):
         share = most_rate(lines, parts, capacity)
@@ -148,7 +151,7 @@ def check_nested(lines: Lines, segments: Segments, sizes: Sequence[float], capac
         if walk.ratio <= stay * (1 + ROUNDING) and walk.ratio < 1:
             faults.append(
                 f"(10) n_{number + 1}/n_{number} > p_{number}: {walk.ratio:.6g} <= {stay:.6g}; "
-                f"n_{number + 1} must be above {walk.before * stay:.4g}"
+                f"n_{number + 1} must be {'at least' if stay >= 1 else 'above'} {walk.before * stay:.4g}"
             )
     if found.kv > capacity:
         faults.append(
@@ -197,11 +200,12 @@ def chance_of_overflow(bound: Bound, miss: float, capacity: float) -> float:
 
 
 class Choice(NamedTuple):
-    """A number of segments, and what it needs; None where it cannot keep up."""
+    """A way to cut, and what it needs; None where it cannot keep up, and why."""
 
     segments: Segments
     thresholds: Thresholds | None
     bound: Bound | None
+    why_not: str = ""
 
 
 def choices(
@@ -217,8 +221,8 @@ def choices(
     for segments in candidates:
         try:
             pace = nested_pace(lines, segments, slack, capacity)
-        except InputError:
-            found.append(Choice(segments, None, None))
+        except InputError as error:
+            found.append(Choice(segments, None, None, str(error)))
             continue
         sizes = nested_fractions(lines, segments, slack, min(STEP * pace.shortest, pace.longest))
         shortest = max(line.fixed for line in lines)
@@ -231,8 +235,6 @@ def best_choice(found: Sequence[Choice]) -> Choice:
     """The one that needs the least memory; an InputError where none keeps up."""
     fine = [choice for choice in found if choice.bound is not None]
     if not fine:
-        raise InputError(
-            "unstable: with none of these numbers of segments a full batch keeps up, need d1*ww < 1; "
-            "use less slack or fewer requests/s"
-        )
+        several = f"of {len(found)} ways to cut none will do; the last: " if len(found) > 1 else ""
+        raise InputError(several + found[-1].why_not)
     return min(fine, key=lambda choice: choice.bound.total if choice.bound else inf)

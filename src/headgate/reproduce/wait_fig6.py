@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import nan
 from typing import NamedTuple
 
+from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import Observer, Steps
 from headgate.core.request import Request
 from headgate.cost.resident import kv_linear
@@ -54,24 +55,20 @@ class Watch(Observer):
         self.close()
         self._step = steps
 
-    def admitted(self, request: Request, now: float) -> None:
-        """Its prompt is in the batch that begins."""
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        """Who is in the batch that begins."""
         self.close()
-        self._batch.append(request.id + 1)
+        decodes = self._decoding if plan.decode is ALL else {} if plan.decode is NONE else plan.decode
+        self._batch = [*decodes, *plan.prefill]
 
     def prefilled(self, request: Request, now: float) -> None:
         """It waits for the second segment, or leaves at once."""
-        self._decoding[request.id + 1] = None
+        self._decoding[request.id] = None
 
     def finished(self, request: Request, now: float, how: object) -> None:
         """It has left."""
-        self._decoding.pop(request.id + 1, None)
+        self._decoding.pop(request.id, None)
         self._left += 1
-
-    def resumed(self, request: Request, now: float) -> None:
-        """It is in the batch that begins."""
-        self.close()
-        self._batch.append(request.id + 1)
 
     def close(self) -> None:
         """The newest batch is over and everybody has been told."""
@@ -79,7 +76,13 @@ class Watch(Observer):
             return
         span = self._step.ends[-1] - self._step.start
         self.looks.append(
-            Look(tuple(sorted(self._batch)), span, self._step.kv, self._left, len(self._decoding))
+            Look(
+                tuple(id + 1 for id in sorted(self._batch)),
+                span,
+                self._step.kv,
+                self._left,
+                len(self._decoding),
+            )
         )
         self._batch, self._step = [], None
 

@@ -18,7 +18,7 @@ from headgate.policies import BATCH
 from headgate.results.figures import Estimate, Spread
 from headgate.results.metrics import without_nan
 from headgate.spec.build import make_engine, make_policy, policy_parameters, split_policy
-from headgate.spec.offered import make_traffic
+from headgate.spec.offered import Traffic, make_traffic
 from headgate.spec.searching import Search
 from headgate.spec.slo import Level
 from headgate.spec.trials import Answers, Case, Chosen, Progress, Searches, search_all
@@ -27,6 +27,7 @@ from headgate.spec.words import Experiment
 REQUESTS = 1500  # of each run, unless told otherwise
 SEEDS = 4
 PRECISION = 0.04  # of a bracket, as a share of the rate; the answer is interpolated inside it
+INSTANT = 1e9  # requests per second that no engine serves
 ALL = "all"
 
 
@@ -99,13 +100,7 @@ def plan_capacity(
     card = load_card(words.card)
     engine = make_engine(words, card)
     traffic = make_traffic(words, levels, options.classes, REQUESTS, options.recorded, engine)
-    lengths = traffic.lengths(engine)
-    limits = engine.running, engine.batch_tokens, engine.kv_tokens
-    ideal, limited = (bound(engine.cost, lengths, *limits) for bound in (ideal_bound, engine_bound))
-    if not ideal.rate < 1e9:
-        raise InputError(
-            f"card {card.name}: its steps take no time, so there is no capacity to find; mend it"
-        )
+    ideal, limited = _bounds(engine, traffic, card.name)
     chosen, notes = _chosen(policies, words, engine)
     seeds = options.seeds if traffic.drawn else 1
     if not traffic.drawn:
@@ -117,19 +112,20 @@ def plan_capacity(
     }
     answers = search_all(Case(engine, traffic, words.watchdog), chosen, searches, options.jobs, progress)
     found = tuple(_found(text, searches, answers, ideal, levels) for text in chosen)
-    name = f"trace {words.trace}" if words.trace else f"{'mix' if words.classes else words.workload} lengths"
-    return CapacityPlan(
-        card.name,
-        name,
-        engine,
-        levels,
-        traffic.classes,
-        traffic.requests,
-        ideal,
-        limited,
-        found,
-        tuple(notes),
-    )
+    drawn = "mix" if words.classes else words.workload
+    name = f"trace {words.trace}" if words.trace else f"{drawn} lengths"
+    parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))
+    return CapacityPlan(card.name, name, engine, *parts)
+
+
+def _bounds(engine: Engine, traffic: Traffic, card: str) -> tuple[Bound, Bound]:
+    """λ*, and the same with the engine's limits."""
+    lengths = traffic.lengths(engine)
+    limits = engine.running, engine.batch_tokens, engine.kv_tokens
+    ideal, limited = (bound(engine.cost, lengths, *limits) for bound in (ideal_bound, engine_bound))
+    if not ideal.rate < INSTANT:
+        raise InputError(f"card {card}: its steps take no time, so there is no capacity to find; mend it")
+    return ideal, limited
 
 
 def _chosen(policies: Sequence[str], words: Experiment, engine: Engine) -> tuple[Chosen, list[str]]:

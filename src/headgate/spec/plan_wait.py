@@ -54,6 +54,24 @@ class Nested:
     overflow: float  # δ that the card's memory gives
     tried: list[Choice]
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "ends": list(self.segments.ends),
+            "reach": list(self.segments.reach),
+            "thresholds": list(self.thresholds.sizes),
+            "iteration": self.thresholds.seconds,
+            "whole": _sizes(self.whole),
+            "bound": {
+                **self.bound._asdict(),
+                "tail": _finite(self.bound.tail),
+                "total": _finite(self.bound.total),
+            },
+            "miss": self.miss,
+            "overflow": self.overflow,
+            "tried": {len(each.segments.ends): _total(each) for each in self.tried},
+        }
+
 
 @dataclass(frozen=True)
 class WaitPlan:
@@ -72,7 +90,8 @@ class WaitPlan:
     latency: float
     whole: Thresholds | None
     why_not: str  # there are no whole ones
-    nested: Nested
+    nested: Nested | None
+    why_not_nested: str
     notes: tuple[str, ...]
 
     @property
@@ -95,15 +114,15 @@ class WaitPlan:
         sizes = zip(self.mix.names, self.thresholds.sizes, strict=True)
         named = "+".join(f"{name}={size:.4g}" if name else f"{size:.4g}" for name, size in sizes)
         split = {} if self.mix.split == "kind" else {"split": self.mix.split}
-        nested = {
-            "ends": "/".join(map(str, self.nested.segments.ends)),
-            "thresholds": "/".join(f"{size:.4g}" for size in self.nested.thresholds.sizes),
-        }
-        return {"wait": {**split, "thresholds": named}, "nested-wait": nested}
+        found = {"wait": {**split, "thresholds": named}}
+        if self.nested is not None:
+            ends = "/".join(map(str, self.nested.segments.ends))
+            inner = "/".join(f"{size:.4g}" for size in self.nested.thresholds.sizes)
+            found["nested-wait"] = {"ends": ends, "thresholds": inner}
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
-        nested = self.nested
         return {
             "costs_from": self.source,
             "workload": self.workload,
@@ -127,17 +146,7 @@ class WaitPlan:
                 "whole": _sizes(self.whole),
                 "rules": {name: list(sizes) for name, sizes in self.rules.items()},
             },
-            "nested": {
-                "ends": list(nested.segments.ends),
-                "reach": list(nested.segments.reach),
-                "thresholds": list(nested.thresholds.sizes),
-                "iteration": nested.thresholds.seconds,
-                "whole": _sizes(nested.whole),
-                "bound": {**nested.bound._asdict(), "total": _finite(nested.bound.total)},
-                "miss": nested.miss,
-                "overflow": nested.overflow,
-                "tried": {len(each.segments.ends): _total(each) for each in nested.tried},
-            },
+            "nested": None if self.nested is None else self.nested.as_dict(),
             "policies": self.policies(),
             "notes": list(self.notes),
         }
@@ -162,6 +171,7 @@ def plan_wait(words: Experiment, wishes: Wishes) -> WaitPlan:
     chosen = _chosen(lines, mix.parts, engine, pace, words.tpot)
     thresholds = along_the_ray(lines, mix.parts, chosen)
     whole, why_not = _whole(lines, mix.parts, engine.kv_tokens, wishes.slack)
+    nested, why_not_nested = _nested_or_why(lines, mix, wishes, engine)
     plan = WaitPlan(
         source=f"card {card.name}",
         workload=f"trace {words.trace}" if words.trace else f"{workload.name} lengths",
@@ -176,7 +186,8 @@ def plan_wait(words: Experiment, wishes: Wishes) -> WaitPlan:
         latency=mean_latency(lines, mix.parts, thresholds.sizes),
         whole=whole,
         why_not=why_not,
-        nested=_nested(lines, mix, wishes, engine),
+        nested=nested,
+        why_not_nested=why_not_nested,
         notes=tuple(notes),
     )
     _check_given(plan)
@@ -210,6 +221,14 @@ def _whole(lines: Lines, parts: list[Part], capacity: float, slack: float) -> tu
         return None, str(error)
 
 
+def _nested_or_why(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine) -> tuple[Nested | None, str]:
+    """Nested WAIT needs more memory than WAIT; where that is too much the other half of the plan stands."""
+    try:
+        return _nested(lines, mix, wishes, engine), ""
+    except InputError as error:
+        return None, str(error)
+
+
 def _nested(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine) -> Nested:
     cuts = candidates(mix, wishes)
     tried = choices(lines, cuts, wishes.slack, wishes.miss, wishes.horizon, engine.kv_tokens)
@@ -231,9 +250,11 @@ def _check_given(plan: WaitPlan) -> None:
     given = read_thresholds("plan wait", plan.wishes.thresholds)
     if not given:
         return
-    nested = plan.nested.segments
     everyone = given.get("")
     if everyone and len(everyone) > 1:
+        if plan.nested is None:
+            raise InputError(plan.why_not_nested)
+        nested = plan.nested.segments
         if len(everyone) != len(nested.ends):
             raise InputError(
                 f"--thresholds: {len(everyone)} for {len(nested.ends)} segments; give --ends too"

@@ -46,9 +46,14 @@ def test_segments_as_told():
     assert found.nested.segments.ends == (20, 40, 80, 160)
     assert found.nested.segments.stays == pytest.approx((14 / 15, 12 / 14, 8 / 12), rel=0.02)
     assert found.nested.bound.total == float("inf") and found.nested.overflow == 1.0
-    slack = plan(FOUR, slack=0.05, ends="20/40/80/160", miss=0.1, horizon=200.0)
+    slack = plan(FOUR | {"rate": 200.0}, slack=0.02, ends="20/40/80/160", miss=0.1, horizon=200.0)
     assert slack.nested.bound.total < 300_000
-    longer = plan(FOUR, ends="20/40")  # outputs go on to 160: a last segment is added
+    too_much = plan(FOUR, slack=0.2, ends="20/40/80/160")
+    assert too_much.nested is None and "with 0.2 slack per segment" in too_much.why_not_nested
+    assert set(too_much.policies()) == {"wait"} and too_much.as_dict()["nested"] is None
+    longer = plan(
+        FOUR | {"rate": 150.0}, slack=0.0, ends="20/40"
+    )  # outputs go on to 160: a last segment is added
     assert longer.nested.segments.ends == (20, 40, 160)
 
 
@@ -72,7 +77,7 @@ def test_a_load_instead_of_a_rate():
 
 
 def test_rates_that_change_are_planned_for_at_their_peak():
-    words = CARD | {"trace": "azure-conv", "kv_tokens": 400_000}
+    words = {"trace": "azure-conv", "slots": 512}
     steady, changing = plan(words, segments=4), plan(words, segments=4, every=30.0)
     assert changing.nested.segments.reach[0] > 1.1 * steady.nested.segments.reach[0]
     assert changing.nested.thresholds.sizes[0] > steady.nested.thresholds.sizes[0]
@@ -84,6 +89,8 @@ def test_promised_tpot_caps_the_pace():
     capped = plan(words | {"tpot": 0.0101})
     pace = [each.thresholds.sizes[0] / each.mix.parts[0].rate for each in (free, capped)]
     assert pace[1] <= 0.0101 < pace[0]
+    with pytest.raises(InputError, match=r"--tpot 0.001 s is below DT\* = 0.00991"):
+        plan(words | {"tpot": 0.001})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,6 @@ def test_promised_tpot_caps_the_pace():
         ({"rate": 300.0}, {}, r"M\* = .*need M\* <= C = 100,000; serve at most 29\d"),
         ({"kv_tokens": 9000}, {}, r"need M\* <= C = 9,000"),
         ({"slots": 64}, {}, r"t >= DT\*.*need --slots \d+ and --kv-tokens \d+"),
-        ({"tpot": 0.001}, {}, r"below DT\*"),
         ({}, {"thresholds": "9/8/7/5", "ends": "20/40/80/160"}, r"\(10\) n_2/n_1 > p_1: 0\.8\d+ <= 0\.93"),
         (
             {},
@@ -149,8 +155,11 @@ def test_text_of_rules_and_of_thresholds_without_slack():
     )
     assert "printed rule: (46.55)" in out and "work share: (46.55)" in out
     assert "Whole thresholds: (" in out
-    none = run(*card, "--output-law", "geometric", "--prompt-law", "fixed", "--rate", "100", "--slack", "0")
-    assert "No memory is enough" in none or "KV tokens are enough" in none
+    laws = ("--prompt-law", "fixed", "--output-law", "geometric", "--prompt", "10", "--output", "30")
+    none = run(*card[:2], *laws, "--rate", "100", "--slack", "0", "--segments", "3")
+    assert "No memory is enough" in none and "give --slack above 0" in " ".join(none.split())
+    heavy = run(*card[:2], *laws, "--rate", "500", "--slack", "3", "--segments", "6", "--slots", "4096")
+    assert "None: " in heavy and "with 3 slack per segment" in " ".join(heavy.split())
 
 
 def test_json_and_exit_code(monkeypatch, capsys):
