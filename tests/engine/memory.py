@@ -9,7 +9,7 @@ from language import Truth, beginning, heard
 NEVER = -1
 
 
-class Wrong(AssertionError):
+class Wrong(AssertionError):  # noqa: N818
     """The engine did what no engine may do."""
 
 
@@ -36,7 +36,7 @@ class Memory:
         return state
 
     def read(self, name: str, truth: Truth, table: Sequence[int], count: int) -> None:
-        """Attention reads the first `count` positions: each must hold what this request's own history left."""
+        """Attention reads the first `count` positions: each must hold what its own history left."""
         if count:
             truth.state(count - 1)
         size, states = self.size, truth.states

@@ -1,4 +1,4 @@
-"""Runs a scheduler against a worker that checks everything: the loop of vLLM's engine core, without a model."""
+"""Runs a scheduler against a worker that checks everything: vLLM's engine core, without a model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import DraftTokenIds
-from vllm.v1.request import Request, RequestStatus
-
 from memory import Memory, Wrong
 from runners import RUNNERS
 from schedulers import EngineShape, free_blocks, request
 from traffic import Comer, Traffic
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.request import Request, RequestStatus
 
 MOST_STEPS = 6000
 SECONDS = 1.0  # of the made-up clock, per step
@@ -62,7 +61,7 @@ class Oracle:
         self.requests: dict[str, Request] = {}
         self._coming = deque(sorted(traffic.comers, key=lambda comer: comer.step))
         self._here: list[Comer] = []
-        self._flying: deque[tuple[Any, Any, Known]] = deque()  # steps whose tokens the scheduler does not know
+        self._flying: deque[tuple[Any, Any, Known]] = deque()  # composed, tokens not yet told
         self.free_before = shape.blocks  # when the newest step was composed
         if hasattr(scheduler, "_headgate"):
             scheduler._headgate.clock = scheduler._headgate_books.wall = self.clock
@@ -142,6 +141,7 @@ class Oracle:
             self._within_limits(output)
             known = self._known_without(output)
             self._flying.appendleft((output, self.runner.execute(output), known))
+            self._same_blocks(output)
             ran = bool(output.num_scheduled_tokens)
             if self.shape.ahead and len(self._flying) < 2 and (ran or self.scheduler.has_requests()):
                 return
@@ -192,6 +192,14 @@ class Oracle:
     def settled(self) -> Known:
         """What the worker has done, without the step still in flight."""
         return self._flying[-1][2] if self._flying else self._known_without()
+
+    def _same_blocks(self, output: Any) -> None:
+        """The worker's table of blocks is the scheduler's."""
+        for name in output.num_scheduled_tokens:
+            table = self.runner.seats[name].table
+            blocks = self.scheduler.kv_cache_manager.get_block_ids(name)[0]
+            if blocks != table:
+                raise Wrong(f"{name}: the scheduler's blocks are {blocks}, the worker's {table}")
 
     def _within_limits(self, output: Any) -> None:
         total = sum(output.num_scheduled_tokens.values())

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from schedulers import EngineShape, scheduler
+
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
 from headgate.drivers.engine import Engine
 from headgate.vllm import factory
-from schedulers import EngineShape, scheduler
 from worlds import PRICES
 
 factory.faults = cache(factory.faults)  # one release, looked at once for thousands of schedulers

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vllm.v1.outputs import ModelRunnerOutput
-
 from language import Truth, heard, said
 from memory import Memory, Wrong
 from schedulers import EngineShape
+from vllm.v1.outputs import ModelRunnerOutput
 
 UNKNOWN = -1  # a token the worker was never told
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from audits import audit
 from hypothesis import given
 from hypothesis import strategies as st
-
-from audits import audit
-from headgate.policies import PrefillFirst
 from oracle import Oracle
 from policies import engine_of, gated
 from schedulers import EngineShape, scheduler
 from traffic import Comer, Traffic, draw_shape, draw_traffic
+
+from headgate.policies import PrefillFirst
 from worlds import POLICIES, TESTING
 
 MAKE = POLICIES | TESTING
@@ -63,9 +63,7 @@ def test_adapters_never_outnumber_their_places(ahead, runner, data, seed, name):
 def test_worker_tells_mixed_steps_apart():
     """The count of mixed steps is the worker's own; plain vLLM mixes whenever a prompt comes to a decode."""
     shape = EngineShape(budget=64)
-    comers = [
-        Comer(f"r{step}", step, list(range(40)), 30, (), 0, 0, None, False, 0) for step in (0, 5, 10)
-    ]
+    comers = [Comer(f"r{step}", step, list(range(40)), 30, (), 0, 0, None, False, 0) for step in (0, 5, 10)]
     traffic = Traffic(comers, frozenset(), {}, {})
     plain = Oracle(scheduler(shape), shape, traffic).run()
     assert [number for number, step in enumerate(plain.runner.steps) if step.mixed] == [5, 10]

@@ -7,16 +7,16 @@ from random import Random
 from typing import Any
 
 import pytest
-
 from audits import audit
-from headgate.core.plan import ALL, NONE, Plan
-from headgate.core.policy import BatchPolicy
-from headgate.policies import PrefillFirst
 from memory import Wrong
 from oracle import Oracle
 from policies import gated
 from schedulers import EngineShape, scheduler
 from traffic import draw_traffic
+
+from headgate.core.plan import ALL, NONE, Plan
+from headgate.core.policy import BatchPolicy
+from headgate.policies import PrefillFirst
 
 SHAPE = EngineShape(block=4, blocks=60, running=6, budget=24, longest=90, caching=True)
 

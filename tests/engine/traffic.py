@@ -5,10 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from vllm.v1.core.sched.interface import PauseState
-
 from language import WORDS, Truth
 from schedulers import EngineShape
+from vllm.v1.core.sched.interface import PauseState
 
 LAST_ARRIVAL = 120  # steps
 

@@ -126,3 +126,31 @@ def test_nobody_waits_beside_an_idle_place(world: World):
         note(name)
         inner = make_router(name, world.plan, world.engines, draws(0))
         Network(world.plan.instance, world.engines, Vigilant(inner), Listed(*world.rows)).run()
+
+
+class Replaced(Watched):
+    """Another router takes over at the given question."""
+
+    def __init__(self, inner, fresh, when):
+        super().__init__(inner)
+        self.fresh, self.countdown = fresh, when
+
+    def route(self, fleet):
+        self.countdown -= 1
+        if self.countdown == 0:
+            self.inner = self.fresh
+        return super().route(fleet)
+
+
+@half_as_many
+@given(world=worlds(), when=st.integers(1, 60))
+def test_take_over_half_way(world: World, when):
+    """A fresh copy that has heard of nothing serves everybody: what it needs to know, the fleet tells."""
+    for name, more in MEMBERS:
+        note(name)
+        first, second = (make_router(name, world.plan, world.engines, draws(s), **more) for s in (0, 1))
+        router = Replaced(first, second, when)
+        network = Network(world.plan.instance, world.engines, router, Listed(*world.rows))
+        network.run()
+        everybody_is_served_once_or_leaves(world, network, router.log)
+        seats_are_respected(world, network, router.log)

@@ -11,6 +11,7 @@ from headgate.cli.output import check_json, write_json
 from headgate.cli.words import takes_words
 from headgate.spec.words import Experiment
 
+FAIRNESS = "largest difference of"
 FLEET, COSTS, LEVELS = "Fleet", "Step costs as numbers, instead of a card", "Service levels"
 
 EXAMPLES = """Split a fleet between prompts and decodes: whom to serve, and what one more engine adds.
@@ -44,15 +45,18 @@ def _level(help: str) -> Any:
     return typer.Option(help=help, rich_help_panel=LEVELS)
 
 
+Classes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--class", help="NAME:prompt=P,output=D,rate=R[,patience=10s]; repeated", rich_help_panel=FLEET
+    ),
+]
+
+
 @takes_words
 def fluid(
     words: Experiment,
-    classes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--class", help="NAME:prompt=P,output=D,rate=R[,patience=10s]; repeated", rich_help_panel=FLEET
-        ),
-    ] = None,
+    classes: Classes = None,
     engines: Annotated[int, _fleet("engines in the fleet")] = 1,
     clusters: Annotated[int, _fleet("classes to cut a trace into, at most")] = 3,
     mixed: Annotated[int | None, _fleet("engines that take prompts (default: as planned)")] = None,
@@ -65,47 +69,25 @@ def fluid(
     mixed_fixed: Annotated[str | None, _cost("of a step with a prompt, such as 17.4ms")] = None,
     mixed_per_token: Annotated[str | None, _cost("per prompt token in it, such as 6.2e-5")] = None,
     solo_step: Annotated[str | None, _cost("of a step without a prompt, such as 22ms")] = None,
-    prefill_fairness: Annotated[
-        float | None, _level("largest difference of prefill shares of two classes")
-    ] = None,
-    decode_fairness: Annotated[
-        float | None, _level("largest difference of solo decodes of two classes, per engine")
-    ] = None,
+    prefill_fairness: Annotated[float | None, _level(f"{FAIRNESS} prefill shares of two classes")] = None,
+    decode_fairness: Annotated[float | None, _level(f"{FAIRNESS} solo decodes, per engine")] = None,
     tpot_over: Annotated[str, _level("--tpot caps the mean over tokens or, as published, slots")] = "tokens",
     serve: Annotated[list[str] | None, _level("CLASS=SHARE, at least; repeated")] = None,
-    frontier: Annotated[
-        str | None, _level("also revenue along prefill-fairness, decode-fairness or tpot")
-    ] = None,
+    frontier: Annotated[str | None, _level("revenue along prefill-fairness, decode-fairness, tpot")] = None,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
 ) -> None:
     """Plan it."""
     from headgate.cli.fluid_text import fluid_text
     from headgate.results.text import show
-    from headgate.spec.fluid_words import FluidWords
+    from headgate.spec.fluid_words import FleetWords, LevelWords, StepWords
     from headgate.spec.plan_fluid import make_fluid_plan
 
     check_json(json)
-    asked = FluidWords(
-        tuple(classes or ()),
-        engines,
-        clusters,
-        chunk,
-        whole_chunks,
-        mixed_fixed,
-        mixed_per_token,
-        solo_step,
-        prompt_price,
-        output_price,
-        separate,
-        prefill_fairness,
-        decode_fairness,
-        tpot_over,
-        tuple(serve or ()),
-        mixed,
-        solo,
-        frontier,
-    )
-    answer = make_fluid_plan(words, asked)
+    roles, prices = (mixed, solo), (prompt_price, output_price)
+    fleet = FleetWords(tuple(classes or ()), engines, clusters, *roles, *prices, separate)
+    steps = StepWords(chunk, whole_chunks, mixed_fixed, mixed_per_token, solo_step)
+    levels = LevelWords(prefill_fairness, decode_fairness, tpot_over, tuple(serve or ()), frontier)
+    answer = make_fluid_plan(words, fleet, steps, levels)
     show(fluid_text(answer), sys.stderr if json == "-" else sys.stdout)
     write_json(json, answer.as_dict())
 

@@ -178,6 +178,10 @@ class Ledger:
         del self.held[entry.id]
         self._roll(entry)
 
+    def retire(self, entry: Entry) -> None:
+        """It has all its tokens; it keeps its KV until it is let go."""
+        self._stop(entry)
+
     def recount(self, entry: Entry, tokens: int) -> None:
         """It has this many output tokens: a live engine may give several in a step, or take one back."""
         more = tokens - entry.generated

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
+from heapq import heappop, heappush
 
 from headgate.core.errors import told
 from headgate.core.lease import Lease
@@ -57,6 +58,7 @@ class Live:
         self._flights: deque[Flight] = deque()  # composed, tokens not yet known; oldest first
         self._last_end = 0.0
         self._rescue = 0  # steps it still lasts
+        self._limits: list[tuple[int, int]] = []  # heap of (tick of the last token a request may have, id)
         self.take_over(policy)
 
     @property
@@ -74,6 +76,7 @@ class Live:
         """Another policy decides from now on; None: the engine itself."""
         self.policy, self.plan, self.fallen, self._rescue = policy, None, None, 0
         self.lease.ended = True
+        self._watchdog.forget(self.now)
         self._news.serve(policy)
         if policy is not None and self.occupied:
             self.ledger.now = self.now
@@ -88,8 +91,7 @@ class Live:
             return
         self.fallen, self.plan = reason, None
         self._news.serve(None)
-        for observer in self._news.live:
-            observer.fell_back(reason, self.now)
+        self._news.fell_back(reason, self.now)
 
     # -- comings and goings ---------------------------------------------------------------------
 
@@ -120,12 +122,27 @@ class Live:
         self._rescue = 0
         if how not in (End.STOPPED, End.LIMIT) or not self.occupied:
             self.lease.ended = True
-        self._news.finished(entry, self.now, how)
+        self._news.finished(entry, self.now, how, self._flights)
+
+    def away(self, entry: Entry) -> None:
+        """It waits, but the engine cannot run it for now; the policy is not to count on it."""
+        self.ledger.leave(entry)
+        self.lease.ended = True
+        self._news.away(entry, self.now)
+
+    def back(self, entry: Entry) -> None:
+        """The engine can run it again."""
+        self.ledger.arrive(entry)
+        self._news.back(entry)
+        self.lease.arrival()
 
     def wasted(self, tokens: int) -> None:
         """A request left while a step with these tokens of its own was in flight."""
-        for observer in self._news.live:
-            observer.wasted(tokens, self.now)
+        self._news.wasted(tokens, self.now)
+
+    def paused(self) -> None:
+        """The engine stands still for a reason of its own: nobody is to blame."""
+        self._watchdog.forget(self.now)
 
     # -- one step -------------------------------------------------------------------------------
 
@@ -136,6 +153,7 @@ class Live:
             self._news.waits_for = newest = self._flights[-1]
             if not newest.booked:
                 self._book(newest, now, None)
+                self._retire()
         ledger.now, ledger.kv_free = now, kv_free
         if self.policy is None or self.fallen is not None:
             return None
@@ -223,6 +241,7 @@ class Live:
         ledger = self.ledger
         for entry in [held for held in ledger.held.values() if held.id in chosen]:
             ledger.resume(entry)
+            heappush(self._limits, (ledger.tick + entry.limit - entry.generated, entry.id))
             self._of("resumed", entry)
         for entry in [each for each in ledger.decoding.values() if each.rolls and each.id not in chosen]:
             ledger.hold(entry)
@@ -243,10 +262,23 @@ class Live:
             if chunk.left:
                 continue
             ledger.join(entry, now, flight.rolls)
+            heappush(self._limits, (ledger.tick + entry.limit - entry.generated, entry.id))
             self.lease.prefill()
             news.of("prefilled", entry, when, now)
             if not flight.rolls:
                 news.of("held", entry, when, now)
+
+    def _retire(self) -> None:
+        """Who has all its tokens with the step in flight gets none in the next; the engine knows that."""
+        ledger, limits = self.ledger, self._limits
+        while limits and limits[0][0] <= ledger.tick:
+            entry = ledger.decoding.get(heappop(limits)[1])
+            if entry is None or not entry.rolls:  # it left, or waits: then it is here again when it resumes
+                continue
+            if entry.generated >= entry.limit:
+                ledger.retire(entry)
+            else:
+                heappush(limits, (ledger.tick + entry.limit - entry.generated, entry.id))
 
     def _nothing_ran(self) -> None:
         """The step is empty: the plan must be made anew, and who holds KV must not wait for nothing."""
@@ -257,8 +289,7 @@ class Live:
             return
         if (plan.decode is not ALL and ledger.decoding) or not ledger.prefilling.keys() <= {*plan.prefill}:
             self._rescue = RESCUE_STEPS
-            for observer in self._news.live:
-                observer.rescued(ledger.now)
+            self._news.rescued(ledger.now)
 
     def _of(self, name: str, entry: Entry) -> None:
         """Something happens to a request with the step that is composed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from headgate.core.errors import told
 from headgate.core.ledger import Entry
@@ -11,6 +12,7 @@ from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.drivers.flight import Flight
 from headgate.drivers.listeners import Listeners
 
+LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 NOBODY = Listeners(())
 
 
@@ -30,13 +32,14 @@ class LiveObserver(Observer):
 class News:
     """The hooks of one policy and of any number of observers.
 
-    A policy that raises in a hook is relieved through `relieve`. While a step is composed with another in
-    flight, observers hear of it only after that other one has ended: `waits_for` is that step.
+    A policy that raises in a hook is relieved through `relieve`; an observer that raises hears no more. While
+    a step is composed with another in flight, observers hear of it only after that other one has ended:
+    `waits_for` is that step.
     """
 
     def __init__(self, observers: Sequence[Observer], relieve: Callable[[str], None]) -> None:
-        self.live = [observer for observer in observers if isinstance(observer, LiveObserver)]
         self.waits_for: Flight | None = None
+        self._observers = list(observers)
         self._hear = Listeners(observers)
         self._tell = NOBODY
         self._relieve = relieve
@@ -58,33 +61,69 @@ class News:
         if self.waits_for is not None and name != "arrived":
             self.waits_for.later.append((name, entry, when))
             return
-        for hook in getattr(self._hear, name):
-            hook(entry, now if when is None else when)
+        self._to_all(getattr(self._hear, name), entry, now if when is None else when)
 
-    def finished(self, entry: Entry, now: float, how: End) -> None:
-        """A request left."""
+    def finished(self, entry: Entry, now: float, how: End, air: Iterable[Flight]) -> None:
+        """A request left; what observers have still to hear of it, with steps in the air, goes first."""
         if self._tell.finished:
             self._to_policy(self._tell.finished, entry, now, how)
-        for hook in self._hear.finished:
-            hook(entry, now, how)
+        for flight in air:
+            if flight.later:
+                mine = [item for item in flight.later if item[1] is entry]
+                flight.later = [item for item in flight.later if item[1] is not entry]
+                for name, _, when in mine:
+                    self._to_all(getattr(self._hear, name), entry, now if when is None else when)
+        self._to_all(self._hear.finished, entry, now, how)
+
+    def away(self, entry: Entry, now: float) -> None:
+        """It cannot run for now, for a reason of the engine's: to the policy it has given up waiting."""
+        if self._tell.finished:
+            self._to_policy(self._tell.finished, entry, now, End.ABANDONED)
+
+    def back(self, entry: Entry) -> None:
+        """It can run again: to the policy it has just come."""
+        if self._tell.arrived:
+            self._to_policy(self._tell.arrived, entry, entry.arrival)
 
     def stepped(self, steps: Steps) -> None:
         """A step has ended."""
         if self._tell.stepped:
             self._to_policy(self._tell.stepped, steps)
-        for hook in self._hear.stepped:
-            hook(steps)
+        self._to_all(self._hear.stepped, steps)
 
     def late(self, flight: Flight, end: float) -> None:
         """What had to wait for the end of this step."""
         for name, entry, when in flight.later:
-            for hook in getattr(self._hear, name):
-                hook(entry, end if when is None else when)
+            self._to_all(getattr(self._hear, name), entry, end if when is None else when)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         """A new plan is in force."""
-        for hook in self._hear.planned:
-            hook(plan, now, gauges)
+        self._to_all(self._hear.planned, plan, now, gauges)
+
+    def fell_back(self, reason: str, now: float) -> None:
+        """The policy was relieved."""
+        self._to_all([each.fell_back for each in self._live()], reason, now)
+
+    def rescued(self, now: float) -> None:
+        """Decodes ran in place of prompts the engine refused."""
+        self._to_all([each.rescued for each in self._live()], now)
+
+    def wasted(self, tokens: int, now: float) -> None:
+        """Tokens came for a request that had gone."""
+        self._to_all([each.wasted for each in self._live()], tokens, now)
+
+    def _live(self) -> list[LiveObserver]:
+        return [each for each in self._observers if isinstance(each, LiveObserver)]
+
+    def _to_all(self, hooks: Sequence[Callable[..., None]], *news: object) -> None:
+        for hook in hooks:
+            try:
+                hook(*news)
+            except Exception:
+                observer = hook.__self__  # type: ignore[attr-defined]
+                LOG.exception("headgate: %s failed and hears no more", type(observer).__name__)
+                self._observers = [each for each in self._observers if each is not observer]
+                self._hear = Listeners(self._observers)
 
     def _to_policy(self, hooks: Sequence[Callable[..., None]], *news: object) -> None:
         try:

@@ -21,6 +21,11 @@ class Watchdog:
         self.next_look = limit
         self._seen: dict[int, tuple[int, int]] = {}
 
+    def forget(self, now: float) -> None:
+        """The engine was paused, or somebody else decides now: begin anew."""
+        self._seen = {}
+        self.next_look = now + self.limit
+
     def look(self, ledger: Ledger, now: float) -> str | None:
         """Why the run should stop, or None."""
         self.next_look = now + self.limit

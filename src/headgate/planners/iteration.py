@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -13,7 +14,8 @@ from headgate.cost.model import Chunk, LinearCost, Shape, StepCost
 Whole = NDArray[np.int64]
 Number = TypeVar("Number", int, Whole)
 
-SMALL = 1 / 8  # of memory: where a cost that is no straight line is looked at beside full memory
+BELOW = 1.05  # a cost may be this much above its lines, not more
+LOOKS = 32  # sizes from small batches to full memory at which a cost that is no straight line is looked at
 
 
 class Part(NamedTuple):
@@ -36,7 +38,7 @@ class Part(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A lower bound of an iteration, in seconds, that is exact somewhere: fixed costs and prices per token.
+    """A lower bound of an iteration, in seconds, that is exact somewhere: a fixed cost and prices per token.
 
     With the paper's law (equation 1) there is one line: d0, d1, d1 and 0; with its compute term d2 the last
     two are d1 + d2 and d2.
@@ -99,59 +101,63 @@ def seconds(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> floa
 
 
 def lines_of(cost: StepCost, parts: Sequence[Part], capacity: float) -> Lines:
-    """A card's steps as lines for this mix.
+    """What iterations of this mix take, for sizes in proportion to the rates.
 
-    Exact for a `LinearCost` along the ray (sizes in proportion to the rates): its free decodes and its floor
-    under mixed steps are corners between lines, and its price by decode share is taken at the share of the
-    mix. Any other cost is a line through its steps at full memory and at an eighth of it.
+    One line, and exact, for the paper's law. Any other cost is looked at from small batches to full memory,
+    and the lines are the convex hull below what it says. There prompts that come less than once per iteration
+    run whole in some iterations and not at all in the others, as fractional thresholds make them: a step with
+    a prompt may cost more than its share of tokens. Where the hull is too far below (tiles are stairs), it is
+    lifted.
     """
-    if isinstance(cost, LinearCost):
-        return _exact(cost, parts)
-    return (_through(cost, parts, capacity),)
+    if isinstance(cost, LinearCost) and _is_one_line(cost):
+        mixed = cost.mixed
+        return (Line(mixed.constant, mixed.per_context, mixed.per_prefill, mixed.per_decode),)
+    full = capacity / offered(parts)  # seconds' worth of arrivals that fill memory
+    least = min(cost.seconds(Shape(1, 1)) / 4, full / 4)
+    looks = [(pace, mean_seconds(cost, parts, pace)) for pace in np.geomspace(least, full, LOOKS).tolist()]
+    hull = _below(looks)
+    slopes = [max(0.0, (high - low) / (y - x)) for (x, low), (y, high) in pairwise(hull)]
+    edges = [(high - slope * y, slope) for (y, high), slope in zip(hull[1:], slopes, strict=True)]
+    worst = max(said / max(fixed + slope * pace for fixed, slope in edges) for pace, said in looks)
+    lift, work = max(1.0, worst / BELOW), offered(parts)
+    return tuple(Line(lift * fixed, lift * slope / work, lift * slope / work) for fixed, slope in edges)
 
 
-def _exact(cost: LinearCost, parts: Sequence[Part]) -> Lines:
-    decodes = sum(part.rate * part.decodes for part in parts)
-    prompts = sum(part.rate * part.prompt for part in parts)
-    share = decodes / (decodes + prompts) if decodes + prompts else 0.0
-    a, b, c = cost.mixed.by_share
-    each = a + share * (b + share * c)
-    mixed, alone, prefill = cost.mixed, cost.decode, cost.prefill
-    found = [Line(prefill.constant, 0.0, prefill.per_token)]
-    for terms, prompt, token in ((mixed, mixed.per_prefill + each, each), (alone, 0.0, 0.0)):
-        found.append(Line(terms.constant, terms.per_context, prompt, token))
-        credit = terms.per_decode * terms.free_decodes
-        found.append(Line(terms.constant - credit, terms.per_context, prompt, token + terms.per_decode))
-    return _upper(found)
+def _is_one_line(cost: LinearCost) -> bool:
+    """Do decodes, prompts and both together follow one law, as in equation (1)?"""
+    decode, prefill, mixed = cost.decode, cost.prefill, cost.mixed
+    return (
+        decode.constant == prefill.constant == mixed.constant
+        and (decode.per_decode, decode.per_context) == (mixed.per_decode, mixed.per_context)
+        and prefill.per_token == mixed.per_prefill
+        and not (decode.free_decodes or mixed.free_decodes or any(mixed.by_share))
+    )
 
 
-def _upper(lines: list[Line]) -> Lines:
-    """Those that no other line reaches everywhere."""
-    kept: list[Line] = []
-    for line in dict.fromkeys(lines):
-        others = [other for other in lines if other != line]
-        if not any(all(x >= y for x, y in zip(other, line, strict=True)) for other in others):
-            kept.append(line)
-    return tuple(kept)
+def mean_seconds(cost: StepCost, parts: Sequence[Part], pace: float) -> float:
+    """An iteration with `pace` seconds' worth of arrivals at every stage, on average."""
+    decodes = round(pace * sum(part.rate * part.decodes for part in parts))
+    read = round(pace * sum(part.rate * (part.work - part.prompt) for part in parts))
+    prompts = pace * sum(part.rate for part in parts if part.prompt)
+    tokens = pace * sum(part.rate * part.prompt for part in parts)
+    if not prompts:
+        return cost.seconds(Shape(decodes, read))
+    each, many = max(1, round(tokens / prompts)), max(1.0, prompts)
+    chunks = (Chunk(0, each),) * round(many)
+    together = cost.seconds(Shape(decodes, read, round(each * many), 0, chunks))
+    if prompts >= 1 or not decodes:
+        return together
+    return prompts * together + (1 - prompts) * cost.seconds(Shape(decodes, read))
 
 
-def _through(cost: StepCost, parts: Sequence[Part], capacity: float) -> Line:
-    work = offered(parts)
-    full = capacity / work  # seconds' worth of arrivals that fill memory
-    low, high = (cost.seconds(_shape(parts, full * share)) for share in (SMALL, 1.0))
-    per_kv = (high - low) / (capacity * (1 - SMALL))
-    return Line(max(high - per_kv * capacity, 0.0), per_kv, per_kv)
-
-
-def _shape(parts: Sequence[Part], pace: float) -> Shape:
-    """The batch with `pace` seconds' worth of arrivals at every stage."""
-    chunks = [
-        Chunk(0, max(1, round(part.prompt)))
-        for part in parts
-        if part.prompt
-        for _ in range(max(1, round(pace * part.rate)))
-    ]
-    decodes = sum(part.rate * part.decodes for part in parts)
-    read = sum(part.rate * (part.work - part.prompt) for part in parts)
-    prompts = sum(chunk.tokens for chunk in chunks)
-    return Shape(round(pace * decodes), round(pace * read), prompts, 0, tuple(chunks))
+def _below(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The convex hull below points that go from left to right."""
+    hull: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(hull) > 1:
+            (a, low), (b, high) = hull[-2:]
+            if (high - low) * (x - a) < (y - low) * (b - a):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return hull

@@ -82,12 +82,18 @@ def cuts(seen: Seen, count: int) -> tuple[int, ...]:
 
 
 def running_pace(
-    cost: StepCost, parts: Sequence[Part], capacity: float, slots: int, slack: Sequence[Part] | None = None
+    cost: StepCost,
+    parts: Sequence[Part],
+    capacity: float,
+    slots: int,
+    slack: Sequence[Part] | None = None,
+    pausing: bool = True,
 ) -> float | None:
     """The t to set thresholds x = λt by: the best for latency of those that keep up, fit and find seats.
 
     In overload, or where the shortest does not fit, the longest that does; None where memory is too small for
-    any. Fractional cohorts may overshoot their share of memory by one request of each type (section 3.5),
+    any. Where nobody is ever paused (`pausing` is False) a longer t costs no time per token, it only lets
+    more enter at once: then always the longest. Fractional cohorts may overshoot their share of memory by one request of each type (section 3.5),
     for which room is left. `slack`: the same parts with slack added, as sizes are to be.
     """
     full = slack or parts
@@ -95,6 +101,8 @@ def running_pace(
     if spare <= 0:
         return None
     longest = min(spare / offered(full), slots / sum(part.rate * part.stages for part in full))
+    if not pausing:
+        return longest
     lines = lines_of(cost, parts, capacity)
     try:
         pace = keeping_up(lines, full)

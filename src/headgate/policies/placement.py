@@ -90,6 +90,8 @@ class ByPool(Placement):
 
     def next(self, fleet: Fleet) -> Move | None:
         """The next of a pool that has a seat; a pool without engines leaves its requests to the other."""
+        if len(fleet.handoff) > sum(map(len, self._waiting.values())):
+            self._adopt(fleet)
         for pool, other in ((SOLO, MIXED), (MIXED, SOLO)):
             waiting = self._waiting[pool]
             if not waiting:
@@ -98,6 +100,12 @@ class ByPool(Placement):
             if places:
                 return Move(self.head(pool, waiting), pick(places, self.draw), Stage.DECODE)
         return None
+
+    def _adopt(self, fleet: Fleet) -> None:
+        """Taken over half-way: those it has not heard of draw their pool now."""
+        for id, request in fleet.handoff.items():
+            if not any(id in waiting for waiting in self._waiting.values()):
+                self.prefilled(request)
 
     def head(self, pool: str, waiting: OrderedDict[int, str]) -> int:
         """First come, first served."""

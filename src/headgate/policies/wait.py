@@ -36,7 +36,8 @@ class Wait(Lockstep):
             fractions enter now and then. Types without one enter freely. Empty: learned from the traffic.
         split: what makes a type: "kind", "prompt:256/1024" (by bounds of the prompt), "output:50/200" (by
             bounds of the predicted output), "none".
-        max_pause: seconds a decode may stand still before its type moves all the same.
+        max_pause: seconds a decode may stand still before its type moves all the same. 0: nobody is ever
+            paused, thresholds only pace who enters; with learned thresholds this is the better choice.
         max_wait: seconds the first in a queue may wait before its type moves all the same.
         window, warm, review: arrivals remembered, completions needed before the first thresholds, and
             arrivals between two reviews.
@@ -116,7 +117,7 @@ class Wait(Lockstep):
         if not seen or self._memory is None:
             return
         parts = [each.part() for each in seen.values()]
-        self.pace = running_pace(self._cost, parts, self._memory[0], self.slots)
+        self.pace = running_pace(self._cost, parts, self._memory[0], self.slots, pausing=self.max_pause > 0)
         for name, track in self.tracks.items():
             size = seen[name].rate * self.pace if self.pace and name in seen else inf
             track.cut(WHOLE, (size,))
@@ -197,7 +198,8 @@ class NestedWait(Wait):
         parts = {name: each.segments(ends[name]) for name, each in seen.items()}
         flat = [part for theirs in parts.values() for part in theirs]
         slack = [part for theirs in parts.values() for part in self._with_slack(theirs)]
-        self.pace = running_pace(self._cost, flat, NESTED_SHARE * self._memory[0], self.slots, slack)
+        room = NESTED_SHARE * self._memory[0]
+        self.pace = running_pace(self._cost, flat, room, self.slots, slack, self.max_pause > 0)
         for name, track in self.tracks.items():
             if self.pace is None or name not in parts:
                 track.cut(WHOLE, (inf,))

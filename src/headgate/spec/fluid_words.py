@@ -20,30 +20,40 @@ CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told oth
 PAPER_SEATS, PAPER_CHUNK = 16, 256  # with step costs as numbers
 
 
-class FluidWords(NamedTuple):
-    """What only this plan asks, as the user wrote it."""
+class FleetWords(NamedTuple):
+    """Engines, classes and prices as the user wrote them."""
 
     classes: tuple[str, ...] = ()
     engines: int = 1
     clusters: int = 3
+    mixed: int | None = None
+    solo: int | None = None
+    prompt_price: float = 1.0
+    output_price: float = 2.0
+    separate: bool = False
+
+
+class StepWords(NamedTuple):
+    """What a step costs; all costs None: a card says."""
+
     chunk: int | None = None
     whole_chunks: bool = False
     mixed_fixed: str | None = None
     mixed_per_token: str | None = None
     solo_step: str | None = None
-    prompt_price: float = 1.0
-    output_price: float = 2.0
-    separate: bool = False
+
+
+class LevelWords(NamedTuple):
+    """Service levels, but for --tpot, which is a word of every run."""
+
     prefill_fairness: float | None = None
     decode_fairness: float | None = None
     tpot_over: str = TOKENS
     serve: tuple[str, ...] = ()
-    mixed: int | None = None
-    solo: int | None = None
     frontier: str | None = None
 
 
-def make_levels(words: Experiment, asked: FluidWords) -> Levels:
+def make_levels(words: Experiment, asked: LevelWords, roles: Staffing | None) -> Levels:
     """Service levels as asked; a fixed number of mixed engines caps those that prefill."""
     served: dict[str, float] = {}
     for text in asked.serve:
@@ -55,18 +65,17 @@ def make_levels(words: Experiment, asked: FluidWords) -> Levels:
         if not equals or not isfinite(value):
             raise InputError(f"--serve {text!r} is not CLASS=SHARE; write it as --serve code=90%")
         served[name] = value
-    roles = fixed_roles(asked)
     return Levels(
         asked.prefill_fairness,
         asked.decode_fairness,
         words.tpot,
         tpot_over=asked.tpot_over,
         served=served,
-        prefilling=roles.mixed / asked.engines if roles else 1.0,
+        prefilling=roles.mixed / roles.engines if roles else 1.0,
     )
 
 
-def fixed_roles(asked: FluidWords) -> Staffing | None:
+def fixed_roles(asked: FleetWords) -> Staffing | None:
     """The engines that may prefill, where the user says; one number leaves the rest to the other role."""
     mixed, solo = asked.mixed, asked.solo
     if mixed is None and solo is None:
@@ -76,7 +85,7 @@ def fixed_roles(asked: FluidWords) -> Staffing | None:
     return fixed_staff(asked.engines, mixed or 0, solo)
 
 
-def make_pace(words: Experiment, asked: FluidWords, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+def make_pace(words: Experiment, asked: StepWords, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
     """The engine's speeds: from three numbers, or from a card at the seats and contexts of these classes."""
     costs = {
         "--mixed-fixed": asked.mixed_fixed,
@@ -98,7 +107,7 @@ def make_pace(words: Experiment, asked: FluidWords, who: Demand) -> tuple[Pace, 
     return Pace(seats, chunk, fixed, per_token, 1 / alone, asked.whole_chunks), "step costs as given", ()
 
 
-def _card_pace(words: Experiment, asked: FluidWords, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+def _card_pace(words: Experiment, asked: StepWords, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
     """A straight line through the card's mixed steps at this chunk, and its decode step with all seats."""
     card = load_card(words.card)
     engine = make_engine(words, card)

@@ -14,10 +14,18 @@ from headgate.planners.levels import Levels
 from headgate.planners.staffing import Staffing, staff
 from headgate.results.metrics import without_nan
 from headgate.spec.flow_words import Demand, demand
-from headgate.spec.fluid_words import FluidWords, fixed_roles, make_levels, make_pace
+from headgate.spec.fluid_words import (
+    FleetWords,
+    LevelWords,
+    StepWords,
+    fixed_roles,
+    make_levels,
+    make_pace,
+)
 from headgate.spec.words import Experiment
 
 FRONTIER_POINTS = 8
+MOST_CLUSTERS = 50
 
 
 @dataclass(frozen=True)
@@ -43,95 +51,83 @@ class FluidAnswer:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
-        plan, number = self.plan, self.engines
-        columns = zip(
-            plan.instance.flows,
-            plan.served,
-            plan.prefill,
-            plan.mixed,
-            plan.solo,
-            plan.waiting,
-            plan.decode_waiting,
-            plan.shadows.arrival,
-            plan.shadows.prefilled,
-            strict=True,
-        )
-        names = ("served", "prefilling", "mixed_decodes", "solo_decodes", "waiting", "waiting_for_decode")
-        classes = [
-            {
-                "name": flow.name,
-                "prompt": flow.prompt,
-                "output": flow.output,
-                "arrivals": flow.rate * number,
-                "impatience": flow.impatience,
-                **{name: value * number for name, value in zip(names, row[:6], strict=True)},
-                "turned_away": flow.impatience == 0 and not isfinite(row[4]),
-                "worth_of_one_more": row[6],
-                "worth_when_prefilled": row[7],
-            }
-            for flow, *row in columns
-        ]
+        plan, pace = self.plan, self.plan.instance.pace
+        more = {"adds": self.gains[0], "role": "mixed" if self.next_mixed else "solo"}
         document = {
             "costs_from": self.costs,
             "classes_from": self.demand.source,
-            "engines": number,
-            "pace": asdict(plan.instance.pace) | {"mixed_step": plan.instance.pace.mixed_step},
+            "engines": self.engines,
+            "pace": asdict(pace) | {"mixed_step": pace.mixed_step},
             "prices": asdict(plan.instance.prices),
             "charging": plan.instance.charging,
             "levels": {key: value for key, value in asdict(plan.levels).items() if value is not None},
-            "classes": classes,
+            "classes": self._classes(),
             "mixed_engines": self.staffing.mixed,
             "solo_engines": self.staffing.solo,
             "mixed_engines_with_slack": self.spare.mixed,
-            "revenue": plan.revenue * number,
+            "revenue": plan.revenue * self.engines,
             "revenue_per_engine": plan.revenue,
             "tpot": {"over_tokens": plan.token_tpot, "over_slots": plan.tpot},
-            "shadow_prices": {
-                "prefill": plan.shadows.prefill,
-                "mixed_seat": plan.shadows.mixed,
-                "solo_seat": plan.shadows.solo,
-                "levels": plan.shadows.levels,
-            },
-            "one_more_engine": {"adds": self.gains[0], "role": "mixed" if self.next_mixed else "solo"},
+            "shadow_prices": _prices(plan),
+            "one_more_engine": more,
             "one_engine_less": {"adds": self.gains[1]},
             "engines_to_serve_all": self.full,
             "elasticities": self.sensitivity,
-            "frontier": [
-                {"value": p.value, "revenue": p.revenue if p.plan else None, "slope": p.slope}
-                for p in self.points
-            ],
+            "frontier": [_point(point) for point in self.points],
             "notes": list(self.notes),
         }
         plain = without_nan(document)
         assert isinstance(plain, dict)
         return plain
 
+    def _classes(self) -> list[dict[str, Any]]:
+        """One entry each, with numbers of the whole fleet."""
+        plan, found = self.plan, []
+        per_engine = {
+            "served": plan.served,
+            "prefilling": plan.prefill,
+            "mixed_decodes": plan.mixed,
+            "solo_decodes": plan.solo,
+            "waiting": plan.waiting,
+            "waiting_for_decode": plan.decode_waiting,
+        }
+        for place, flow in enumerate(plan.instance.flows):
+            each = {"name": flow.name, "prompt": flow.prompt, "output": flow.output}
+            each |= {"arrivals": flow.rate * self.engines, "impatience": flow.impatience}
+            each |= {name: values[place] * self.engines for name, values in per_engine.items()}
+            each["turned_away"] = not isfinite(plan.waiting[place])
+            each["worth_of_one_more"] = plan.shadows.arrival[place]
+            each["worth_when_prefilled"] = plan.shadows.prefilled[place]
+            found.append(each)
+        return found
 
-def make_fluid_plan(words: Experiment, asked: FluidWords) -> FluidAnswer:
+
+def _prices(plan: FluidPlan) -> dict[str, Any]:
+    shadows = plan.shadows
+    seats = {"prefill": shadows.prefill, "mixed_seat": shadows.mixed, "solo_seat": shadows.solo}
+    return seats | {"levels": shadows.levels}
+
+
+def _point(point: Point) -> dict[str, float | None]:
+    return {"value": point.value, "revenue": point.revenue if point.plan else None, "slope": point.slope}
+
+
+def make_fluid_plan(words: Experiment, fleet: FleetWords, steps: StepWords, asked: LevelWords) -> FluidAnswer:
     """The whole answer."""
-    engines = asked.engines
-    if engines < 1:
-        raise InputError(f"--engines {engines}; give at least 1")
-    if words.slots is not None and words.slots < 2:
-        raise InputError(
-            f"--slots {words.slots}; give at least 2 seats: a prompt takes one beside the decodes"
-        )
-    if not 1 <= asked.clusters <= 50:
-        raise InputError(f"--clusters {asked.clusters}; give 1 to 50")
-    who = demand(words, asked.classes, asked.clusters)
-    pace, costs, notes = make_pace(words, asked, who)
-    prices = Prices(asked.prompt_price, asked.output_price)
+    engines, roles = fleet.engines, _checked(words, fleet)
+    who = demand(words, fleet.classes, fleet.clusters)
+    pace, costs, notes = make_pace(words, steps, who)
     flows = tuple(replace(flow, rate=flow.rate / engines) for flow in who.flows)
-    instance = Instance(flows, pace, prices, SEPARATE if asked.separate else BUNDLED).checked()
-    levels = make_levels(words, asked)
+    prices = Prices(fleet.prompt_price, fleet.output_price)
+    instance = Instance(flows, pace, prices, SEPARATE if fleet.separate else BUNDLED).checked()
+    levels = make_levels(words, asked, roles)
     plan = plan_fluid(instance, levels)
-    staffing = fixed_roles(asked) or staff(plan, engines)
     more, less = (_gain(instance, levels, plan, engines, change) for change in (1, -1))
     return FluidAnswer(
         costs,
         who,
         plan,
-        staffing,
+        roles or staff(plan, engines),
         staff(plan, engines, slack=True),
         (more, less),
         _next_is_mixed(instance, levels, engines),
@@ -140,6 +136,19 @@ def make_fluid_plan(words: Experiment, asked: FluidWords) -> FluidAnswer:
         tuple(_frontier(instance, levels, plan, asked.frontier)),
         (*who.notes, *notes, *_warnings(plan)),
     )
+
+
+def _checked(words: Experiment, fleet: FleetWords) -> Staffing | None:
+    """The roles the user asks for, if any; what cannot be is refused before anything is read."""
+    if fleet.engines < 1:
+        raise InputError(f"--engines {fleet.engines}; give at least 1")
+    if words.slots is not None and words.slots < 2:
+        raise InputError(
+            f"--slots {words.slots}; give at least 2 seats: a prompt takes one beside the decodes"
+        )
+    if not 1 <= fleet.clusters <= MOST_CLUSTERS:
+        raise InputError(f"--clusters {fleet.clusters}; give 1 to {MOST_CLUSTERS}")
+    return fixed_roles(fleet)
 
 
 def fluid_bound(instance: Instance) -> float:

@@ -177,9 +177,11 @@ def test_each_request_draws_its_pool_once():
     here = fleet(handoff=3)
     assert router.next(here) == (1000, 1, Stage.DECODE)
     router.gone(one(1000))
+    del here.handoff[1000]
     here.open = {SOLO: [], MIXED: [0]}
     assert router.next(here) == (1001, 0, Stage.DECODE)  # 1002 drew the solo pool and waits for it
     router.gone(one(1001))
+    del here.handoff[1001]
     assert router.next(here) is None
 
 

@@ -9,6 +9,7 @@ from vllm.v1.request import Request
 
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import NONE, Decodes, Plan
+from headgate.drivers.vllm.books import Books
 from headgate.drivers.vllm.queues import GatedQueue
 
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # which of them exist depends on the release
@@ -19,10 +20,11 @@ class Knobs:
     waiting queues. How many tokens: the step's budget and the longest piece of a prompt.
     """
 
-    def __init__(self, scheduler: Any, ledger: Ledger, requests: dict[int, Request]) -> None:
+    def __init__(self, scheduler: Any, ledger: Ledger, books: Books) -> None:
         self._scheduler = scheduler
         self._ledger = ledger
-        self._requests = requests  # by our number
+        self._books = books
+        self._requests = books.requests
         names = [name for name in QUEUES if hasattr(scheduler, name)]
         for name in names:
             setattr(scheduler, name, GatedQueue(getattr(scheduler, name)))
@@ -31,19 +33,33 @@ class Knobs:
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._longest: int = scheduler.scheduler_config.long_prefill_token_threshold
 
-    def turn(self, plan: Plan) -> None:
-        """Set them for the step that vLLM composes next."""
-        ledger, requests = self._ledger, self._requests
+    def turn(self, plan: Plan) -> list[Request]:
+        """Set them for the step that vLLM composes next; who of those waiting it can see."""
+        ledger = self._ledger
         halfway = [ledger.prefilling[id] for id in plan.prefill if id in ledger.prefilling]
-        visible = [requests[id] for id in plan.prefill if id in ledger.waiting]
-        if visible and self._scheduler.lora_config:
-            visible = self._with_room_for_adapters(visible)
+        visible = self._visible(plan)
         for queue in self._queues:
             queue.shut(visible)
         self._hold(plan, halfway)
         self._limit(plan, visible)
         if halfway and plan.decode is not NONE:
             self._prompts_last(halfway)
+        return visible
+
+    def _visible(self, plan: Plan) -> list[Request]:
+        """The new prompts of the plan, and before them whoever waits with KV in hand.
+
+        That KV can only come free by their running, so they never stand behind somebody who needs it, and
+        enter even unasked when nobody runs. Whom the plan evicts does not enter in the same step.
+        """
+        ledger, requests, holding = self._ledger, self._requests, self._books.holding
+        ids = [id for id in plan.prefill if id in ledger.waiting and id not in plan.evict]
+        if holding and (ids or not (ledger.decoding or ledger.prefilling)):
+            ids = [*holding, *(id for id in ids if id not in holding)]
+        visible = [requests[id] for id in ids]
+        if visible and self._scheduler.lora_config:
+            return self._with_room_for_adapters(visible)
+        return visible
 
     def restore(self) -> None:
         """As vLLM had them."""
@@ -65,7 +81,8 @@ class Knobs:
             named = {requests[entry.id] for entry in halfway}
             held = [request for request in self._scheduler.running if request not in named]
         else:
-            held = [requests[id] for id in ledger.prefilling if id not in plan.prefill]
+            prompts = {*plan.prefill}
+            held = [requests[id] for id in ledger.prefilling if id not in prompts]
             if not isinstance(decode, Decodes):
                 held += [requests[id] for id in ledger.decoding if id not in decode]
         for request in held:
@@ -80,6 +97,8 @@ class Knobs:
             if visible:  # a prompt that cannot be cut runs whole, or never
                 budget = max(budget, decodes + visible[0].num_tokens)
         elif chunk < inf:
+            if getattr(scheduler, "need_mamba_block_aligned_split", False):
+                chunk = max(chunk, scheduler.cache_config.block_size)  # less would be rounded to nothing
             budget = min(budget, decodes + chunk)
             longest = min(chunk, self._longest or chunk)
             scheduler.scheduler_config.long_prefill_token_threshold = int(longest)
@@ -94,14 +113,16 @@ class Knobs:
         most = self._scheduler.lora_config.max_loras
         running = self._scheduler.running
         adapters = {request.lora_request.lora_int_id for request in running if request.lora_request}
-        kept = []
+        kept: list[Request] = []
+        others: list[Request] = []
         for request in visible:
-            if request.lora_request:
-                wanted = adapters | {request.lora_request.lora_int_id}
-                if len(wanted) > most:
-                    continue
+            wanted = adapters | {request.lora_request.lora_int_id} if request.lora_request else adapters
+            if len(wanted) > most:
+                others.append(request)
+            else:
                 adapters = wanted
-            kept.append(request)
+                kept.append(request)
+        self._books.set_aside(others)
         return kept
 
     def _prompts_last(self, halfway: list[Entry]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.interface import PauseState
@@ -16,14 +16,14 @@ from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.view import Limits
 from headgate.drivers.live import Live
+from headgate.drivers.news import LOG
 from headgate.drivers.vllm.books import Books, Promises
 from headgate.drivers.vllm.knobs import Knobs
-
-LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 
 ENDS = {
     RequestStatus.FINISHED_STOPPED: End.STOPPED,
     RequestStatus.FINISHED_LENGTH_CAPPED: End.LIMIT,
+    RequestStatus.FINISHED_REPETITION: End.LIMIT,  # its own limit on repeating itself
     RequestStatus.FINISHED_IGNORED: End.REFUSED,
 }
 DECODES_ONLY = Plan(ALL)
@@ -68,9 +68,8 @@ class Headgate:
             watchdog=duties.watchdog,
             evict=self._headgate_evict,
         )
-        requests: dict[int, Request] = {}
-        self._headgate_knobs = Knobs(self, self._headgate.ledger, requests)
-        self._headgate_books = Books(self, self._headgate, requests, duties.promises)
+        self._headgate_books = Books(self, self._headgate, duties.promises)
+        self._headgate_knobs = Knobs(self, self._headgate.ledger, self._headgate_books)
 
     # -- what vLLM calls ----------------------------------------------------------------------------
 
@@ -83,25 +82,27 @@ class Headgate:
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Compose a step."""
+        if self._pause_state != PauseState.UNPAUSED:
+            self._headgate_guarded(self._headgate.paused)
         if self._headgate_broken or self._pause_state == PauseState.PAUSED_ALL:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         throttled = bool(args[0] if args else kwargs.get("throttle_prefills", False))
-        self._headgate_guarded(self._headgate_prepare, throttled)
+        seen = self._headgate_guarded(self._headgate_prepare, throttled)
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             self._headgate_knobs.restore()
-        self._headgate_guarded(self._headgate_books.ran, output)
+        self._headgate_guarded(self._headgate_books.ran, output, seen or [])
         return output
 
     def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
         """The tokens of a step are known."""
         used = self.cache_config.num_gpu_blocks - 1 - self.kv_cache_manager.block_pool.get_num_free_blocks()
         books, kv = self._headgate_books, self._headgate_tokens(used)
-        scheduled = self._headgate_guarded(books.done, scheduler_output, kv)
+        ran = self._headgate_guarded(books.done, scheduler_output, kv)
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        if self.num_spec_tokens and scheduled:
-            self._headgate_guarded(books.recount, scheduled)
+        if self.num_spec_tokens and ran:
+            self._headgate_guarded(books.recount, scheduler_output.num_scheduled_tokens)
         return result
 
     def _preempt_request(self: Any, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -130,16 +131,23 @@ class Headgate:
         try:
             return part(*args)
         except Exception as error:
-            LOG.exception("headgate failed; vLLM goes on without it")
             self._headgate_broken = True
+            with suppress(Exception):
+                LOG.exception("headgate failed; vLLM goes on without it")
+                self._headgate.fall(f"internal error: {told(error)}")
             self._headgate_knobs.restore()
-            self._headgate.fall(f"internal error: {told(error)}")
             return None
 
-    def _headgate_prepare(self: Any, throttled: bool) -> None:
-        """Ask for the plan and turn the knobs. `throttled`: a data-parallel engine wants decodes only."""
+    def _headgate_prepare(self: Any, throttled: bool) -> list[Request]:
+        """Ask for the plan and turn the knobs; who of those waiting vLLM can see.
+
+        `throttled`: a data-parallel engine wants decodes only, as long as prompts do not pile up.
+        """
         live = self._headgate
-        self._headgate_books.look_again()
+        self._headgate_books.tidy()
+        seats = self._headgate_seats() - self.num_waiting_for_streaming_input  # idle sessions keep theirs
+        if seats != live.ledger.limits.running:
+            live.ledger.limits = live.ledger.limits._replace(running=max(1, seats))
         if live.lease.ended or live.plan is None:
             renewal = self._headgate_renew()
             if renewal is not None:
@@ -147,14 +155,17 @@ class Headgate:
         free = self.kv_cache_manager.block_pool.get_num_free_blocks()
         short = free < live.ledger.rolling * self._headgate_groups  # may a decode lack a block?
         plan = live.begin(self._headgate_tokens(free), short)
-        if plan is not None:
-            self._headgate_knobs.turn(DECODES_ONLY if throttled and live.ledger.decoding else plan)
+        if plan is None:
+            return []
+        throttled = throttled and not self.prefill_capacity_bound and bool(live.ledger.decoding)
+        return list(self._headgate_knobs.turn(DECODES_ONLY if throttled else plan))
 
     def _headgate_evict(self: Any, entry: Entry) -> None:
         """The plan drops its KV: vLLM preempts it, and `_preempt_request` tells the books."""
         request = self._headgate_books.requests[entry.id]
         self.running.remove(request)
-        self._preempt_request(request, time.monotonic())
+        drops = {"drop_stale_output": True} if getattr(self, "requires_kv_delivery", False) else {}
+        self._preempt_request(request, time.monotonic(), **drops)
 
     def _headgate_seats(self: Any) -> int:
         return int(getattr(self, "max_num_active_reqs", self.max_num_running_reqs))

@@ -13,14 +13,15 @@ class GatedQueue(RequestQueue):
     """Wraps one of vLLM's own queues and keeps its order; `shut` narrows it for the time of one step.
 
     While shut, looking and taking see only the given requests. Those taken leave the queue when it opens
-    again, all at once, because taking one from the middle costs a walk through it. Its length stays true.
+    again, all at once, because taking from the middle costs a walk through it: once in a step that admits out
+    of order. Its length stays true.
     """
 
     def __init__(self, inner: RequestQueue) -> None:
         self._inner = inner
         self._members: set[Request] = set(inner)
         self._visible: deque[Request] | None = None
-        self._taken: list[Request] = []
+        self._taken: dict[Request, None] = {}  # in the order they were taken
 
     def shut(self, requests: Iterable[Request]) -> None:
         """From now on only these can be seen, as far as they are here."""
@@ -30,7 +31,7 @@ class GatedQueue(RequestQueue):
     def open(self) -> None:
         """Everybody can be seen again."""
         self._visible = None
-        taken, self._taken = self._taken, []
+        taken, self._taken = self._taken, {}
         if not taken:
             return
         inner = self._inner
@@ -54,7 +55,7 @@ class GatedQueue(RequestQueue):
             request = self._inner.pop_request()
         else:
             request = self._visible.popleft()
-            self._taken.append(request)
+            self._taken[request] = None
         self._members.discard(request)
         return request
 
@@ -73,8 +74,9 @@ class GatedQueue(RequestQueue):
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         """They join in front, in the order vLLM's own queue gives them."""
         back = list(requests)
-        for request in back:
-            self._settle(request)
+        again = self._taken.keys() & set(back)
+        if again:
+            self._forget_taken(again)
         self._members.update(back)
         self._inner.prepend_requests(back)
 
@@ -95,8 +97,12 @@ class GatedQueue(RequestQueue):
     def _settle(self, request: Request) -> None:
         """Somebody taken comes back before the gate opened: make good the walk we had saved."""
         if request in self._taken:
-            self._taken.remove(request)
-            self._inner.remove_request(request)
+            self._forget_taken({request})
+
+    def _forget_taken(self, again: set[Request]) -> None:
+        for request in again:
+            del self._taken[request]
+        self._inner.remove_requests(again)
 
     def __bool__(self) -> bool:
         if self._visible is None:
@@ -109,5 +115,4 @@ class GatedQueue(RequestQueue):
     def __iter__(self) -> Iterator[Request]:
         if not self._taken:
             return iter(self._inner)
-        gone = set(self._taken)
-        return iter([request for request in self._inner if request not in gone])
+        return iter([request for request in self._inner if request not in self._taken])

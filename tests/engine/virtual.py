@@ -1,0 +1,153 @@
+"""vLLM's real scheduler in the simulator's virtual time: made-up tokens, and steps that take what they cost."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, NamedTuple
+
+from schedulers import EngineShape, request, scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+
+from headgate.core.policy import BatchPolicy
+from headgate.core.view import View
+from headgate.cost.model import Shape
+from headgate.drivers.arrivals import Arrivals
+from headgate.drivers.engine import Engine
+from headgate.workloads.workload import Workload
+
+GOES_ON, STOPS = 5, 7  # tokens
+MOST_STEPS = 50_000
+
+
+class Step(NamedTuple):
+    """One step: when, who decoded, and (request, first position, tokens) of every piece of a prompt."""
+
+    start: float
+    end: float
+    decodes: tuple[int, ...]
+    chunks: tuple[tuple[int, int, int], ...]
+
+
+class Asked(BatchPolicy):
+    """Passes everything on and remembers that it was asked."""
+
+    def __init__(self, inner: BatchPolicy) -> None:
+        self.inner = inner
+        self.asked = False
+        for hook in ("arrived", "admitted", "prefilled", "held", "resumed", "evicted", "finished", "stepped"):
+            setattr(self, hook, getattr(inner, hook))
+
+    def arrived(self, request, now): ...
+    def admitted(self, request, now): ...
+    def prefilled(self, request, now): ...
+    def held(self, request, now): ...
+    def resumed(self, request, now): ...
+    def evicted(self, request, now): ...
+    def finished(self, request, now, how): ...
+    def stepped(self, steps): ...
+
+    def plan(self, view: View) -> Any:
+        self.asked = True
+        return self.inner.plan(view)
+
+
+class Virtual:
+    """One engine, one policy, one workload, as the simulator has them; `run` gives every step."""
+
+    def __init__(self, engine: Engine, policy: BatchPolicy, workload: Workload) -> None:
+        shape = EngineShape(
+            block=engine.block,
+            blocks=engine.kv_tokens // engine.block,
+            running=engine.running,
+            budget=engine.batch_tokens,
+            longest=engine.longest,
+        )
+        self.engine = engine
+        self.now = 0.0
+        self.policy = Asked(policy)
+        self.scheduler = made = scheduler(shape, {"policy": "mixed", "watchdog": 1e9})
+        made._headgate.clock = made._headgate_books.wall = lambda: self.now
+        made._headgate.origin = 0.0
+        made._headgate.take_over(self.policy)
+        self.arrivals = Arrivals(workload)
+        self.lengths: list[int] = workload.output.tolist()
+        self.steps: list[Step] = []
+        self.evicted = 0  # steps before the first eviction by vLLM; all of them when there was none
+        self._clean = True
+
+    def run(self) -> list[Step]:
+        """Serve everybody."""
+        for _ in range(MOST_STEPS):
+            while self.arrivals.next_time <= self.now:
+                self._arrive()
+            if self.scheduler.has_unfinished_requests():
+                self._step()
+            elif self.arrivals.pending:
+                self.now = max(self.now, self.arrivals.next_time)
+            else:
+                return self.steps
+        raise AssertionError(f"{MOST_STEPS} steps were not enough")
+
+    def _arrive(self) -> None:
+        entry = self.arrivals.take(self.scheduler._headgate.ledger)
+        limit = min(entry.limit, self.engine.longest)
+        made = request(
+            str(entry.id),
+            [1] * entry.prompt,
+            limit,
+            stops=(STOPS,),
+            arrival=entry.arrival,
+            block=self.engine.block,
+        )
+        self.scheduler.add_request(made)
+
+    def _step(self) -> None:
+        self.policy.asked = False
+        output = self.scheduler.schedule()
+        scheduled = output.num_scheduled_tokens
+        if scheduled:
+            self._run(output)
+        self._tell(output)
+        if not scheduled and self.policy.asked:
+            plan = self.scheduler._headgate.plan
+            self.now = max(self.now, min(self.arrivals.next_time, plan.until.time))
+            assert self.now < inf, f"nothing runs and nothing else will happen: {plan}"
+
+    def _run(self, output: Any) -> None:
+        """Time passes: as long as the step's shape costs."""
+        requests, scheduled = self.scheduler.requests, output.num_scheduled_tokens
+        decodes, chunks, context, behind = [], [], 0, 0
+        fresh = {
+            new.req_id for new in output.scheduled_new_reqs
+        } | output.scheduled_cached_reqs.resumed_req_ids
+        for name, tokens in scheduled.items():
+            computed = requests[name].num_computed_tokens - tokens
+            if name not in fresh and computed >= self._known(name):
+                decodes.append(int(name))
+                context += requests[name].num_tokens
+            else:
+                chunks.append((int(name), computed + 1, tokens))
+                behind += computed
+        prefill = sum(tokens for _, _, tokens in chunks)
+        start = self.now
+        self.now = start + self.engine.cost.seconds(Shape(len(decodes), context, prefill, behind))
+        self.steps.append(Step(start, self.now, tuple(sorted(decodes)), tuple(chunks)))
+
+    def _known(self, name: str) -> int:
+        """Tokens it must have computed to be a decode: all but the newest."""
+        request = self.scheduler.requests[name]
+        return max(request.num_prompt_tokens, request.num_tokens - 1)
+
+    def _tell(self, output: Any) -> None:
+        """Made-up tokens; the last of an output is the one that stops it."""
+        names = list(output.num_scheduled_tokens)
+        sampled = []
+        for name in names:
+            request = self.scheduler.requests[name]
+            done = request.num_output_tokens + 1 == self.lengths[int(name)]
+            sampled.append([] if request.is_prefill_chunk else [STOPS if done else GOES_ON])
+        result = ModelRunnerOutput(names, {name: place for place, name in enumerate(names)}, sampled)
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for one in outputs.outputs:
+                if one.finish_reason is not None:
+                    self.arrivals.returned(self.now)
