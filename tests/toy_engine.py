@@ -1,7 +1,8 @@
 """An engine in the manner of vLLM, small enough to be obviously right, with a policy inside through Live.
 
 It keeps its own truth (queues, blocks, tokens), composes a step from the plan and what it can do, and may
-compose the next one before the tokens of this one are known (`ahead`). It may refuse prompts at random.
+compose the next one before the tokens of this one are known (`ahead`). It may refuse prompts at random,
+and clients may hang up at random.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ class ToyEngine:
         ahead: bool = False,
         fickle: Random | None = None,
         watchdog: float = 1e9,
+        hangs_up: Random | None = None,
     ) -> None:
         self.engine, self.workload, self.ahead, self.fickle = engine, workload, ahead, fickle
+        self.hangs_up = hangs_up
+        self.gone: set[int] = set()
         self.time = 0.0
         limits = Limits(engine.batch_tokens, engine.running, engine.block)
         self.blocks = engine.kv_tokens // engine.block
@@ -111,6 +115,8 @@ class ToyEngine:
                 flight, batch, seconds = step
                 free_at = max(free_at, self.time) + seconds
                 air.append((flight, batch, free_at))
+            if self.hangs_up and self.jobs and self.hangs_up.random() < 0.2:
+                self.hang_up(self.hangs_up.choice([*self.jobs.values()]))
             if air and (step is None or not self.ahead or len(air) == 2):
                 flight, batch, end = air.popleft()
                 self.time = end
@@ -228,8 +234,15 @@ class ToyEngine:
                 self.finish(job)
 
     def finish(self, job: Job) -> None:
+        self.served[job.entry.id] = job.known - job.entry.prompt
+        self.leave(job, End.STOPPED)
+
+    def hang_up(self, job: Job) -> None:
+        self.gone.add(job.entry.id)
+        self.leave(job, End.ABORTED)
+
+    def leave(self, job: Job, how: End) -> None:
         del self.jobs[job.entry.id]
         (self.running if job in self.running else self.waiting).remove(job)
         self.live.ledger.recount(job.entry, job.known - job.entry.prompt)
-        self.served[job.entry.id] = job.known - job.entry.prompt
-        self.live.left(job.entry, End.STOPPED)
+        self.live.left(job.entry, how)

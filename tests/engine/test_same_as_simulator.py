@@ -45,6 +45,16 @@ def test_same_steps_at_the_same_times(name, data, world):
     assert theirs == ours
 
 
+@pytest.mark.parametrize("name", MAKE)
+@given(data=st.data(), world=worlds(roomy=False))
+def test_same_steps_when_memory_is_short(name, data, world):
+    engine, workload = world
+    policy = MAKE[name](data.draw, engine)
+    theirs = Virtual(engine, copy.deepcopy(policy), workload).run()
+    ours = simulated(batches(engine, policy, workload))
+    assert theirs == ours
+
+
 def simulated(found: list[Batch]) -> list[Step]:
     """The simulator's batches, step by step."""
     steps = []

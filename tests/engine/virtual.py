@@ -1,10 +1,11 @@
-"""vLLM's real scheduler in the simulator's virtual time: made-up tokens, and steps that take what they cost."""
+"""vLLM's real scheduler in virtual time: made-up tokens, and steps that take what they cost."""
 
 from __future__ import annotations
 
 from math import inf
 from typing import Any, NamedTuple
 
+from oracle import admitted
 from schedulers import EngineShape, request, scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
@@ -72,8 +73,6 @@ class Virtual:
         self.arrivals = Arrivals(workload)
         self.lengths: list[int] = workload.output.tolist()
         self.steps: list[Step] = []
-        self.evicted = 0  # steps before the first eviction by vLLM; all of them when there was none
-        self._clean = True
 
     def run(self) -> list[Step]:
         """Serve everybody."""
@@ -89,17 +88,11 @@ class Virtual:
         raise AssertionError(f"{MOST_STEPS} steps were not enough")
 
     def _arrive(self) -> None:
-        entry = self.arrivals.take(self.scheduler._headgate.ledger)
-        limit = min(entry.limit, self.engine.longest)
-        made = request(
-            str(entry.id),
-            [1] * entry.prompt,
-            limit,
-            stops=(STOPS,),
-            arrival=entry.arrival,
-            block=self.engine.block,
+        entry, engine = self.arrivals.take(self.scheduler._headgate.ledger), self.engine
+        prompt, limit = [1] * entry.prompt, min(entry.limit, engine.longest)
+        self.scheduler.add_request(
+            request(str(entry.id), prompt, limit, engine.block, stops=(STOPS,), arrival=entry.arrival)
         )
-        self.scheduler.add_request(made)
 
     def _step(self) -> None:
         self.policy.asked = False
@@ -108,8 +101,8 @@ class Virtual:
         if scheduled:
             self._run(output)
         self._tell(output)
-        if not scheduled and self.policy.asked:
-            plan = self.scheduler._headgate.plan
+        plan = self.scheduler._headgate.plan
+        if not scheduled and self.policy.asked and not plan.evict:
             self.now = max(self.now, min(self.arrivals.next_time, plan.until.time))
             assert self.now < inf, f"nothing runs and nothing else will happen: {plan}"
 
@@ -117,9 +110,7 @@ class Virtual:
         """Time passes: as long as the step's shape costs."""
         requests, scheduled = self.scheduler.requests, output.num_scheduled_tokens
         decodes, chunks, context, behind = [], [], 0, 0
-        fresh = {
-            new.req_id for new in output.scheduled_new_reqs
-        } | output.scheduled_cached_reqs.resumed_req_ids
+        fresh = admitted(output)
         for name, tokens in scheduled.items():
             computed = requests[name].num_computed_tokens - tokens
             if name not in fresh and computed >= self._known(name):

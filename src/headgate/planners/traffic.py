@@ -93,8 +93,9 @@ def running_pace(
 
     In overload, or where the shortest does not fit, the longest that does; None where memory is too small for
     any. Where nobody is ever paused (`pausing` is False) a longer t costs no time per token, it only lets
-    more enter at once: then always the longest. Fractional cohorts may overshoot their share of memory by one request of each type (section 3.5),
-    for which room is left. `slack`: the same parts with slack added, as sizes are to be.
+    more enter at once: then always the longest. Fractional cohorts may overshoot their share of memory by one
+    request of each type (section 3.5), for which room is left. `slack`: the same parts with slack added, as
+    sizes are to be.
     """
     full = slack or parts
     spare = capacity - sum(part.peak for part in parts if part.prompt)

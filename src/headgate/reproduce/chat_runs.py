@@ -156,6 +156,17 @@ def best_rate() -> float:
     return tile_bound(cost.terms, lengths_of(bundled("sharegpt-8k"))).rate
 
 
+def offered(rate: float, seeds: Sequence[int], seconds: float) -> float:
+    """The work that these seeds bring, as a share of the nominal: requests and lengths are drawn."""
+    cost = engine_of(ChatJob("", "mixed", {})).cost
+    assert isinstance(cost, TileCost)
+    brought = 0.0
+    for seed in seeds:
+        drawn = _drawn(rate, seed, seconds)
+        brought += len(drawn) * tile_bound(cost.terms, lengths_of(drawn)).seconds
+    return brought / len(seeds) / seconds / rate * best_rate()
+
+
 def engine_of(job: ChatJob) -> Engine:
     """The calibrated card's engine with the job's limits."""
     engine = card_engine(CARD, job.slots, job.budget, job.kv)

@@ -9,7 +9,7 @@ from math import log, nan
 from typing import Any
 
 from headgate.reproduce import slai_starvation
-from headgate.reproduce.chat_runs import BUDGET, ChatJob, Seeds, best_rate, carry_out
+from headgate.reproduce.chat_runs import BUDGET, ChatJob, Seeds, best_rate, carry_out, offered
 from headgate.reproduce.published_slai import (
     BOTH_LIMITS,
     CAPACITY,
@@ -82,7 +82,7 @@ class Figure:
             _setup(self.paying, options),
             tuple(sections),
             _counts(curves),
-            _remarks(curves, self.paying),
+            (*_remarks(curves, self.paying), _work(options)),
         )
 
 
@@ -268,6 +268,15 @@ def _remarks(curves: Curves, paying: int) -> tuple[str, ...]:
         f"s, our slai {means[2]:.2f} s: a lower median need not be a lower mean."
     )
     return tuple(found) + (slai_starvation.remarks(curves.figures) if paying == 5 else ())
+
+
+def _work(options: Options) -> str:
+    drawn = [options.seed + seed for seed in seeds(options)]
+    share = offered(1.15, drawn, QUICK_SECONDS if options.quick else SECONDS)
+    return (
+        f"The requests drawn here bring {100 * share:.1f} % of the nominal work (at 1.15 requests/s), so "
+        "capacities are off by about as much."
+    )
 
 
 FIGURES = (Figure("slai-fig6", 5), Figure("slai-fig9", 50), Figure("slai-fig10", 95))

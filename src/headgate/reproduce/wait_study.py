@@ -20,7 +20,7 @@ SOURCE = (
 )
 STEP = 1.05  # iterations this much longer than the shortest that keep up
 NESTED_SHARE = 0.9  # of memory for full segments
-LONG = 200  # seconds a run lasts where nothing else is said
+LONG = 120.0  # seconds a run lasts where nothing else is said
 
 Way = Callable[[Machine, Mix], tuple[str, dict[str, Any]]]
 

@@ -77,6 +77,40 @@ def test_everybody_is_served_in_a_live_engine(name, ahead, data, engine, workloa
 
 
 @pytest.mark.parametrize("name", BATCH)
+@given(data=st.data(), engine=engines(), workload=workloads(), seed=st.integers(0, 99))
+def test_clients_that_hang_up_at_any_moment(name, data, engine, workload, seed):
+    """Also while a step with them is in the air; nobody hears of a request after it has left."""
+    policy = draw_policy(name)(data.draw, engine)
+    log = Log()
+    toy = ToyEngine(engine, policy, workload, (log,), ahead=True, hangs_up=Random(seed))
+    toy.run()
+    assert toy.live.fallen is None
+    assert toy.served.keys() | toy.gone == fitting(workload, engine).keys()
+    assert not toy.live.occupied
+    last = {event[1]: event[0] for event in log.events}
+    assert set(last.values()) <= {"finished"}
+
+
+class Clumsy(Log):
+    """An observer that breaks at the tenth event, and again whenever it is asked."""
+
+    def prefilled(self, request, now):
+        if len(self.events) >= 10:
+            raise OSError("disk full")
+        super().prefilled(request, now)
+
+
+def test_an_observer_that_breaks_hears_no_more_and_nothing_else_happens():
+    """Neither the policy nor the others pay for it."""
+    clumsy, log = Clumsy(), Log()
+    toy = ToyEngine(ENGINE, Mixed(slots=4, budget=64), small(), (clumsy, log))
+    toy.run()
+    assert toy.live.fallen is None
+    assert toy.served == fitting(small(), ENGINE)
+    assert len(clumsy.steps) < len(log.steps)
+
+
+@pytest.mark.parametrize("name", BATCH)
 @given(data=st.data(), engine=engines(), workload=workloads())
 def test_a_live_engine_in_turn_runs_the_simulator_s_schedule(name, data, engine, workload):
     """Same steps at the same times, as long as nobody has to be evicted."""

@@ -57,3 +57,5 @@ def test_the_pace_to_run_at():
     seats = running_pace(CARD, heavy, KV, 64)
     assert seats == pytest.approx(64 / sum(part.rate * part.stages for part in heavy))
     assert running_pace(CARD, parts, 500, 4096) is None
+    free = running_pace(CARD, parts, KV, 4096, pausing=False)
+    assert free == pytest.approx((KV - sum(part.peak for part in parts)) / offered(parts))

@@ -32,7 +32,8 @@ QUEUE = (
 # Attributes `schedule` must read for our knobs to work.
 READ_BY_SCHEDULE = (
     "current_step", "next_decode_eligible_step", "max_num_scheduled_tokens", "running", "waiting",
-    "long_prefill_token_threshold", "_pause_state", "prefill_capacity_bound", "num_waiting_for_streaming_input",
+    "long_prefill_token_threshold", "_pause_state", "prefill_capacity_bound",
+    "num_waiting_for_streaming_input",
 )  # fmt: skip
 REQUEST = (
     "num_computed_tokens", "is_prefill_chunk", "next_decode_eligible_step", "lora_request",
