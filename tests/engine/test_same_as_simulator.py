@@ -27,7 +27,7 @@ def worlds(draw: st.DrawFn, roomy: bool) -> tuple[Engine, Workload]:
     workload: Workload = draw(workloads())
     if roomy:
         engine = engine._replace(kv_tokens=engine.running * 256, max_model_len=256)
-    columns = {"limit": workload.limit}
+    columns = {"limit": np.minimum(workload.limit, engine.longest)}  # vLLM knows no more
     if workload.closed:
         columns["clients"] = workload.clients
     else:

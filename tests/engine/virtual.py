@@ -73,6 +73,7 @@ class Virtual:
         self.arrivals = Arrivals(workload)
         self.lengths: list[int] = workload.output.tolist()
         self.steps: list[Step] = []
+        self.half_done: set[str] = set()  # admitted, and have not brought a token since
 
     def run(self) -> list[Step]:
         """Serve everybody."""
@@ -89,9 +90,9 @@ class Virtual:
 
     def _arrive(self) -> None:
         entry, engine = self.arrivals.take(self.scheduler._headgate.ledger), self.engine
-        prompt, limit = [1] * entry.prompt, min(entry.limit, engine.longest)
+        prompt = [1] * entry.prompt
         self.scheduler.add_request(
-            request(str(entry.id), prompt, limit, engine.block, stops=(STOPS,), arrival=entry.arrival)
+            request(str(entry.id), prompt, entry.limit, engine.block, stops=(STOPS,), arrival=entry.arrival)
         )
 
     def _step(self) -> None:
@@ -110,24 +111,21 @@ class Virtual:
         """Time passes: as long as the step's shape costs."""
         requests, scheduled = self.scheduler.requests, output.num_scheduled_tokens
         decodes, chunks, context, behind = [], [], 0, 0
-        fresh = admitted(output)
+        self.half_done |= set(admitted(output))
         for name, tokens in scheduled.items():
             computed = requests[name].num_computed_tokens - tokens
-            if name not in fresh and computed >= self._known(name):
-                decodes.append(int(name))
-                context += requests[name].num_tokens
-            else:
+            if name in self.half_done:
                 chunks.append((int(name), computed + 1, tokens))
                 behind += computed
+            else:
+                decodes.append(int(name))
+                context += requests[name].num_tokens
+            if not requests[name].is_prefill_chunk:
+                self.half_done.discard(name)
         prefill = sum(tokens for _, _, tokens in chunks)
         start = self.now
         self.now = start + self.engine.cost.seconds(Shape(len(decodes), context, prefill, behind))
         self.steps.append(Step(start, self.now, tuple(sorted(decodes)), tuple(chunks)))
-
-    def _known(self, name: str) -> int:
-        """Tokens it must have computed to be a decode: all but the newest."""
-        request = self.scheduler.requests[name]
-        return max(request.num_prompt_tokens, request.num_tokens - 1)
 
     def _tell(self, output: Any) -> None:
         """Made-up tokens; the last of an output is the one that stops it."""

@@ -35,17 +35,17 @@ class Dues:
         self._awake: dict[int, Request] = {}  # to be looked at; the others' last tokens are ...
         self._quiet = inf  # ... not older than this
 
-    def __bool__(self) -> bool:
-        return bool(self._members)
+    def __len__(self) -> int:
+        return len(self._members)
 
     def join(self, request: Request) -> None:
         """It decodes from now on."""
         self._members[request.id] = self._awake[request.id] = request
 
-    def leave(self, request: Request) -> bool:
-        """It decodes no longer; False if it did not decode."""
+    def leave(self, request: Request) -> None:
+        """It decodes no longer."""
+        self._members.pop(request.id, None)
         self._awake.pop(request.id, None)
-        return self._members.pop(request.id, None) is not None
 
     def served(self, when: float) -> None:
         """Everybody got a token then."""

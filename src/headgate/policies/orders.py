@@ -25,6 +25,7 @@ class _Sorted:
         self._of: dict[int, Key] = {}
 
     def add(self, request: Request) -> None:
+        self.drop(request)
         key = self._of[request.id] = self._key(request)
         insort(self._keys, key)
 

@@ -84,7 +84,6 @@ class Slai(Ordered):
         self._cost = cost
         self._between = between_tokens
         self._running: dict[float, Dues] = {}  # those that decode, by their promise
-        self._decoding = 0  # how many they are
         self._served: float | None = None  # when all of them last got a token together
 
     def gauges(self) -> Mapping[str, float]:
@@ -96,7 +95,6 @@ class Slai(Ordered):
     def prefilled(self, request: Request, now: float) -> None:
         """It decodes from now on."""
         self._running.setdefault(self._promise(request), Dues()).join(request)
-        self._decoding += 1
 
     def evicted(self, request: Request, now: float) -> None:
         """It does not decode any more."""
@@ -110,7 +108,10 @@ class Slai(Ordered):
     def stepped(self, steps: Steps) -> None:
         """Learn how long steps are, and whether everybody got a token."""
         self.margin.ran(steps)
-        self._served = steps.ends[-1] if steps.decodes == self._decoding else None
+        self._served = steps.ends[-1] if steps.decodes == self._known() else None
+
+    def _known(self) -> int:
+        return sum(map(len, self._running.values()))
 
     def _promise(self, request: Request) -> float:
         promise = request.slo.between_tokens
@@ -119,8 +120,8 @@ class Slai(Ordered):
     def _forget(self, request: Request) -> None:
         promise = self._promise(request)
         dues = self._running.get(promise)
-        if dues and dues.leave(request):
-            self._decoding -= 1
+        if dues:
+            dues.leave(request)
             if not dues:
                 del self._running[promise]
 
@@ -178,6 +179,8 @@ class Slai(Ordered):
             critical += found.ids
             # Those that are left out need one more step after this one.
             allowance = min(allowance, promise + min(found.first, found.others - self.margin.step))
+        if self._known() != len(view.decoding):  # a live engine's news may be a step late
+            critical = [id for id in critical if id in view.decoding]
         return critical, allowance - view.now
 
     def _earliest(self, view: View, ids: list[int], most: int) -> list[int]:
