@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fleet_study.worlds import INSTANCES, SECONDS, Case, carry_out, interval
+from benchmarks.fleet_study.worlds import INSTANCES, SECONDS, SEEDS, Case, carry_out, interval
 from headgate.planners.fluid import plan_fluid
 from headgate.planners.levels import Levels, slot_tpot
 
@@ -27,7 +27,7 @@ SIZES = (20, 200)
 
 def main(quick: bool) -> None:
     cases = [
-        Case("A1", router, n, 3, SECONDS[n], levels, settings, f"{name} / {level}")
+        Case("A1", router, n, SEEDS[n], SECONDS[n], levels, settings, f"{name} / {level}")
         for n in SIZES
         for level, levels in LEVELS.items()
         for name, (router, settings) in ROUTERS.items()

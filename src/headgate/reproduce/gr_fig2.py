@@ -15,7 +15,7 @@ from headgate.reproduce.serving import Options
 NAME = "gr-fig2"
 ABOUT = "revenue and queues against arrivals: bundled congestion before prefill, separate before decode"
 RATES = (0.3, 0.5, 0.8, 1.2)
-ENGINES, SECONDS, RUNS = 50, 400.0, 2
+ENGINES, SECONDS = 50, 400.0
 ROUTERS = {BUNDLED: "gate-and-route+", SEPARATE: "prioritize-and-route"}
 
 
@@ -25,10 +25,7 @@ def jobs(options: Options) -> list[NetworkJob]:
     for charging, router in ROUTERS.items():
         for rate in RATES:
             plan = plan_fluid(two_classes(rate, LIKELY_SEATS, charging))
-            found += [
-                short(NetworkJob((charging, rate), plan, router, ENGINES, SECONDS, run), options)
-                for run in range(1 if options.quick else RUNS)
-            ]
+            found.append(short(NetworkJob((charging, rate), plan, router, ENGINES, SECONDS), options))
     return found
 
 
@@ -41,7 +38,7 @@ def judge(results: Results, options: Options) -> Report:
             f"Two classes at equal rates up to {FIG2_EDGE} per second and engine; the optimum of the linear "
             f"programs with {STATED_SEATS} seats as stated and {LIKELY_SEATS} as the numbers suggest.",
             f"Queues and revenue: stochastic network, {ENGINES} engines, {LIKELY_SEATS} seats, "
-            f"{RUNS} seeds of {SECONDS:.0f} s; bundled: gate-and-route+, separate: prioritize-and-route.",
+            f"{SECONDS:.0f} s; bundled: gate-and-route+, separate: prioritize-and-route.",
             *quick_note(options),
         ),
         (_optima(), _queues(results)),

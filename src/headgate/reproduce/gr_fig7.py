@@ -25,7 +25,7 @@ PAPER = {
 }
 OURS = {"GG-SP+": "gate-and-route+", "DP-I": "density-first"}
 ROUTERS = PAPER | OURS
-INSTANCES, ENGINES, SECONDS = 8, 200, 300.0
+INSTANCES, ENGINES, SECONDS = 6, 100, 300.0
 
 
 def instances(seed: int, count: int) -> list[Instance]:

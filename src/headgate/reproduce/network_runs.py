@@ -15,7 +15,7 @@ from headgate.planners.fluid_plan import FluidPlan
 from headgate.reproduce.serving import Options
 from headgate.spec.fleet import run_network
 
-WARM = 200.0  # seconds; a decode takes some 20 to 30
+WARM = 150.0  # seconds; a decode takes some 20 to 30
 QUICK_SECONDS, QUICK_WARM, QUICK_ENGINES = 40.0, 20.0, 10
 
 
