@@ -18,8 +18,9 @@ def audit(oracle: Oracle) -> None:
         raise Wrong(f"headgate itself broke: {scheduler._headgate.fallen}")
     names = {entry.id: name for name, entry in entries.items()}
     _who_is_where(oracle, scheduler, ledger, names)
-    for name, entry in entries.items():
-        _one(oracle, name, entry, scheduler.requests[name])
+    for id, name in names.items():
+        if ledger.find(id) is not None:
+            _one(oracle, name, entries[name], scheduler.requests[name])
     rolling = [entry for entry in ledger.decoding.values() if entry.rolls]
     _same("decodes that share the tick", ledger.rolling, len(rolling))
     _same("their context", ledger.context, sum(entry.held_kv for entry in rolling))
@@ -31,15 +32,17 @@ def audit(oracle: Oracle) -> None:
 
 
 def _who_is_where(oracle: Oracle, scheduler: Any, ledger: Any, names: dict[int, str]) -> None:
-    blocked = {
+    waiting = {r.request_id: r for queue in QUEUES for r in getattr(scheduler, queue, ())}
+    shown = {names[id] for id in ledger.waiting}
+    # Policies do not see who cannot run for now: its status says so, or there is no room for its adapter.
+    hidden = {
         name
-        for name, request in scheduler.requests.items()
-        if scheduler._is_blocked_waiting_status(request.status) and name not in names.values()
+        for name, request in waiting.items()
+        if scheduler._is_blocked_waiting_status(request.status) or (name not in shown and request.lora_request)
     }
-    waiting = {r.request_id for queue in QUEUES for r in getattr(scheduler, queue, ())}
     running = {request.request_id for request in scheduler.running}
     decoding = {names[id] for id in ledger.decoding}
-    _same("waiting", {names[id] for id in ledger.waiting} | blocked, waiting)
+    _same("waiting", shown, waiting.keys() - hidden)
     _same("running", decoding | {names[id] for id in ledger.prefilling}, running)
     _same("decoding", decoding, running & oracle.settled.speakers)
 

@@ -14,8 +14,8 @@ from headgate.drivers.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import POLICIES, TESTING, Batch, Line, batches, engines, workloads
 
-# Not `timed`: it names prompts that get no seat. The simulator lets decodes wait for them, as it says; in a live
-# engine they are rescued.
+# Not `timed`: it names prompts that get no seat. The simulator lets decodes wait for them, as the plan says;
+# a live engine rescues them.
 MAKE = POLICIES | {name: TESTING[name] for name in ("every-other", "evicting")}
 # Binary fractions: sums of times are exact, so that equal means equal.
 PRICES = Line(fixed=1.0, prefill=1 / 64, decode=1 / 16, context=1 / 1024, behind=1 / 2048)
