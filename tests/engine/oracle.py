@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from connector import Load
 from memory import Memory, Wrong
 from runners import RUNNERS
 from schedulers import EngineShape, free_blocks, request
 from traffic import Comer, Traffic
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 MOST_STEPS = 6000
@@ -61,6 +62,7 @@ class Oracle:
         self.requests: dict[str, Request] = {}
         self._coming = deque(sorted(traffic.comers, key=lambda comer: comer.step))
         self._here: list[Comer] = []
+        self._loading: dict[str, tuple[int, Load]] = {}  # the step at which it is here
         self._flying: deque[tuple[Any, Any, Known]] = deque()  # composed, tokens not yet told
         self.free_before = shape.blocks  # when the newest step was composed
         if hasattr(scheduler, "_headgate"):
@@ -73,7 +75,7 @@ class Oracle:
 
     def run(self) -> Oracle:
         """Serve everybody, then look what is left behind."""
-        while self._coming or len(self.ended) < len(self.said) or self._flying:
+        while self._coming or len(self.ended) < len(self.said) or self._flying or self._loading:
             self._outside()
             self._step()
             self.look(self)
@@ -115,6 +117,8 @@ class Oracle:
             made.structured_output_request = Grammar()
             made.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         self.requests[comer.name] = made
+        if comer.remote:
+            self.scheduler.connector.there[comer.name] = comer.remote, comer.late > 0
         self._here.append(comer)
         self.scheduler.add_request(made)
 
@@ -140,7 +144,12 @@ class Oracle:
             self.empty += not output.num_scheduled_tokens
             self._within_limits(output)
             known = self._known_without(output)
-            self._flying.appendleft((output, self.runner.execute(output), known))
+            came = self._transfers() if self.shape.connector else None
+            result = self.runner.execute(output)
+            result.kv_connector_output = came
+            if self.shape.drafts and self.shape.ahead:
+                self._draft(output)
+            self._flying.appendleft((output, result, known))
             self._same_blocks(output)
             ran = bool(output.num_scheduled_tokens)
             if self.shape.ahead and len(self._flying) < 2 and (ran or self.scheduler.has_requests()):
@@ -150,12 +159,27 @@ class Oracle:
         output, result, _ = self._flying.pop()
         self._hang_up(midway=True)
         self._deliver(self.scheduler.update_from_output(output, result))
-        self._draft(output)
+        if self.shape.drafts and not self.shape.ahead:
+            self._draft(output)
+
+    def _transfers(self) -> KVConnectorOutput | None:
+        """KV from elsewhere: some is there before the step runs, the rest arrives some steps later."""
+        late = {comer.name: comer.late for comer in self._here}
+        for load in self.scheduler.connector.take():
+            if load.late:
+                self._loading[load.name] = self.step + late[load.name], load
+            else:
+                self._load(load)
+        here = [name for name, (step, _) in self._loading.items() if step <= self.step]
+        for name in here:
+            self._load(self._loading.pop(name)[1])
+        return KVConnectorOutput(finished_recving=set(here)) if here else None
+
+    def _load(self, load: Load) -> None:
+        self.memory.load(self.truths[load.name], load.blocks, load.first, load.count)
 
     def _draft(self, output: Any) -> None:
         """Without asynchronous scheduling the scheduler is told the drafts; with it the worker keeps them."""
-        if not self.shape.drafts:
-            return
         names = [name for name in output.num_scheduled_tokens if name in self.runner.seats]
         made = self.runner.propose(names)
         if not self.shape.ahead and names:

@@ -96,6 +96,7 @@ def config(shape: EngineShape, headgate: Mapping[str, Any] | None = None) -> Vll
             policy="priority" if shape.priorities else "fcfs",
             watermark=shape.watermark,
             scheduler_cls=FACTORY if headgate is not None else None,
+            disable_hybrid_kv_cache_manager=True if shape.connector else None,
         ),
         cache_config=cache_config,
         lora_config=LoRAConfig(max_loras=shape.adapters) if shape.adapters else None,

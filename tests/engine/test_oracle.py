@@ -70,3 +70,28 @@ def test_worker_tells_mixed_steps_apart():
     exclusive = Oracle(gated(shape, PrefillFirst(slots=16)), shape, traffic).run()
     assert not any(step.mixed for step in exclusive.runner.steps)
     assert exclusive.said == plain.said
+
+
+@pytest.mark.parametrize(("ahead", "runner"), MODES)
+@given(data=st.data(), seed=SEEDS, name=st.sampled_from(sorted(MAKE)))
+def test_kv_that_comes_from_elsewhere(ahead, runner, data, seed, name):
+    random = Random(seed)
+    shape = draw_shape(random, ahead=ahead, runner=runner)._replace(connector=True)
+    traffic = draw_traffic(random, shape)
+    Oracle(scheduler(shape), shape, traffic).run()
+    made = gated(shape, MAKE[name](data.draw, engine_of(shape)))
+    Oracle(made, shape, traffic, audit).run()
+    assert made._headgate.fallen is None
+
+
+@pytest.mark.parametrize(("ahead", "runner"), [mode for mode in MODES if mode.values != (True, 1)])
+@given(data=st.data(), seed=SEEDS, name=st.sampled_from(sorted(MAKE)))
+def test_drafts_that_are_right_and_wrong(ahead, runner, data, seed, name):
+    random = Random(seed)
+    shape = draw_shape(random, ahead=ahead, runner=runner)._replace(drafts=random.randint(1, 3))
+    shape = shape._replace(budget=max(shape.budget, shape.running * (1 + shape.drafts)))
+    traffic = draw_traffic(random, shape)
+    Oracle(scheduler(shape), shape, traffic).run()
+    made = gated(shape, MAKE[name](data.draw, engine_of(shape)))
+    Oracle(made, shape, traffic, audit).run()
+    assert made._headgate.fallen is None

@@ -24,7 +24,9 @@ class Comer(NamedTuple):
     adapter: int
     hangs_up: int | None  # at that step, if still there
     midway: bool  # while the step is in flight, not between two steps
-    grammar: int  # steps until its grammar is compiled; 0: it has none
+    grammar: int = 0  # steps until its grammar is compiled; 0: it has none
+    remote: int = 0  # tokens of its prompt whose KV is elsewhere
+    late: int = 0  # steps until it is here; 0: it comes with the step
 
     def truth(self, longest: int) -> Truth:
         """What it must say."""
@@ -106,6 +108,8 @@ def _comer(
         hangs_up=step + random.choice([0, 1, 2, 5, 20, 60]) if leaves else None,
         midway=random.random() < 0.5,
         grammar=random.randint(1, 12) if not calm and random.random() < 0.1 else 0,
+        remote=random.randint(1, 40) if shape.connector and random.random() < 0.6 else 0,
+        late=random.randint(0, 5),
     )
 
 
