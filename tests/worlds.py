@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
+from draws import draw_ordered, draw_rad
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
@@ -246,7 +247,7 @@ def draw_policy(name: str) -> Callable[[st.DrawFn, Engine], BatchPolicy]:
         if name in ("rad", "rad-smooth"):
             return draw_rad(draw, name, slots)
         if name in ("sarathi", "sarathi-spf", "slai"):
-            return draw_ordered(draw, name, slots, engine)
+            return draw_ordered(draw, name, slots, engine, PRICES)
         if name in ("wait", "nested-wait"):
             return draw_wait(draw, name, slots)
         return BATCH[name](slots=slots)
@@ -293,37 +294,6 @@ def draw_wait(draw: st.DrawFn, name: str, slots: int) -> BatchPolicy:
     words |= {"ends": ends, "thresholds": thresholds, "segments": draw(st.integers(1, 4), label="segments")}
     words["slack"] = draw(st.sampled_from([0.0, 0.1]), label="slack")
     return BATCH[name](slots=slots, cost=PRICES, **words)
-
-
-def draw_rad(draw: st.DrawFn, name: str, slots: int) -> BatchPolicy:
-    """Tiles of a few tokens, cycles of a few prompts."""
-    tile = draw(st.integers(1, 4), label="tile")
-    words: dict[str, Any] = {"tile": tile, "chunk": tile * draw(st.integers(1, 8), label="tiles")}
-    words["cycle"] = draw(st.none() | st.integers(slots, slots + 9), label="cycle")
-    words["output"] = draw(st.sampled_from([1.0, 20.0, 200.0]), label="output")
-    if name == "rad-smooth":
-        words["hold_first_token"] = draw(st.booleans(), label="hold_first_token")
-    return BATCH[name](slots=slots, **words)
-
-
-def draw_ordered(draw: st.DrawFn, name: str, slots: int, engine: Engine) -> BatchPolicy:
-    """Prompts in an order of the policy's own; promises of a few steps."""
-    words: dict[str, Any] = {"watermark": draw(st.sampled_from([0.0, 0.01, 0.3]), label="watermark")}
-    budget = draw(st.integers(max(2, slots), engine.batch_tokens + slots + 1), label="budget")
-    words["ageing"] = draw(st.sampled_from([0.0, 1.0]), label="ageing")
-    if name == "sarathi":
-        words["order"] = draw(st.sampled_from(["arrival", "shortest", "priority"]))
-    if name != "slai":
-        return BATCH[name](slots=slots, budget=budget, **words)
-    words["order"] = draw(st.sampled_from(["arrival", "shortest", "priority", "deadline"]))
-    words["decodes"] = draw(st.none() | st.integers(1, budget - 1), label="decodes")
-    words["between_tokens"] = draw(st.sampled_from([0.7, 4.0, 15.0, 60.0]), label="between_tokens")
-    words["first_token"] = draw(st.sampled_from([3.0, 50.0]), label="first_token")
-    words["pace"] = draw(st.sampled_from(["predicted", "average", "recent"]))
-    words["offset"] = draw(st.sampled_from([None, 0.0, 2.0, 10.0]), label="offset")
-    words["relaxed"] = draw(st.sampled_from([0.2, 0.5]), label="relaxed")
-    words["shrink"] = draw(st.booleans(), label="shrink")
-    return BATCH[name](slots=slots, budget=budget, cost=PRICES, crowded=0.5, **words)
 
 
 TESTING: dict[str, Callable[[st.DrawFn, Engine], BatchPolicy]] = {

@@ -38,7 +38,8 @@ def _who_is_where(oracle: Oracle, scheduler: Any, ledger: Any, names: dict[int, 
     hidden = {
         name
         for name, request in waiting.items()
-        if scheduler._is_blocked_waiting_status(request.status) or (name not in shown and request.lora_request)
+        if scheduler._is_blocked_waiting_status(request.status)
+        or (name not in shown and request.lora_request)
     }
     running = {request.request_id for request in scheduler.running}
     decoding = {names[id] for id in ledger.decoding}

@@ -18,7 +18,7 @@ class Memory:
 
     def __init__(self, blocks: int, size: int, holders: Callable[[int], int]) -> None:
         self.size = size
-        self.tables: dict[str, tuple[Truth, list[int]]] = {}  # of everybody the worker knows
+        self.tables: dict[str, tuple[Truth, list[int]]] = {}  # of everybody who holds KV
         self._blocks = [[NEVER] * size for _ in range(blocks + 1)]
         self._holders = holders
 

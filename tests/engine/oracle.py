@@ -145,6 +145,8 @@ class Oracle:
             self._within_limits(output)
             known = self._known_without(output)
             came = self._transfers() if self.shape.connector else None
+            blocks = self.scheduler.kv_cache_manager.get_block_ids
+            self.memory.tables = {n: (self.truths[n], blocks(n)[0]) for n in self.scheduler.requests}
             result = self.runner.execute(output)
             result.kv_connector_output = came
             if self.shape.drafts and self.shape.ahead:

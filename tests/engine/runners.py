@@ -59,7 +59,6 @@ class Runner:
             if len(adapters) > self.shape.adapters:
                 raise Wrong(f"{len(adapters)} adapters in one step, room for {self.shape.adapters}")
         self._remember(scheduled)
-        self.memory.tables = {name: (self.truths[name], seat.table) for name, seat in self.seats.items()}
         sampled = [self._run(name, count, drafts.get(name, [])) for name, count in scheduled.items()]
         names = list(scheduled)
         self.after(dict(zip(names, sampled, strict=True)))

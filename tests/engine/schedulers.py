@@ -123,7 +123,7 @@ def scheduler(shape: EngineShape, headgate: Mapping[str, Any] | None = None) -> 
         kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
     )
     with _model_runner(shape.runner):
-        return made.scheduler_config.get_scheduler_cls()(
+        built = made.scheduler_config.get_scheduler_cls()(
             vllm_config=made,
             kv_cache_config=kv,
             structured_output_manager=NoGrammars(),
@@ -132,6 +132,9 @@ def scheduler(shape: EngineShape, headgate: Mapping[str, Any] | None = None) -> 
             block_size=shape.block,
             hash_block_size=shape.block,
         )
+    for watcher in getattr(built, "_headgate_watchers", ()):  # a thread each, and tests make thousands
+        watcher.close()
+    return built
 
 
 def request(

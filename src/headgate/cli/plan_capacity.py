@@ -33,7 +33,7 @@ Examples:
   headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99:paying,tbt=500ms:free \\
       --classes paying=5%,free=95% --trace sharegpt-8k --policy sarathi --policy slai \\
       --card pub-rtx-ada-6000-mistral-7b --slots 128 --budget 512
-  headgate plan capacity --slo e2e=20s@p95 --policy all --trace azure-conv --json -
+  headgate plan capacity --slo e2e=20s@p95 --policy all --trace azure-conv --seeds 2
 """
 
 

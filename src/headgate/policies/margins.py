@@ -17,10 +17,13 @@ RECENT = log(0.5) / log(0.9)  # half-life in steps of an average that weighs the
 
 
 class Margin:
-    """δ times the length of a step (equation 8 of arXiv 2508.01002), with a larger δ while memory is crowded.
+    """δ times the length of a step (equation 8 of arXiv 2508.01002), with a larger δ while it is crowded.
 
     A decode that is left out waits for one more step and is served in the next, so it is in time if the
     margin covers both: δ = 2 is enough for steps of known length, and the mean of unequal steps needs more.
+
+    It is crowded when a share of the KV is in use, or of the seats: decodes that wait hold both, and whoever
+    cannot enter for want of them gains nothing from their waiting. (The paper looks at KV only.)
 
     `pace` says how long a step is thought to be: "predicted", a full step with everybody in it; "average",
     the mean of all steps so far, the paper's; "recent", an average that forgets.
@@ -62,12 +65,13 @@ class Margin:
                 self._mean.update(end - before)
                 before = end
 
-    def seconds(self, view: View, budget: int, longest: float) -> float:
+    def seconds(self, view: View, budget: int, seats: int, longest: float) -> float:
         """The margin now, when a step has `budget` tokens and takes no longer than `longest`.
 
-        Ask only when the answer matters: whether memory is crowded depends on when it was looked at.
+        Ask only when the answer matters: whether it is crowded depends on when it was looked at.
         """
-        used = (view.kv_total - view.kv_free) / view.kv_total
+        taken = (len(view.decoding) + len(view.prefilling)) / seats
+        used = max((view.kv_total - view.kv_free) / view.kv_total, taken)
         if used >= self.crowded:
             self.is_crowded = True
         elif used < self.relaxed:

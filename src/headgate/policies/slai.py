@@ -41,8 +41,8 @@ class Slai(Ordered):
         pace: how long the coming steps are thought to be. "predicted": a full step with everybody in it, by
             `cost`; "average": the mean of all steps so far, the paper's; "recent": newer steps count more.
         offset: δ, that many steps; None: 2 predicted ones, 5 average ones.
-        crowded_offset: δ while memory is crowded, so that decodes end sooner; the same as `offset`: fixed.
-        crowded, relaxed: shares of the KV in use from which memory is crowded, and below which no longer.
+        crowded_offset: δ while it is crowded, so that decodes end sooner; the same as `offset`: fixed.
+        crowded, relaxed: shares of KV or seats in use from which it is crowded, and below which no longer.
         shrink: cut prompts so that a step ends before a token in it is due, not only by `budget`.
         ageing: tokens by which a prompt counts as shorter with each second it waits; None: a hundredth of the
             prefill rate; 0: none (the paper's), and nothing bounds the wait of a long prompt.
@@ -87,7 +87,7 @@ class Slai(Ordered):
         self._served: float | None = None  # when all of them last got a token together
 
     def gauges(self) -> Mapping[str, float]:
-        """How long the next step is thought to be, and whether memory is crowded."""
+        """How long the next step is thought to be, and whether it is crowded."""
         return {"step": self.margin.step, "crowded": self.margin.is_crowded}
 
     # -- what it hears ------------------------------------------------------------------------------
@@ -171,7 +171,8 @@ class Slai(Ordered):
         if not self._running:
             return critical, inf
         longest = min(self._running) if self.shrink else inf
-        margin, allowance = self.margin.seconds(view, budget, longest), inf
+        seats = min(self.slots, view.limits.running)
+        margin, allowance = self.margin.seconds(view, budget, seats, longest), inf
         for promise, dues in self._running.items():
             if self._served is not None:
                 dues.served(self._served)

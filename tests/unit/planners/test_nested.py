@@ -207,7 +207,7 @@ def test_best_number_of_segments():
     totals = [choice.bound and round(choice.bound.total) for choice in found]
     assert totals == [None, 95_569, 96_212, 118_744, 211_722, None]
     assert best_choice(found).segments.ends == even_ends(500, 4)
-    with pytest.raises(InputError, match="unstable: .*seconds of work"):
+    with pytest.raises(InputError, match=r"unstable: .*seconds of work"):
         best_choice(found[:1])
 
 

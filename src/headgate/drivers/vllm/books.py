@@ -176,8 +176,12 @@ class Books:
         ledger = self._live.ledger
         for name in scheduled:
             entry = self.entries.get(name)
-            if entry is not None and entry.id in ledger.decoding:
-                ledger.recount(entry, self._scheduler.requests[name].num_output_tokens)
+            if entry is None or entry.id in ledger.prefilling:
+                continue
+            request = self._scheduler.requests[name]
+            ledger.recount(entry, request.num_output_tokens)
+            if entry.id in ledger.waiting:  # evicted while the step was in flight
+                entry.todo = request.num_tokens
 
     def _chunks(self, scheduled: dict[str, int]) -> list[Chunk]:
         chunks = []
