@@ -1,4 +1,4 @@
-"""A KV connector that finds parts of prompts elsewhere, at once or after a few steps. vLLM loads it by name."""
+"""A KV connector that finds parts of prompts elsewhere, at once or after a few steps."""
 
 from __future__ import annotations
 

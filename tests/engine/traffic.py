@@ -80,7 +80,9 @@ def draw_traffic(random: Random, shape: EngineShape, *, adapters: int = 0, calm:
         throttled if random.random() < 0.3 else frozenset(),
         _pauses(random) if random.random() < 0.3 else {},
         # vLLM itself cannot reset while KV is being loaded.
-        {random.randrange(200): random.random() < 0.5} if random.random() < 0.3 and not shape.connector else {},
+        {random.randrange(200): random.random() < 0.5}
+        if random.random() < 0.3 and not shape.connector
+        else {},
     )
 
 

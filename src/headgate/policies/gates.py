@@ -93,7 +93,7 @@ class Partitioned(Gated):
         self.plan, self.slack = plan, slack
 
     def roles(self, engines: int) -> tuple[str, ...]:
-        """As many mixed engines as the plan needs, with slack a few more; one at least where all may enter."""
+        """As many mixed engines as the plan needs, a few more with slack; one at least if all may enter."""
         roles = staff(self.plan, engines, self.slack).roles
         return roles if MIXED in roles or self.admission.closes else (MIXED, *roles[1:])
 

@@ -66,13 +66,15 @@ class Order(ABC):
     def waiting(self, view: View) -> Iterator[Request]:
         """Those that wait, the next one first."""
         waiting = view.waiting
+        first: set[int] = set()  # somebody may have been evicted before this policy first heard of it
         for request in waiting.values():
             if not request.evictions:
                 break
+            first.add(request.id)
             yield request
         for id in self._ids(view.now):
             fresh = waiting.get(id)
-            if fresh is not None:
+            if fresh is not None and id not in first:
                 yield fresh
 
     @abstractmethod
