@@ -84,6 +84,10 @@ class Exclusive(BatchPolicy):
         """The prompts of the refill under way, or every decode until the next one is due."""
         if self.pieces and self.pieces.decodes_are_due and view.decoding:
             return ONE_STEP
+        if self.pieces and self._batch and view.decoding and not view.prefilling:
+            self._drop_what_no_longer_fits(view)
+            if not self._batch:
+                return ONE_STEP
         if not self._batch:
             self._batch = dict.fromkeys(self._next_batch(view))
         if self._batch:
@@ -91,6 +95,15 @@ class Exclusive(BatchPolicy):
         if not view.waiting:
             return NOBODY_WAITS
         return self._decode(view)
+
+    def _drop_what_no_longer_fits(self, view: View) -> None:
+        """Decodes between two pieces took KV that the rest of the refill was meant to have."""
+        rest = [view.waiting[id] for id in self._batch]
+        kept = self._that_fit(view, rest)
+        if len(kept) < len(rest):
+            self._batch = dict.fromkeys(kept)
+            if not kept:
+                self._refilled()
 
     def _prefill(self, view: View) -> Plan:
         prompts = tuple(self._batch)

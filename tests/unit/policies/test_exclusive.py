@@ -19,7 +19,7 @@ from headgate.drivers.engine import Engine
 from headgate.drivers.simulator import Simulator
 from headgate.policies import Exclusive, PrefillFirst, RequestLevel
 from headgate.workloads.workload import Workload
-from worlds import Line, batches, engines, run, workloads
+from worlds import PRICES, Line, batches, engines, run, workloads
 
 
 def state(
@@ -310,3 +310,11 @@ def test_saturated_simulation_follows_the_exact_chain(refill, count):
         assert abs(found.mean() - expected) < 3 * error
     # The same for tokens: in a cycle K leave, each after 64 iterations on average.
     assert idle.mean() / tau.mean() == pytest.approx(KNOWN[refill][1] / KNOWN[refill][0], rel=0.02)
+
+
+def test_decodes_between_pieces_may_take_the_kv_of_the_rest_of_a_refill():
+    """The rest then waits for the next refill, instead of holding decodes for a prompt that cannot enter."""
+    engine = Engine(Line(), kv_tokens=100, max_model_len=50, batch_tokens=7, running=3, block=4)
+    workload = Workload.of([16, 40, 36, 45, 9] + [1] * 13, [1, 1, 9, 3] + [1] * 14)
+    log = run(engine, Exclusive(slots=3, refill=1, max_gap=0.5, cost=PRICES), workload)
+    assert sum(event[0] == "finished" for event in log.events) == 18
