@@ -47,8 +47,6 @@ class Lockstep(BatchPolicy):
                 raise InputError(f"{name}: {word}={value}; give seconds, 0 or more")
         self.slots = slots
         self.literal = literal
-        if not max_pause:
-            max_wait = 0.0  # who pauses nobody gains nothing by waiting for a full cohort
         self.max_pause, self.max_wait = (inf, inf) if literal else (max_pause, max_wait)
         self.draining = False
         self.tracks: dict[str, Track] = {}

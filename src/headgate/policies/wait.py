@@ -37,7 +37,7 @@ class Wait(Lockstep):
         split: what makes a type: "kind", "prompt:256/1024" (by bounds of the prompt), "output:50/200" (by
             bounds of the predicted output), "none".
         max_pause: seconds a decode may stand still before its type moves all the same. 0: nobody is ever
-            paused or waits for others, thresholds only pace who enters; usually the better choice.
+            paused, thresholds only pace who enters; with learned thresholds this is the better choice.
         max_wait: seconds the first in a queue may wait before its type moves all the same.
         window, warm, review: arrivals remembered, completions needed before the first thresholds, and
             arrivals between two reviews.

@@ -266,16 +266,6 @@ def test_standing_has_a_deadline():
     assert policy.plan(ledger).decode is ALL
 
 
-def test_without_pauses_thresholds_only_pace_who_enters():
-    """max_pause=0: everybody under way gets a token in every step, and a lone prompt enters at once."""
-    policy = Wait(100, kv_linear(1, 0.1), "3", max_pause=0.0)
-    ledger = lonely(policy, waiting=[5])
-    assert policy.plan(ledger).prefill == (0,)
-    policy = Wait(100, kv_linear(1, 0.1), "3", max_pause=0.0)
-    plan = policy.plan(lonely(policy, decoding=4, waiting=[5] * 9))
-    assert (plan.decode, plan.prefill) == (ALL, (4, 5, 6))
-
-
 def test_defaults_bound_every_gap():
     """Light traffic, thresholds far too high: no decode stands for more than max_pause and a few steps."""
     cost = kv_linear(0.01, 1e-6)
