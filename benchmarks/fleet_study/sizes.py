@@ -28,9 +28,9 @@ def cases() -> list[Case]:
             found += [Case(name, router, engines, SEEDS[engines], seconds) for router in ROUTERS]
         found += [Case(name, router, engines, few, seconds) for name, router in SEPARATE]
         if engines in (20, 200):
-            found += [
-                Case(name, router, engines, few, seconds) for name in ("B1", "N1") for router in ROUTERS
-            ]
+            found += [Case("B1", router, engines, few, seconds) for router in ROUTERS]
+            busy = min(seconds, 30_000 / engines)  # 5.5 arrivals per second and engine
+            found += [Case("N1", router, engines, few, busy) for router in ROUTERS]
     return found
 
 

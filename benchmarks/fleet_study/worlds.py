@@ -23,7 +23,8 @@ WARM = 120.0
 SIZES = (5, 20, 50, 200, 500)
 SECONDS = {5: 4000.0, 20: 2000.0, 50: 600.0, 200: 300.0, 500: 200.0}  # after warming up
 SEEDS = {5: 5, 20: 3, 50: 1, 200: 1, 500: 1}
-BATCHES = 5  # of each run, for intervals
+BATCHES = 5  # parts of each run, for intervals
+FEW = 2  # runs; their parts tell more than they do
 
 
 def instance(
@@ -112,7 +113,11 @@ def carry_out(name: str, cases: list[Case], quick: bool) -> list[dict[str, Any]]
 
 
 def interval(rows: list[dict[str, Any]], charge: str = "bundled") -> tuple[float, float]:
-    """Mean revenue over the plan's, and half of its 95 % interval, from the parts of all runs."""
-    parts = [value / row["best"] for row in rows for value in row[f"{charge}_parts"]]
-    half = half_width(np.array(parts), Order.BATCHES)
-    return float(np.mean(parts)), float("nan") if half is None else half
+    """Mean revenue over the plan's, and half of its 95 % interval: over runs, or parts of them if few."""
+    runs = [row[charge] / row["best"] for row in rows]
+    if len(runs) > FEW:
+        half = half_width(np.array(runs))
+    else:
+        parts = [value / row["best"] for row in rows for value in row[f"{charge}_parts"]]
+        half = half_width(np.array(parts), Order.BATCHES)
+    return float(np.mean(runs)), float("nan") if half is None else half
