@@ -8,7 +8,7 @@ VLLM_VENV  ?= .venv-vllm
 VLLM_BIN   := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
 
-.PHONY: demo test test-laws test-vllm lint bench clean
+.PHONY: demo test test-laws test-vllm lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -29,6 +29,10 @@ lint: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tools/check_site.py site
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
@@ -47,4 +51,4 @@ $(VLLM_READY): pyproject.toml requirements-vllm.txt
 	touch $(VLLM_READY)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -22,7 +22,7 @@ CODE, SUMMARY, EXTRACT = (300.0, 1000.0), (3000.0, 400.0), (3000.0, 50.0)
 WARM = 120.0
 SIZES = (5, 20, 50, 200, 500)
 SECONDS = {5: 4000.0, 20: 2000.0, 50: 600.0, 200: 300.0, 500: 200.0}  # after warming up
-SEEDS = {5: 5, 20: 3, 50: 1, 200: 1, 500: 1}
+SEEDS = {5: 5, 20: 5, 50: 3, 200: 3, 500: 3}
 BATCHES = 5  # parts of each run, for intervals
 FEW = 2  # runs; their parts tell more than they do
 

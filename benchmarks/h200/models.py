@@ -1,4 +1,4 @@
-"""Model folders that nobody has to download: the shape of Qwen3-8B, and small ones with random weights."""
+"""Model folders that nobody has to download: the shapes of Qwen3, and small ones with random weights."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Shape:
     inner: int
     vocabulary: int
     dtype: str = "bfloat16"
+    tied: bool = False  # the head is the embedding
 
     def write(self, folder: Path) -> Path:
         """A folder with a config.json of this shape; enough where weights are made up."""
@@ -47,16 +48,45 @@ class Shape:
             "rms_norm_eps": 1e-6,
             "hidden_act": "silu",
             "attention_bias": False,
-            "tie_word_embeddings": False,
+            "tie_word_embeddings": self.tied,
             "torch_dtype": self.dtype,
             "bos_token_id": 0,
             "eos_token_id": 1,
         }
 
 
+@dataclass(frozen=True)
+class MoeShape(Shape):
+    """The same of a mixture of experts; `inner` is then never used.
+
+    With made-up weights the router sends most tokens of a step to the same few experts, so fewer expert weights
+    are read than with real ones: times of small batches come out too short.
+    """
+
+    experts: int = 128
+    chosen: int = 8  # experts of one token
+    expert_inner: int = 768
+
+    def config(self) -> dict[str, object]:
+        """As transformers reads it."""
+        return super().config() | {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.chosen,
+            "moe_intermediate_size": self.expert_inner,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+
+
 QWEN3_8B = Shape(4096, 36, 32, 8, 128, 12288, 151936)
+QWEN3_4B = Shape(2560, 36, 32, 8, 128, 9728, 151936, tied=True)
+QWEN3_30B_A3B = MoeShape(2048, 48, 32, 4, 128, 6144, 151936)
 CHECKED = Shape(1024, 4, 16, 8, 64, 3072, 32768)  # for the comparison of tokens
 TINY = Shape(128, 2, 4, 2, 32, 256, 1024, "float32")  # to try the scripts without a GPU
+TINY_MOE = MoeShape(128, 2, 4, 2, 32, 256, 1024, "float32", experts=8, chosen=2, expert_inner=64)
 
 
 def write_weights(shape: Shape, folder: Path, seed: int = 0) -> Path:

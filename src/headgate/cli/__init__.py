@@ -9,6 +9,7 @@ from contextlib import suppress
 import typer
 
 from headgate import __version__
+from headgate.cli.check import check
 from headgate.cli.compare import compare
 from headgate.cli.demo import demo
 from headgate.cli.doctor import doctor
@@ -43,6 +44,7 @@ def version(
 app.command()(demo)
 app.command()(simulate)
 app.command()(compare)
+app.command()(check)
 app.command()(doctor)
 app.command()(reproduce)
 app.add_typer(plan, name="plan")

@@ -137,6 +137,8 @@ def _router(answer: FluidAnswer) -> str:
         return "Router: service-level (each decode draws its pool), with the token-bucket gate."
     if not any(plan.throttled):
         return "Router: any; nobody has to be held back."
+    if not plan.levels.none:
+        return "Router: token-bucket; a gate that fills every free seat would break the levels."
     held = [flow.name for flow, throttled in zip(flows, plan.throttled, strict=True) if throttled]
     few = [
         flow.name

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+WIDE = 78  # columns of a command
+
 
 def wait_text(plan: WaitPlan) -> RenderableType:
     """Facts, both tables of thresholds, the memory, and the policies to copy."""
@@ -31,9 +33,11 @@ def wait_text(plan: WaitPlan) -> RenderableType:
         parts.append(Text(f"None: {plan.why_not_nested}."))
     else:
         parts += [_segments(plan.nested), Text(_bound(plan, plan.nested)), Text(_tried(plan.nested))]
+        if plan.nested.active > plan.nested.slots:
+            parts.append(Text(_crowded(plan.nested)))
     parts += [Text(), Text(_advice(plan))]
     for name, words in plan.policies().items():
-        settings = "".join(f" \\\n      --set {word}={value}" for word, value in words.items())
+        settings = "".join(f" \\\n{_folded(f'      --set {word}={value}')}" for word, value in words.items())
         parts.append(Text(f"  --policy {name}{settings}", style="bold"))
     return Group(*parts)
 
@@ -107,6 +111,13 @@ def _bound(plan: WaitPlan, nested: Nested) -> str:
     return f"{enough}; the card's {plan.capacity:,} with probability {1 - nested.overflow:.6g}."
 
 
+def _crowded(nested: Nested) -> str:
+    return (
+        f"Full segments hold {nested.active:,.0f} requests, there are {nested.slots} seats: cohorts that "
+        "shrink little will wait for seats; give more --slots."
+    )
+
+
 def _tried(nested: Nested) -> str:
     found: dict[int, float] = {}
     for choice in nested.tried:
@@ -114,7 +125,8 @@ def _tried(nested: Nested) -> str:
             count = len(choice.segments.ends)
             found[count] = min(found.get(count, inf), choice.bound.total)
     if len(found) < 2:
-        return "One way to cut was tried."
+        some = sum(choice.bound is not None for choice in nested.tried)
+        return f"Ways to cut that keep up: {some} of {len(nested.tried)} tried."
     listed = ", ".join(f"{count}: {number(total)}" for count, total in sorted(found.items()))
     return f"Memory by number of segments: {listed}."
 
@@ -127,6 +139,12 @@ def _advice(plan: WaitPlan) -> str:
             "WAIT pays near saturation, where evictions cost compute. To run it:"
         )
     return "To run it (max_pause=0 paces who enters and pauses nobody, which is usually better):"
+
+
+def _folded(line: str) -> str:
+    """A long word goes on at the start of the next line, as shells read it."""
+    pieces = [line[begin : begin + WIDE] for begin in range(0, len(line), WIDE)]
+    return "\\\n".join(pieces)
 
 
 def _list(values: tuple[float, ...]) -> str:

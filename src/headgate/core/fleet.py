@@ -13,6 +13,7 @@ from headgate.core.request import Request
 
 ANY, MIXED, SOLO, PREFILL, DECODE = "any", "mixed", "solo", "prefill", "decode"
 ROLES = (ANY, MIXED, SOLO, PREFILL, DECODE)
+ENDLESS = 2**62
 
 
 class Stage(Enum):
@@ -62,6 +63,11 @@ def room(role: str, seats: int) -> Room:
     return Room(0 if role in (SOLO, DECODE) else 1, seats, seats)
 
 
+def endless(role: str) -> Room:
+    """The room of a role on an engine with a queue of its own, which takes whatever it is sent."""
+    return Room(0 if role in (SOLO, DECODE) else ENDLESS, 0 if role == PREFILL else ENDLESS, ENDLESS)
+
+
 class Replica(Protocol):
     """One engine as the router knows it; live in simulation, a little stale in life."""
 
@@ -84,6 +90,14 @@ class Replica(Protocol):
     @property
     def waiting(self) -> int:
         """Sent there, not started."""
+
+    @property
+    def load(self) -> int:
+        """Requests sent there that have not left it."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be sent a prompt now."""
 
     @property
     def seats(self) -> int:
@@ -144,7 +158,10 @@ class FleetObserver:
         """It was sent there; the engine works on it."""
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """Its prompt is done; if it was sent for that alone, it now waits for a decode place."""
+        """Its prompt is done; if it was sent for that alone, it now waits for a decode place.
+
+        Not told of one that was sent for its prompt alone and has no second token to wait for.
+        """
 
     def finished(self, request: Request, replica: int, now: float) -> None:
         """Its last token came."""
@@ -160,6 +177,8 @@ class RoutePolicy(FleetObserver, ABC):
     after every event of the fleet, and again after its own moves, until it moves nobody. The hooks may only
     listen; what the driver did with a move comes back as `moved`.
     """
+
+    sends_at_once = False  # does it send on without a free place, where engines have queues of their own?
 
     def roles(self, engines: int) -> tuple[str, ...]:
         """The role each engine should have."""

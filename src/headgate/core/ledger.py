@@ -142,6 +142,7 @@ class Ledger:
 
     def arrive(self, entry: Entry) -> None:
         """It joins the end of the queue."""
+        entry._ledger = self
         self.waiting[entry.id] = entry
 
     def admit(self, entry: Entry) -> None:
@@ -161,6 +162,26 @@ class Ledger:
             self._roll(entry)
         else:
             self.held[entry.id] = entry
+
+    def take_in(self, entry: Entry, rolling: bool) -> None:
+        """It comes from another engine with its KV and decodes here from now on."""
+        entry._ledger = self
+        self.decoding[entry.id] = entry
+        entry.seat = self.admitted
+        self.admitted += 1
+        if rolling:
+            self._roll(entry)
+        else:
+            self.held[entry.id] = entry
+
+    def take_back(self, entry: Entry) -> None:
+        """It comes from another engine without its KV, which must be computed again before anybody's."""
+        entry._ledger = self
+        entry.todo = entry.prompt + entry._tokens
+        entry.wasted += entry.todo - 1
+        entry.evictions += 1
+        self.waiting[entry.id] = entry
+        self.waiting.move_to_end(entry.id, last=False)
 
     def ticks(self, count: int, now: float) -> None:
         """The rolling set got a token in each of `count` steps, the last of which ended now."""

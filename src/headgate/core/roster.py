@@ -9,12 +9,30 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from headgate.core.errors import RunError
-from headgate.core.fleet import ROLES, Move, Room, Stage
+from headgate.core.fleet import ENDLESS, ROLES, Move, Room, Stage
 from headgate.core.request import Request
 
-NO_LIMIT = 2**62  # KV where the driver does not model memory
+
+class Inside(Protocol):
+    """What an engine knows of itself, where the driver models it."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests in its queue."""
+
+    @property
+    def kv_free(self) -> int:
+        """Tokens."""
+
+
+class Nothing:
+    """An engine without a queue and with endless memory."""
+
+    waiting = 0
+    kv_free = ENDLESS
 
 
 class Seat:
@@ -26,13 +44,12 @@ class Seat:
         "decoding",
         "id",
         "idle",
-        "kv_free",
+        "inside",
         "prefilling",
         "prompts",
         "role",
         "room",
         "seats",
-        "waiting",
     )
 
     def __init__(self, roster: Roster, id: int, role: str, room: Room, kinds: Sequence[str]) -> None:
@@ -44,10 +61,24 @@ class Seat:
         self.decoding = dict.fromkeys(kinds, 0)
         self.prompts = 0  # in service
         self.decodes = 0
-        self.waiting = 0
-        self.kv_free = NO_LIMIT
+        self.inside: Inside = Nothing()
         self.seats = 0  # decodes it may still take, as the roster has counted
         self.idle = False  # whether a prompt may start
+
+    @property
+    def load(self) -> int:
+        """Both together."""
+        return self.prompts + self.decodes
+
+    @property
+    def waiting(self) -> int:
+        """As the engine says."""
+        return self.inside.waiting
+
+    @property
+    def kv_free(self) -> int:
+        """As the engine says."""
+        return self.inside.kv_free
 
     @property
     def seen(self) -> float:
@@ -128,6 +159,15 @@ class Roster:
         else:
             del self.queues[request.kind][request.id]
 
+    @property
+    def anybody(self) -> bool:
+        """Does anybody wait, for a prompt or for a decode?"""
+        return bool(self._waiting or self.handoff)
+
+    def queued(self, id: int) -> Request | None:
+        """One who waits for its prompt, by number, if it does."""
+        return self._waiting.get(id)
+
     def waiting_one(self, id: int) -> Request:
         """One who waits for its prompt, by number."""
         found = self._waiting.get(id)
@@ -173,6 +213,13 @@ class Roster:
             seat.decodes += 1
         else:
             self.handoff[request.id] = request
+        self._count(seat)
+
+    def drop_prompt(self, request: Request, seat: Seat) -> None:
+        """It goes away from there before its prompt is done."""
+        seat.prefilling[request.kind] -= 1
+        seat.prompts -= 1
+        self.prefilling[request.kind] -= 1
         self._count(seat)
 
     def start_decode(self, request: Request, seat: Seat) -> None:

@@ -15,7 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from headgate.core.errors import InputError, first_fault, unknown
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
 from headgate.cost.tiles import TileCost, TileTerms
+from headgate.cost.work import WorkCost, WorkTerms
 
+LAWS = ("coefficients", "tiles", "work")
+MEASURED = ("settings", "model_shape", "intervals", "chosen", "grid")  # what only calibrated cards have
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Range = Annotated[tuple[int, int], Field(description="smallest and largest value measured")]
@@ -25,6 +28,17 @@ class _Part(BaseModel):
     """Unknown fields are mistakes, and what was read is not changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Cell(_Part):
+    """One part of the measurements: a cell of a grid, or a run. Ranges are smallest and largest of a step."""
+
+    label: Text
+    steps: Count
+    decodes: Range
+    context: Range
+    prefill: Range
+    error: float  # signed, of the sum of its step times, by a fit that had not seen it
 
 
 class Provenance(_Part):
@@ -37,6 +51,11 @@ class Provenance(_Part):
     residuals: dict[str, dict[str, float]] = {}  # part of the data: figure: value; {} where none are known
     assumptions: list[str] = []  # numbers that nobody measured
     extrapolated: list[str]  # where the card is used beyond its measurements
+    settings: dict[str, str] | None = None  # flags of the engine that change step times
+    model_shape: dict[str, int] | None = None  # layers, hidden, heads, ...: what a model must have in common
+    intervals: dict[str, tuple[float, float]] | None = None  # coefficient: 95 %, by bootstrap over parts
+    chosen: list[str] | None = None  # how the law was chosen, a line per law tried
+    grid: list[Cell] | None = None  # what was measured, cell by cell
 
 
 class Region(_Part):
@@ -82,19 +101,22 @@ class Card(_Part):
     max_running: Count  # the most requests the card is meant for
     max_batch_tokens: Count  # the most tokens in one step
     coefficients: Coefficients | None = None  # straight lines,
-    tiles: TileTerms | None = None  # or whole tiles: one of the two
+    tiles: TileTerms | None = None  # or whole tiles,
+    work: WorkTerms | None = None  # or a sum of work, as `headgate calibrate` fits it: one of the three
     region: Region
     provenance: Provenance
 
     @model_validator(mode="after")
     def _one_model(self) -> Card:
-        if (self.coefficients is None) == (self.tiles is None):
-            raise ValueError("a card has either coefficients (straight lines) or tiles; give one of the two")
+        if sum(getattr(self, law) is not None for law in LAWS) != 1:
+            raise ValueError("a card has one of coefficients (straight lines), tiles and work; give one")
         return self
 
     @cached_property
-    def cost(self) -> LinearCost | TileCost:
+    def cost(self) -> LinearCost | TileCost | WorkCost:
         """The cost object; one per card, so its cache is shared."""
+        if self.work is not None:
+            return WorkCost(self.work)
         if self.tiles is not None:
             return TileCost(self.tiles)
         assert self.coefficients is not None
@@ -103,8 +125,12 @@ class Card(_Part):
 
     def text(self) -> str:
         """The card as it stands in a file."""
-        absent = {"tiles"} if self.tiles is None else {"coefficients"}
-        return json.dumps(self.model_dump(mode="json", exclude=absent), indent=2, ensure_ascii=False) + "\n"
+        document = self.model_dump(mode="json")
+        for part, names in ((document, LAWS), (document["provenance"], MEASURED)):
+            for name in names:
+                if part[name] is None:
+                    del part[name]
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> None:
         """Writes the card; `load_card` reads it back equal."""

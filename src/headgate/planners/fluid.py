@@ -129,5 +129,6 @@ def pro_rata(
     if total <= 0:
         return mixed, solo
     alone = min(pace.seats * (1 - prefilling), total / pace.solo_speed)
+    alone = 0.0 if alone < NOTHING else alone  # 1 - X of a full fleet is rounding, not a seat
     beside = (total - alone * pace.solo_speed) * pace.mixed_step
     return tuple(beside * t / total for t in tokens), tuple(alone * t / total for t in tokens)

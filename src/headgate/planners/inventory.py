@@ -10,7 +10,8 @@ from math import ceil, floor, inf
 from typing import NamedTuple
 
 from headgate.core.errors import InputError
-from headgate.planners.iteration import Lines, Part, offered, seconds
+from headgate.planners.iteration import Lines, Part, held, offered, seconds
+from headgate.planners.nearest import nearest, rounded
 
 ROUNDING = 1e-9  # a threshold that is whole but for rounding is whole
 MOST_ROUNDS = 100_000  # of the search for least thresholds; each raises at least one of them
@@ -47,13 +48,28 @@ def equilibrium(lines: Lines, parts: Sequence[Part]) -> Equilibrium:
     iteration = keeping_up(lines, parts).shortest
     sizes = tuple(part.rate * iteration for part in parts)
     active = tuple(size * part.stages for size, part in zip(sizes, parts, strict=True))
-    kv = sum(size * part.work for size, part in zip(sizes, parts, strict=True))
     decoded = sum(part.rate * part.decodes for part in parts)
-    return Equilibrium(iteration, sizes, active, kv, sum(active) / iteration, decoded)
+    return Equilibrium(iteration, sizes, active, held(parts, sizes), sum(active) / iteration, decoded)
 
 
 def keeping_up(lines: Lines, parts: Sequence[Part]) -> Pace:
-    """All t with ΔT(λt) ≤ t, whatever the memory. Section 2.1: none where d1 W ≥ 1."""
+    """All t with ΔT(λt) ≤ t, whatever the memory. Section 2.1: none, an InputError, where d1 W ≥ 1."""
+    pace = _pace(lines, parts)
+    if pace.shortest > pace.longest:
+        raise InputError(
+            f"unstable: {_pressure(lines, parts)}; at {_rate(parts):.4g} requests/s the queue grows for ever "
+            "whatever the memory, serve fewer"
+        )
+    return pace
+
+
+def _pressure(lines: Lines, parts: Sequence[Part]) -> str:
+    most = max(line.pressure(parts) for line in lines)
+    return f"{most:.4g} seconds of work arrive per second, need d1*W < 1"
+
+
+def _pace(lines: Lines, parts: Sequence[Part]) -> Pace:
+    """The same; the shortest is above the longest where there is none."""
     shortest, longest = 0.0, inf
     for line in lines:
         pressure = line.pressure(parts)
@@ -63,13 +79,6 @@ def keeping_up(lines: Lines, parts: Sequence[Part]) -> Pace:
             longest = min(longest, line.fixed / (1 - pressure))
         else:
             longest = -inf
-    if shortest > longest:
-        most = max(line.pressure(parts) for line in lines)
-        raise InputError(
-            f"unstable: {most:.4g} seconds of work arrive per second, need d1*W < 1 (1 - d1*W > 0); "
-            f"at {_rate(parts):.4g} requests/s the queue grows for ever, below {_rate(parts) / most:.4g} it "
-            "need not"
-        )
     return Pace(shortest, longest)
 
 
@@ -79,7 +88,9 @@ def most_rate(lines: Lines, parts: Sequence[Part], capacity: float, seats: float
     Over busy time the work done per second is at most C / ΔT with memory full of batched KV (or with all
     seats taken); the load u of the specification is one over this number.
     """
-    full = min(capacity / offered(parts), seats / sum(part.rate * part.stages for part in parts))
+    full = min(capacity / offered(parts), seats / _stages(parts))
+    if full == inf:  # neither ends: only the price of a request counts
+        return 1 / max(line.pressure(parts) for line in lines)
     corners = [full]
     for line in lines:  # ΔT(y) / y may have its lowest point where two lines cross, before memory is full
         for other in lines:
@@ -91,24 +102,47 @@ def most_rate(lines: Lines, parts: Sequence[Part], capacity: float, seats: float
     )
 
 
-def pace_within(lines: Lines, parts: Sequence[Part], capacity: float) -> Pace:
-    """The t that keep up and fit: ΔT* ≤ t ≤ C/W. Empty, and so an InputError, where C < M*."""
-    pace = keeping_up(lines, parts)
-    longest = min(pace.longest, capacity / offered(parts))
-    if pace.shortest > longest * (1 + ROUNDING):
-        share = most_rate(lines, parts, capacity)
-        raise InputError(
-            f"unstable: the fluid equilibrium needs M* = {pace.shortest * offered(parts):,.0f} KV tokens, "
-            f"need M* <= C = {capacity:,.0f}; serve at most {share * _rate(parts):.4g} of "
-            f"{_rate(parts):.4g} requests/s, or raise --kv-tokens"
-        )
+def pace_within(
+    lines: Lines, parts: Sequence[Part], capacity: float, seats: float = inf, spare: float = 0.0
+) -> Pace:
+    """The t that keep up, fit and find seats: ΔT* ≤ t ≤ (C - spare)/W. An InputError where there is none.
+
+    `spare` is KV to be left free; fractional thresholds want one request of each type (section 3.5).
+    """
+    pace = _pace(lines, parts)
+    longest = min(pace.longest, (capacity - spare) / offered(parts), seats / _stages(parts))
+    if capacity <= spare or pace.shortest > longest * (1 + ROUNDING):
+        raise InputError(_why_not(lines, parts, capacity, seats, spare))
     return Pace(pace.shortest, longest)
+
+
+def _why_not(lines: Lines, parts: Sequence[Part], capacity: float, seats: float, spare: float) -> str:
+    """The inequality that rules out every pace, and the nearest load, memory or seats that do not."""
+    pace, kv = _pace(lines, parts), f"C = {capacity:,.0f}"
+    stable = pace.shortest <= pace.longest
+    full = pace.shortest * offered(parts)
+    enough = f"--kv-tokens {ceil((full + spare) * (1 + ROUNDING))}"
+    if capacity <= spare:
+        remedy = f"give {enough} for this load" if stable else "raise --kv-tokens"
+        return f"sum of l_j + l'_j < C: one request of each type needs {spare:,.0f} KV tokens, {kv}; {remedy}"
+    share = most_rate(lines, parts, capacity - spare, seats)
+    less = f"serve at most {rounded(share * _rate(parts), up=False):g} of {_rate(parts):.4g} requests/s"
+    if not stable:
+        return f"unstable: {_pressure(lines, parts)}; {less}"
+    if full > capacity:
+        told = f"the fluid equilibrium needs M* = {full:,.0f} KV tokens, need M* <= {kv}"
+        return f"unstable: {told}; {less}, or give {enough}"
+    if full + spare > capacity:
+        told = f"M* = {full:,.0f} KV tokens and one request more of each type, {spare:,.0f}, need <= {kv}"
+        return f"no room for fractional thresholds: {told}; {less}, or give {enough}"
+    active = pace.shortest * _stages(parts)
+    told = f"the fluid equilibrium has N* = {active:.4g} requests active, need N* <= slots = {seats:g}"
+    return f"unstable: {told}; {less}, or give --slots {ceil(active)}"
 
 
 def filled(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> Thresholds:
     """Sizes with what they take."""
-    kv = sum(size * part.work for size, part in zip(sizes, parts, strict=True))
-    return Thresholds(tuple(sizes), kv, seconds(lines, parts, sizes))
+    return Thresholds(tuple(sizes), held(parts, sizes), seconds(lines, parts, sizes))
 
 
 def along_the_ray(lines: Lines, parts: Sequence[Part], pace: float) -> Thresholds:
@@ -157,21 +191,29 @@ def least_thresholds(
 def check_thresholds(
     lines: Lines, parts: Sequence[Part], sizes: Sequence[float], capacity: float
 ) -> list[str]:
-    """Every inequality that given thresholds violate, each with the nearest value that does not."""
+    """Every inequality that given thresholds violate, each with the nearest thresholds that satisfy all."""
     found, faults = filled(lines, parts, sizes), []
     if found.kv > capacity:
         faults.append(
-            f"M^pi <= C: a batch of {_list(sizes)} holds {found.kv:,.0f} KV tokens, C = {capacity:,.0f}; "
-            f"{_list([size * capacity / found.kv for size in sizes])} would fit"
+            f"M^pi <= C: {listed(sizes)} hold {found.kv:,.9g} KV tokens in a batch, C = {capacity:,.0f}"
         )
     for number, (size, part) in enumerate(zip(sizes, parts, strict=True), 1):
-        needed = part.rate * found.seconds
-        if size < needed * (1 - ROUNDING):
-            faults.append(
-                f"(9) DT(n) <= n_{number}/lambda_{number}: {found.seconds:.6g} s > {size:g}/{part.rate:g} s; "
-                f"n_{number} must be at least {needed:.4g}"
-            )
-    return faults
+        if size < part.rate * found.seconds * (1 - ROUNDING):
+            told = f"{found.seconds:.6g} s > {size:g}/{part.rate:.4g} s"
+            faults.append(f"(9) DT(n) <= n_{number}/lambda_{number}: {told}")
+
+    def least(sizes: Sequence[float], iteration: float) -> list[float]:
+        return [part.rate * iteration for part in parts]
+
+    return with_nearest(faults, nearest(lines, parts, sizes, capacity, least) if faults else None)
+
+
+def with_nearest(faults: Sequence[str], near: Sequence[float] | None) -> list[str]:
+    """The same faults, each with the thresholds that would do."""
+    remedy = (
+        "no thresholds near them do, serve less" if near is None else f"the nearest that do: {listed(near)}"
+    )
+    return [f"{fault}; {remedy}" for fault in faults]
 
 
 def printed_rule(parts: Sequence[Part], batch: float) -> tuple[float, ...]:
@@ -181,8 +223,7 @@ def printed_rule(parts: Sequence[Part], batch: float) -> tuple[float, ...]:
 
 def work_share(parts: Sequence[Part], batch: float) -> tuple[float, ...]:
     """The same with ρ_j the share of stages, λ_j(l'_j+1): all types are then served in proportion."""
-    stages = sum(part.rate * part.stages for part in parts)
-    return tuple(batch * part.rate / stages for part in parts)
+    return tuple(batch * part.rate / _stages(parts) for part in parts)
 
 
 def _rate(parts: Sequence[Part]) -> float:
@@ -190,5 +231,11 @@ def _rate(parts: Sequence[Part]) -> float:
     return sum(part.rate for part in parts if part.prompt) or sum(part.rate for part in parts)
 
 
-def _list(values: Sequence[float]) -> str:
+def _stages(parts: Sequence[Part]) -> float:
+    """Stages per second that arrive: in iterations of t seconds so many times t requests are active."""
+    return sum(part.rate * part.stages for part in parts)
+
+
+def listed(values: Sequence[float]) -> str:
+    """Thresholds as a user reads them."""
     return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"

@@ -92,6 +92,11 @@ def offered(parts: Sequence[Part]) -> float:
     return sum(part.rate * part.work for part in parts)
 
 
+def held(parts: Sequence[Part], sizes: Sequence[float]) -> float:
+    """KV tokens of a batch in which every part is full: M^π."""
+    return sum(size * part.work for size, part in zip(sizes, parts, strict=True))
+
+
 def seconds(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> float:
     """How long an iteration takes in which every part is full: ΔT(n)."""
     return max(

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from math import ceil, exp, floor, inf, log
 from typing import NamedTuple
 
+import numpy as np
+
 from headgate.core.errors import InputError
 from headgate.planners.inventory import (
     MOST_ROUNDS,
@@ -14,10 +16,11 @@ from headgate.planners.inventory import (
     Thresholds,
     along_the_ray,
     filled,
-    keeping_up,
-    most_rate,
+    pace_within,
+    with_nearest,
 )
-from headgate.planners.iteration import Lines, Part, offered
+from headgate.planners.iteration import Lines, Part
+from headgate.planners.nearest import nearest
 from headgate.planners.residue import Walk
 from headgate.planners.segments import Segments
 
@@ -49,43 +52,27 @@ def busiest(rates: Sequence[tuple[float, float]]) -> Callable[[float], float]:
 
     The most lies in a window that begins or ends where the rate changes.
     """
-    edges, total = [0.0], [0.0]
+    edges, total = [0.0], [0.0]  # of the rates, and how many have come by then
     for lasts, rate in rates:
         if not (lasts > 0 and rate >= 0):
             raise InputError(f"a rate of {rate} for {lasts} s; need rate >= 0 for more than 0 s")
         edges.append(edges[-1] + lasts)
         total.append(total[-1] + lasts * rate)
 
-    def come_by(moment: float) -> float:
-        for begin, end, low, high in zip(edges, edges[1:], total, total[1:], strict=False):
-            if moment <= end:
-                return low + (high - low) * max(0.0, moment - begin) / (end - begin)
-        return total[-1]
-
     def most(seconds: float) -> float:
-        starts = [*edges, *(edge - seconds for edge in edges)]
-        return max(come_by(max(0.0, start) + seconds) - come_by(max(0.0, start)) for start in starts)
+        starts = np.maximum(0.0, [*edges, *(edge - seconds for edge in edges)])
+        return float((np.interp(starts + seconds, edges, total) - np.interp(starts, edges, total)).max())
 
     return most
 
 
 def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float) -> Pace:
     """Iteration times that keep up with ε of slack per segment and whose full batch fits. Section 4.4."""
-    parts = segments.parts(slack)
     try:
-        pace = keeping_up(lines, parts)
+        return pace_within(lines, segments.parts(slack), capacity)
     except InputError as error:
-        raise InputError(f"{error}; that is with {slack:g} slack per segment") from None
-    longest = min(pace.longest, capacity / offered(parts))
-    if pace.shortest > longest * (1 + ROUNDING):
-        share = most_rate(lines, parts, capacity)
-        raise InputError(
-            f"unstable: with {slack:g} slack per segment (10) needs {pace.shortest * offered(parts):,.0f} KV "
-            f"tokens in a full batch, need M^pi <= C = {capacity:,.0f}; serve at most "
-            f"{share * segments.reach[0]:.4g} of {segments.reach[0]:.4g} requests/s, use less slack, or "
-            "raise --kv-tokens"
-        )
-    return Pace(pace.shortest, longest)
+        cut = f"{len(segments.ends)} segments with {slack:g} slack each"
+        raise InputError(f"{error}; that is for {cut}, as (10) wants; less --slack needs less") from None
 
 
 def nested_fractions(lines: Lines, segments: Segments, slack: float, pace: float) -> Thresholds:
@@ -138,27 +125,27 @@ def _followers(first: int, stays: Sequence[float], slack: float) -> list[float]:
 
 
 def check_nested(lines: Lines, segments: Segments, sizes: Sequence[float], capacity: float) -> list[str]:
-    """Every inequality of (10), and M^π ≤ C, that given thresholds violate, each with the nearest value."""
+    """Every inequality of (10), and M^π ≤ C, that given thresholds violate, and the nearest that do not."""
     parts: list[Part] = segments.parts()
     found, faults = filled(lines, parts, sizes), []
-    needed = segments.reach[0] * found.seconds
-    if sizes[0] <= needed:
-        faults.append(
-            f"(10) DT(n) < n_1/Lambda: {found.seconds:.6g} s >= {sizes[0]:g}/{segments.reach[0]:g} s; "
-            f"n_1 must be above {needed:.4g}"
-        )
+    if sizes[0] <= segments.reach[0] * found.seconds:
+        told = f"{found.seconds:.6g} s >= {sizes[0]:g}/{segments.reach[0]:.4g} s"
+        faults.append(f"(10) DT(n) < n_1/Lambda: {told}")
     for number, (walk, stay) in enumerate(zip(walks(segments, sizes), segments.stays, strict=True), 1):
         if walk.ratio <= stay * (1 + ROUNDING) and walk.ratio < 1:
-            faults.append(
-                f"(10) n_{number + 1}/n_{number} > p_{number}: {walk.ratio:.6g} <= {stay:.6g}; "
-                f"n_{number + 1} must be {'at least' if stay >= 1 else 'above'} {walk.before * stay:.4g}"
-            )
+            told = f"{walk.ratio:.6g} <= {stay:.6g}"
+            faults.append(f"(10) n_{number + 1}/n_{number} > p_{number}: {told}")
     if found.kv > capacity:
-        faults.append(
-            f"M^pi <= C: a full batch holds {found.kv:,.0f} KV tokens, C = {capacity:,.0f}; "
-            f"{capacity / found.kv:.4g} times these thresholds would fit"
+        faults.append(f"M^pi <= C: a full batch holds {found.kv:,.9g} KV tokens, C = {capacity:,.0f}")
+
+    def least(sizes: Sequence[float], iteration: float) -> list[float]:
+        above = (
+            size * stay * (1 + 2 * ROUNDING * (stay < 1))
+            for size, stay in zip(sizes, segments.stays, strict=False)
         )
-    return faults
+        return [segments.reach[0] * iteration * (1 + ROUNDING), *above]
+
+    return with_nearest(faults, nearest(lines, parts, sizes, capacity, least) if faults else None)
 
 
 def walks(segments: Segments, sizes: Sequence[float]) -> list[Walk]:

@@ -53,4 +53,9 @@ def fixed_staff(engines: int, mixed: int, solo: int) -> Staffing:
             f"{mixed} mixed and {solo} solo engines are more roles than the {engines} engines; give fewer "
             "roles or more engines"
         )
-    return Staffing(engines, engines - solo)
+    if mixed + solo < engines:
+        raise InputError(
+            f"{mixed} mixed and {solo} solo engines leave {engines - mixed - solo} of {engines} without a "
+            "role; give one of the two numbers only, or two that add up"
+        )
+    return Staffing(engines, mixed)

@@ -58,12 +58,11 @@ class Census:
         everybody = [age for ages in running.values() for age in ages if age]
         found: dict[str, Seen] = {}
         for name, theirs in prompts.items():
-            own = self._lengths.get(name)
-            pooled = own is None or len(own.hazard) < ENOUGH
-            lengths = self._all if pooled or own is None else own
-            ages = everybody if pooled else [age for age in running.get(name, ()) if age]
-            survival = lengths.hazard.survival(ages)
-            if survival is not None:
-                mean = sum(theirs) / len(theirs) + longer
-                found[name] = Seen(len(theirs) / span, mean, survival, lengths.decoding.value or 1.0)
+            own = self._lengths.get(name, self._all)
+            known = own if len(own.hazard) >= ENOUGH else self._all
+            decoding = own if len(own.decoding) >= ENOUGH else self._all  # known of types that never decode
+            ages = everybody if known is self._all else [age for age in running.get(name, ()) if age]
+            survival, share = known.hazard.survival(ages), decoding.decoding.value
+            if survival is not None and share is not None:
+                found[name] = Seen(len(theirs) / span, sum(theirs) / len(theirs) + longer, survival, share)
         return found

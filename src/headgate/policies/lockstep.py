@@ -35,6 +35,10 @@ class Lockstep(BatchPolicy):
     requests have stood for `max_pause`, or a type whose first request has waited for `max_wait`, moves with
     whoever is there; where a batch does not fit into memory nobody new enters and all segments move, the
     deepest first, as far as they fit, and only if none does the youngest is evicted.
+
+    `max_pause` of 0 leaves nobody standing, neither in a segment nor before one, and then nobody waits for a
+    cohort to fill either (`max_wait` is 0 too): the quotas of the first segments pace who enters, that is
+    all. Only memory can still make a decode wait.
     """
 
     reserve = 0.0  # of memory, to be left free by a batch that admits somebody
@@ -47,7 +51,9 @@ class Lockstep(BatchPolicy):
                 raise InputError(f"{name}: {word}={value}; give seconds, 0 or more")
         self.slots = slots
         self.literal = literal
-        self.max_pause, self.max_wait = (inf, inf) if literal else (max_pause, max_wait)
+        self.max_pause, self.max_wait = max_pause, max_wait if max_pause else 0.0
+        if literal:
+            self.max_pause = self.max_wait = inf
         self.draining = False
         self.tracks: dict[str, Track] = {}
         self._on: dict[int, Track] = {}
@@ -171,12 +177,18 @@ class Lockstep(BatchPolicy):
         return decodes, prompts[: max(0, seats)]
 
     def _under_way(self, view: View, places: Sequence[Place]) -> Plan | None:
-        """The prompts of the newest batch that are not done, with its decodes; None when it is complete."""
+        """The prompts of the newest batch that are not done, with its decodes; None when it is complete.
+
+        Its prompts may take many steps: whoever has stood for `max_pause` meanwhile goes on as well.
+        """
         if not view.prefilling and not self._cohort:
             return None
         moving = self._ran.places or [(place.track, place.number) for place in places]  # taken over half-way
-        chosen = [place for place in places if (place.track, place.number) in moving]
-        decodes = [request for place in chosen for request in place.moving]
+        decodes: list[Request] = []
+        for place in places:
+            if (place.track, place.number) in moving or place.since() + self.max_pause <= view.now:
+                decodes += place.moving
+            decodes += place.overdue(view.now, self.max_pause)
         left = [view.waiting[id] for id in self._cohort if id in view.waiting]
         seats = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
         left = left[: max(0, seats)]
@@ -232,12 +244,12 @@ class Lockstep(BatchPolicy):
     def _rescue(self, view: View, places: Sequence[Place]) -> Plan:
         """Nobody new; all segments, deepest first, as far as their next tokens fit; or the youngest goes."""
         block, room = view.limits.block, view.kv_free
-        deepest = sorted((place for place in places), key=lambda place: -place.number)
+        deepest = sorted(places, key=lambda place: -place.number)
         half, standing = list(view.prefilling.values()), list(view.decoding.values())
         out: list[int] = []
         while True:
             need = sum(_more(request, request.todo, block) for request in half)
-            chosen, decodes = self._growing(deepest, room - need, block, set(out))
+            chosen, decodes = self._growing(deepest, room - need, view, set(out))
             if decodes or not (half or standing) or (half and need <= room):
                 break
             victim = (half or standing).pop()
@@ -252,15 +264,15 @@ class Lockstep(BatchPolicy):
         return Plan(named, self._asked.prompts, evict=tuple(out))
 
     def _growing(
-        self, deepest: Iterable[Place], room: int, block: int, out: set[int]
+        self, deepest: Iterable[Place], room: int, view: View, out: set[int]
     ) -> tuple[list[Place], list[Request]]:
         """The segments whose requests can all have one more token, and those requests."""
         chosen: list[Place] = []
         decodes: list[Request] = []
         for place in deepest:
-            entrants = place.entrants() if place.number else []
+            entrants = place.entrants(view.now, self.max_pause) if place.number else []
             those = [request for request in (*place.moving, *entrants) if request.id not in out]
-            need = sum(_more(request, 1, block) for request in those)
+            need = sum(_more(request, 1, view.limits.block) for request in those)
             if those and need <= room:
                 room -= need
                 chosen.append(place)

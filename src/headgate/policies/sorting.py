@@ -47,15 +47,18 @@ def read_thresholds(policy: str, text: str) -> dict[str, tuple[float, ...]]:
     found: dict[str, tuple[float, ...]] = {}
     for part in filter(None, text.split("+")):
         name, _, sizes = part.rpartition("=")
+        name = name.strip()
+        if name in found:
+            raise InputError(f"{policy}: thresholds={text!r}: two of type {name!r}; drop one")
         try:
-            found[name.strip()] = tuple(float(size) for size in sizes.split("/"))
+            found[name] = tuple(float(size) for size in sizes.split("/"))
         except ValueError:
             raise InputError(
                 f"{policy}: thresholds={text!r}: {part!r} is no threshold; write 10, or chat=2+code=0.5, or "
                 "8/4/2 by segment"
             ) from None
-        if not all(isfinite(size) and size > 0 for size in found[name.strip()]):
-            raise InputError(f"{policy}: thresholds={text!r}: {part!r}: thresholds must be above 0")
+        if not all(isfinite(size) and size > 0 for size in found[name]):
+            raise InputError(f"{policy}: thresholds={text!r}: {part!r}: give finite numbers above 0")
     return found
 
 

@@ -91,12 +91,16 @@ class Place(NamedTuple):
 
     def entrants(self, now: float = 0.0, max_pause: float = inf) -> list[Request]:
         """Those who enter if the segment moves now: as many as may, and whoever has stood for too long."""
-        allowed, overdue = self.allowed, 0
-        if allowed == inf:
+        if self.allowed == inf:
             return list(self.entering)
-        if self.number and max_pause < inf:
-            overdue = sum((r.last_token or 0.0) + max_pause <= now for r in self.entering)
-        return list(islice(self.entering, max(int(allowed), overdue)))
+        first = list(islice(self.entering, int(self.allowed)))
+        return first + self.overdue(now, max_pause, len(first))
+
+    def overdue(self, now: float, max_pause: float, beyond: int = 0) -> list[Request]:
+        """Those before the segment, after the first so many, who hold KV and have stood for too long."""
+        if not self.number or max_pause == inf:
+            return []
+        return [r for r in islice(self.entering, beyond, None) if (r.last_token or 0.0) + max_pause <= now]
 
     def each_stage(self) -> list[Request]:
         """Of the moving, at most a threshold's worth at each stage: the paper's min{n, ·} literally."""

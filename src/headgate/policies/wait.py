@@ -37,7 +37,8 @@ class Wait(Lockstep):
         split: what makes a type: "kind", "prompt:256/1024" (by bounds of the prompt), "output:50/200" (by
             bounds of the predicted output), "none".
         max_pause: seconds a decode may stand still before its type moves all the same. 0: nobody is ever
-            paused, thresholds only pace who enters; with learned thresholds this is the better choice.
+            paused, in a segment or before one, and nobody waits for a cohort (`max_wait` is 0 too);
+            thresholds only pace who enters. With learned thresholds this is the better choice.
         max_wait: seconds the first in a queue may wait before its type moves all the same.
         window, warm, review: arrivals remembered, completions needed before the first thresholds, and
             arrivals between two reviews.
@@ -66,9 +67,11 @@ class Wait(Lockstep):
         literal: bool = False,
     ) -> None:
         super().__init__(self.name, slots, max_pause, max_wait, literal)
-        if review < 1 or warm < 1:
-            raise InputError(f"{self.name}: review={review}, warm={warm}; both must be at least 1")
+        for word, value in (("window", window), ("warm", warm), ("review", review)):
+            if value < 1:
+                raise InputError(f"{self.name}: {word}={value}; it must be at least 1")
         self.fixed = read_thresholds(self.name, thresholds)
+        self.check_sizes()
         self.review, self.warm = review, warm
         self.pace: float | None = None  # seconds of an iteration that the learned thresholds are for
         self._cost = cost
@@ -107,9 +110,17 @@ class Wait(Lockstep):
         self._census.went(self._sorting.name(request), request.generated - 1, how)
         super().finished(request, now, how)
 
+    def check_sizes(self) -> None:
+        """One threshold for each type."""
+        for name, sizes in self.fixed.items():
+            if len(sizes) > 1:
+                raise InputError(
+                    f"wait: {len(sizes)} thresholds {name and f'of type {name} '}where one is wanted; by "
+                    "segment they are for nested-wait"
+                )
+
     def _new(self, name: str) -> Track:
-        sizes = self.fixed.get(name, self.fixed.get("", (inf,)))
-        return Track(name, WHOLE, sizes[:1])
+        return Track(name, WHOLE, self.fixed.get(name, self.fixed.get("", (inf,))))
 
     def _learn(self, now: float) -> None:
         """Thresholds x = λt for the mix as it is now; types that nobody has come of lately enter freely."""
@@ -169,11 +180,14 @@ class NestedWait(Wait):
         review: int = 200,
         literal: bool = False,
     ) -> None:
-        super().__init__(slots, cost, thresholds, split, max_pause, max_wait, window, warm, review, literal)
         if segments < 1 or not slack >= 0:
             raise InputError(f"nested-wait: segments={segments}, slack={slack}; need >= 1 and >= 0")
         self.ends = read_ends(self.name, ends)
         self.segments, self.slack = segments, slack
+        super().__init__(slots, cost, thresholds, split, max_pause, max_wait, window, warm, review, literal)
+
+    def check_sizes(self) -> None:
+        """One threshold for each segment."""
         if self.fixed and not self.ends:
             raise InputError("nested-wait: thresholds without ends; say where segments end, ends=20/40/80")
         for name, sizes in self.fixed.items():

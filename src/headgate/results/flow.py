@@ -27,7 +27,7 @@ def queue_length(run: Run, points: int = POINTS) -> tuple[Floats, Integers]:
     """
     begin, end = run.span()
     times = np.linspace(begin, end, points)
-    return times, _waiting(run, times)
+    return times, waiting(run, times)
 
 
 def _present(run: Run, times: Floats) -> Integers:
@@ -37,7 +37,7 @@ def _present(run: Run, times: Floats) -> Integers:
     return came - np.searchsorted(np.sort(left[~np.isnan(left)]), times, side="right")
 
 
-def _waiting(run: Run, times: Floats) -> Integers:
+def waiting(run: Run, times: Floats) -> Integers:
     """Arrived by then, and neither admitted nor gone."""
     requests = run.requests
     left = np.where(np.isnan(requests["admitted"]), requests["finished"], requests["admitted"])
@@ -93,7 +93,7 @@ def _verdict(run: Run, times: Floats) -> tuple[bool, str]:
     while a queue in overload has the same slope in both.
     """
     settled, seconds = False, float(times[-1] - times[0])
-    for name, number in (("number in the system", _present(run, times)), ("queue", _waiting(run, times))):
+    for name, number in (("number in the system", _present(run, times)), ("queue", waiting(run, times))):
         first, second = (Trend.of(part) for part in np.split(number, 2))
         trend = next((one for one in (Trend.of(number), first, second) if one.seen), None)
         if trend is None:

@@ -17,6 +17,7 @@ from headgate.core.request import Request
 
 HOW = {how: code for code, how in enumerate(End)}
 STILL_HERE = -1
+NOWHERE = -1  # the engine of a request that was sent to none
 STEPS = {"start": float, "first": float, "seconds": float, "count": int, "decodes": int, "context": int}
 STEPS |= {"prefill": int, "behind": int, "kv": int}
 STAYS = {"request": int, "opened": float, "gap": float, "first_tick": int, "ticks": int}
@@ -27,6 +28,55 @@ REQUEST_TIMES = ("arrival", "admitted", "first_token", "finished")
 REQUEST_COUNTS = ("kind", "cached", "prompt", "output", "evictions", "wasted")
 
 
+class Rows:
+    """One row per request, shared by all engines that work on it."""
+
+    def __init__(self, requests: int, kinds: Sequence[str]) -> None:
+        self.kinds = {name: index for index, name in enumerate(kinds)}
+        self.handles: dict[int, Request] = {}  # those still here
+        self.last_before: dict[int, float] = {}  # newest token of those who lost their KV
+        self.times = {name: array("d", [nan]) * requests for name in REQUEST_TIMES}
+        self.counts = {name: array("q", [0]) * requests for name in REQUEST_COUNTS}
+        self.how = array("b", [STILL_HERE]) * requests
+        self.replica = array("q", [NOWHERE]) * requests
+
+    def arrived(self, request: Request, now: float) -> None:
+        """A new row."""
+        id = request.id
+        self.handles[id] = request
+        self.times["arrival"][id] = now
+        self.counts["prompt"][id] = request.prompt
+        self.counts["kind"][id] = self.kinds[request.kind]
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """Its row is complete."""
+        id = request.id
+        if self.last_before:
+            self.last_before.pop(id, None)
+        self.times["finished"][id] = now
+        self.how[id] = HOW[how]
+        self._fill(self.handles.pop(id))
+
+    def table(self) -> dict[str, NDArray[Any]]:
+        """As columns. Requests that never came have no row."""
+        for request in self.handles.values():
+            self._fill(request)
+        came = ~np.isnan(np.array(self.times["arrival"]))
+        columns = self.times | self.counts | {"how": self.how, "replica": self.replica}
+        return {"id": np.flatnonzero(came)} | {
+            name: np.array(column)[came] for name, column in columns.items()
+        }
+
+    def _fill(self, request: Request) -> None:
+        row, id = self.counts, request.id
+        row["output"][id] = request.generated
+        if request.cached:
+            row["cached"][id] = request.cached
+        if request.evictions:
+            row["evictions"][id] = request.evictions
+            row["wasted"][id] = request.wasted
+
+
 class Recorder(Observer):
     """Keeps one row per request, per run of equal steps, per stay among the decodes, and per plan.
 
@@ -34,16 +84,13 @@ class Recorder(Observer):
     so a *stay* (from which tick, for how many) says it all. See `headgate.results.tables` for the columns.
     """
 
-    def __init__(self, requests: int, kinds: Sequence[str] = ("",), replica: int = 0) -> None:
+    def __init__(
+        self, requests: int, kinds: Sequence[str] = ("",), replica: int = 0, rows: Rows | None = None
+    ) -> None:
         self._replica = replica
-        self._kinds = {name: index for index, name in enumerate(kinds)}
-        self._handles: dict[int, Request] = {}  # those still here
-        self._last_before: dict[int, float] = {}  # newest token of those evicted
-        self._times = {name: array("d", [nan]) * requests for name in REQUEST_TIMES}
-        self._counts = {name: array("q", [0]) * requests for name in REQUEST_COUNTS}
-        self._prompt, self._kind = self._counts["prompt"], self._counts["kind"]
-        self._how = array("b", [STILL_HERE]) * requests
-        self._arrival, self._admitted, self._first, self._finished = self._times.values()
+        self.rows = rows or Rows(requests, kinds)
+        self._last_before = self.rows.last_before
+        self._admitted, self._first = self.rows.times["admitted"], self.rows.times["first_token"]
         self._steps = bytearray()  # row after row of doubles, in which counts are exact
         self._stays = bytearray()
         self._plans = bytearray()
@@ -56,11 +103,8 @@ class Recorder(Observer):
 
     def arrived(self, request: Request, now: float) -> None:
         """A new row."""
-        id = request.id
-        self._handles[id] = request
-        self._arrival[id] = now
-        self._prompt[id] = request.prompt
-        self._kind[id] = self._kinds[request.kind]
+        self.rows.arrived(request, now)
+        self.rows.replica[request.id] = self._replica
 
     def admitted(self, request: Request, now: float) -> None:
         """Its first seat counts."""
@@ -91,13 +135,8 @@ class Recorder(Observer):
 
     def finished(self, request: Request, now: float, how: End) -> None:
         """Its row is complete."""
-        id = request.id
-        self._close_stay(id)
-        if self._last_before:
-            self._last_before.pop(id, None)
-        self._finished[id] = now
-        self._how[id] = HOW[how]
-        self._fill(self._handles.pop(id))
+        self._close_stay(request.id)
+        self.rows.finished(request, now, how)
 
     def stepped(self, steps: Steps) -> None:
         """One row for the whole run of them."""
@@ -122,36 +161,20 @@ class Recorder(Observer):
             column.append(value)
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """All that was recorded so far, as columns. Requests that never came have no row."""
+        """All that was recorded so far, as columns."""
+        own = self.own_tables()
+        own["steps"]["replica"] = np.full(len(own["steps"]["start"]), self._replica)
+        return {"requests": self.rows.table(), **own}
+
+    def own_tables(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Steps, stays and plans of this engine."""
         for id in list(self._stay_of):
             self._close_stay(id)
-        for request in self._handles.values():
-            self._fill(request)
-        came = ~np.isnan(np.array(self._arrival))
-        columns = self._times | self._counts | {"how": self._how}
-        requests = {name: np.array(column)[came] for name, column in columns.items()}
-        steps = _columns(self._steps, STEPS)
-        for table in (requests, steps):
-            table["replica"] = np.full(len(next(iter(table.values()))), self._replica)
         plans = _columns(self._plans, PLANS)
         for name, column in self._gauges.items():
             column.extend([nan] * (len(plans["time"]) - len(column)))
             plans[f"gauge.{name}"] = np.array(column)
-        return {
-            "requests": {"id": np.flatnonzero(came)} | requests,
-            "steps": steps,
-            "stays": _columns(self._stays, STAYS),
-            "plans": plans,
-        }
-
-    def _fill(self, request: Request) -> None:
-        row, id = self._counts, request.id
-        row["output"][id] = request.generated
-        if request.cached:
-            row["cached"][id] = request.cached
-        if request.evictions:
-            row["evictions"][id] = request.evictions
-            row["wasted"][id] = request.wasted
+        return {"steps": _columns(self._steps, STEPS), "stays": _columns(self._stays, STAYS), "plans": plans}
 
     def _open_stay(self, id: int, opened: float, gap: float) -> None:
         self._stays += STAY_ROW(id, opened, gap, self._tick, 0)

@@ -65,8 +65,8 @@ def _latencies(metrics: Metrics) -> Table:
     for name, found in rows.items():
         scale, unit = time_unit(found.mean.value)
         values = (found.median, found.p90, found.p95, found.p99, found.std)
-        mean, interval = number(found.mean.value * scale), _interval(found.mean, scale)
-        table.add_row(f"{name} ({unit})", mean, interval, *(number(value * scale) for value in values))
+        mean, between = number(found.mean.value * scale), interval(found.mean, scale)
+        table.add_row(f"{name} ({unit})", mean, between, *(number(value * scale) for value in values))
     return table
 
 
@@ -75,18 +75,18 @@ def _facts(metrics: Metrics) -> Table:
     engine, (scale, unit) = metrics.engine, time_unit(metrics.longest_gap)
     rates = {"Requests": metrics.request_rate, "Output tokens": metrics.output_rate}
     rates |= {"All tokens": metrics.total_rate}
-    rows = [(name, f"{number(rate.value)} /s", _interval(rate)) for name, rate in rates.items()]
+    rows = [(name, f"{number(rate.value)} /s", interval(rate)) for name, rate in rates.items()]
     if metrics.goodput is not None:
         good = f"{number(metrics.goodput.rate.value)} requests/s with every promise kept"
         rows.append(("Goodput", _kept(metrics.goodput), good))
     gap = f"{number(metrics.longest_gap * scale)} {unit}"
     measured = f"{number(metrics.seconds)} s measured of {number(metrics.duration)} s"
-    shares = ", ".join(f"{_percent(share)} {name}" for name, share in engine.time.items())
+    shares = ", ".join(f"{percent(share)} {name}" for name, share in engine.time.items())
     rows += [
         ("Longest gap", gap, "between two tokens of one request"),
         ("KV", *_memory(engine)),
-        ("Busy", _percent(engine.utilisation), f"{measured}; steps: {shares}"),
-        ("Preemptions", str(engine.preemptions), f"{_percent(engine.wasted_share)} of all tokens done again"),
+        ("Busy", percent(engine.utilisation), f"{measured}; steps: {shares}"),
+        ("Preemptions", str(engine.preemptions), f"{percent(engine.wasted_share)} of all tokens done again"),
         ("Finished", str(metrics.counts.completed), _endings(metrics)),
         ("Stationary", "yes" if metrics.stationary else "NO", metrics.reason),
     ]
@@ -100,8 +100,8 @@ def _memory(engine: Engine) -> tuple[str, str]:
     """Mean and peak KV, as shares where the size is known."""
     if math.isnan(engine.kv_tokens):
         return f"{number(engine.kv_mean)}", f"tokens, peak {number(engine.kv_peak)}"
-    peak = f"peak {_percent(engine.kv_peak / engine.kv_tokens)}, of {number(engine.kv_tokens)} tokens"
-    return _percent(engine.kv_mean / engine.kv_tokens), peak
+    peak = f"peak {percent(engine.kv_peak / engine.kv_tokens)}, of {number(engine.kv_tokens)} tokens"
+    return percent(engine.kv_mean / engine.kv_tokens), peak
 
 
 def _endings(metrics: Metrics) -> str:
@@ -131,7 +131,7 @@ def _pair(found: Figures) -> str:
 
 def _kept(goodput: Goodput | None) -> str:
     """Goodput in percent, a dash where nothing was promised."""
-    return "-" if goodput is None else _percent(goodput.share.value)
+    return "-" if goodput is None else percent(goodput.share.value)
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
@@ -157,11 +157,11 @@ def _metric(row: Row, baseline: str, scale: float) -> Table:
     from rich.text import Text
 
     table = _columns()
-    value, interval = number(row.baseline.value * scale), _interval(row.baseline, scale)
-    table.add_row(_marked(row, baseline), value, interval, "baseline")
+    value, between = number(row.baseline.value * scale), interval(row.baseline, scale)
+    table.add_row(_marked(row, baseline), value, between, "baseline")
     for name, found in row.others.items():
         verdict = Text(found.verdict, style=STYLES.get(found.verdict, ""))
-        table.add_row(_marked(row, name), number(found.value * scale), _change(found), verdict)
+        table.add_row(_marked(row, name), number(found.value * scale), change(found), verdict)
     return table
 
 
@@ -182,17 +182,17 @@ def _legend(comparison: Comparison) -> str:
     return "\n".join([marks, how, comparison.rule, *(f"Mind: {note}." for note in comparison.notes)])
 
 
-def _change(found: Difference) -> str:
+def change(found: Difference) -> str:
     """The paired difference in percent with its interval, written out when the baseline is zero."""
     percent = found.percent
     if math.isnan(percent.value):
         return "-"
     if percent.low is None or percent.high is None:
-        return _signed(percent.value)
-    return f"{_signed(percent.value)} [{_signed(percent.low)}, {_signed(percent.high)}]"
+        return signed(percent.value)
+    return f"{signed(percent.value)} [{signed(percent.low)}, {signed(percent.high)}]"
 
 
-def _signed(percent: float) -> str:
+def signed(percent: float) -> str:
     """A change in percent; no decimals where they would not matter."""
     return f"{percent:+,.0f}" if abs(percent) >= 99.95 else f"{percent:+.1f}"
 
@@ -236,12 +236,12 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 999.95 else f"{value:#.4g}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """A share in percent."""
     return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def _interval(estimate: Estimate, scale: float = 1.0) -> str:
+def interval(estimate: Estimate, scale: float = 1.0) -> str:
     """An interval, a dash when there is none."""
     if estimate.low is None or estimate.high is None:
         return "-"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
@@ -53,6 +54,7 @@ def demand(words: Experiment, classes: tuple[str, ...], clusters: int) -> Demand
     flows = tuple(
         _group(workload, outputs, groups == g, names.get(g), rate) for g in np.unique(groups).tolist()
     )
+    flows = named_apart(flows)
     context = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
     source = f"trace {words.trace}" if words.trace else f"{workload.name} lengths"
     return Demand(source, flows, context, tuple(notes))
@@ -88,6 +90,16 @@ def _group(
     return Flow(
         called, prompt, output, rate * float(mine.mean()), 1 / patience if isfinite(patience) else 0.0
     )
+
+
+def named_apart(flows: tuple[Flow, ...]) -> tuple[Flow, ...]:
+    """Clusters whose mean lengths read the same get numbers."""
+    seen, found = Counter[str](), []
+    for flow in flows:
+        seen[flow.name] += 1
+        number = seen[flow.name]
+        found.append(replace(flow, name=f"{flow.name}.{number}") if number > 1 else flow)
+    return tuple(found)
 
 
 def _context(flows: tuple[Flow, ...]) -> float:
@@ -147,6 +159,9 @@ def _flow(text: str, patience: float | None) -> Flow:
     if wait is not None and wait <= 0:
         raise InputError(f"{about}patience is {wait:g} s; give more than 0, or leave it out for ever")
     prompt, output, rate = (found[key] for key in NUMBERS)
+    if rate <= 0:
+        fault = "nobody arrives" if rate == 0 else "a rate is at least 0"
+        raise InputError(f"{about}rate is {rate:g} requests/s: {fault}; give more than 0, or drop the class")
     return Flow(name.strip(), prompt, output, rate, 1 / wait if wait else 0.0)
 
 

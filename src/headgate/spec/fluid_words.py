@@ -82,7 +82,9 @@ def fixed_roles(asked: FleetWords) -> Staffing | None:
         return None
     if solo is None:
         solo = max(0, asked.engines - (mixed or 0))
-    return fixed_staff(asked.engines, mixed or 0, solo)
+    if mixed is None:
+        mixed = max(0, asked.engines - solo)
+    return fixed_staff(asked.engines, mixed, solo)
 
 
 def make_pace(words: Experiment, asked: StepWords, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:

@@ -56,7 +56,7 @@ class Traffic:
             words = self.words.model_copy(update={"rate": rate, "requests": self.requests})
             found, _ = make_workload(words, seed)
         elif self.recorded:
-            found = self.trace.scale_rate(rate / _own_rate(self.trace))
+            found = self.trace.scale_rate(rate / own_rate(self.trace))
         else:
             found = self._resampled(self.trace, rate, seed)
         return self._promised(self._classed(found, seed))
@@ -150,13 +150,14 @@ def _check_recorded(words: Experiment, trace: Workload | None) -> None:
         raise InputError(
             "--as-recorded keeps the trace's times, --arrivals replaces them; drop one of the two"
         )
-    _own_rate(trace)
+    own_rate(trace)
 
 
-def _own_rate(trace: Workload) -> float:
+def own_rate(trace: Workload, remedy: str = "drop --as-recorded") -> float:
+    """Requests per second of a trace as recorded."""
     span = float(trace.arrival[-1] - trace.arrival[0])
     if not span > 0:
-        raise InputError("--as-recorded, but the trace has no arrival times; drop it")
+        raise InputError(f"the trace has no arrival times, so nobody knows its rate; {remedy}")
     return (len(trace) - 1) / span
 
 

@@ -26,6 +26,7 @@ from headgate.spec.words import Experiment
 
 FRONTIER_POINTS = 8
 MOST_CLUSTERS = 50
+NO_LEVELS_HERE = ("ttft", "abort")
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,12 @@ def _checked(words: Experiment, fleet: FleetWords) -> Staffing | None:
         )
     if not 1 <= fleet.clusters <= MOST_CLUSTERS:
         raise InputError(f"--clusters {fleet.clusters}; give 1 to {MOST_CLUSTERS}")
+    for word in NO_LEVELS_HERE:
+        if word in words.model_fields_set and getattr(words, word) is not None:
+            raise InputError(
+                f"--{word} is no level of a fluid plan, which knows rates and no single wait; drop it, or ask "
+                "headgate plan capacity --find engines"
+            )
     return fixed_roles(fleet)
 
 
@@ -200,6 +207,8 @@ def _frontier(instance: Instance, levels: Levels, plan: FluidPlan, level: str | 
 def _warnings(plan: FluidPlan) -> list[str]:
     """Where the plan leans on what its model leaves out."""
     pace, found = plan.instance.pace, []
+    if plan.prefilling <= NOTHING:
+        found.append("nobody is served: no engine may prefill under these roles and levels; loosen one")
     if not pace.keeps_up:
         found.append(
             f"mixed steps are so short (κ = {pace.ratio:.2f}) that a queue before decode may pay; what the "

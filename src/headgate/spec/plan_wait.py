@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf, isfinite
+from math import inf, isfinite
 from typing import Any
 
 from headgate.core.errors import InputError
@@ -23,6 +23,7 @@ from headgate.planners.inventory import (
     work_share,
 )
 from headgate.planners.iteration import Lines, Part, lines_of, offered
+from headgate.planners.nearest import rounded
 from headgate.planners.nested import (
     Bound,
     Choice,
@@ -52,7 +53,14 @@ class Nested:
     bound: Bound
     miss: float
     overflow: float  # δ that the card's memory gives
+    slots: int
     tried: list[Choice]
+
+    @property
+    def active(self) -> float:
+        """Requests in full segments: cohorts that have not shrunk yet, so more than there usually are."""
+        parts = self.segments.parts()
+        return sum(size * part.stages for size, part in zip(self.thresholds.sizes, parts, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -61,6 +69,7 @@ class Nested:
             "reach": list(self.segments.reach),
             "thresholds": list(self.thresholds.sizes),
             "iteration": self.thresholds.seconds,
+            "active": self.active,
             "whole": _sizes(self.whole),
             "bound": {
                 **self.bound._asdict(),
@@ -162,13 +171,16 @@ def plan_wait(words: Experiment, wishes: Wishes) -> WaitPlan:
     notes = [f"left out {bad.count} bad rows"] if bad.count else []
     if refused:
         notes.append(f"left out {refused} of {len(workload)} requests: too long for the engine")
+    if wishes.every is not None:
+        notes.append(f"rates by type and thresholds are those of its busiest {wishes.every:g} s")
     mix = gathered_mix(words, wishes, workload, engine)
     lines = lines_of(engine.cost, mix.parts, engine.kv_tokens)
     most = mix.rate * most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
     if wishes.load is not None:
         mix = scaled(mix, wishes.load * most / mix.rate)
-    pace = pace_within(lines, mix.parts, engine.kv_tokens)
-    chosen = _chosen(lines, mix.parts, engine, pace, words.tpot)
+    spare = sum(part.peak for part in mix.parts)
+    pace = pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
+    chosen = _chosen(lines, mix.parts, pace, words.tpot)
     thresholds = along_the_ray(lines, mix.parts, chosen)
     whole, why_not = _whole(lines, mix.parts, engine.kv_tokens, wishes.slack)
     nested, why_not_nested = _nested_or_why(lines, mix, wishes, engine)
@@ -194,24 +206,14 @@ def plan_wait(words: Experiment, wishes: Wishes) -> WaitPlan:
     return plan
 
 
-def _chosen(lines: Lines, parts: list[Part], engine: Engine, pace: Pace, tpot: float | None) -> float:
-    """The pace with the least latency that memory, seats and the promised TPOT allow."""
-    room = engine.kv_tokens - sum(part.peak for part in parts)
-    seats = engine.running / sum(part.rate * part.stages for part in parts)
-    longest = min(pace.longest, max(room, 0.0) / offered(parts), seats)
-    if longest < pace.shortest:
-        slots = ceil(pace.shortest / seats * engine.running)
-        kv = ceil(pace.shortest * offered(parts) + engine.kv_tokens - room)
-        raise InputError(
-            f"t >= DT*: fractional thresholds need iterations of {pace.shortest:.4g} s, but with one request "
-            f"more of each type only {longest:.4g} s fit; need --slots {slots} and --kv-tokens {kv} at least"
-        )
+def _chosen(lines: Lines, parts: list[Part], pace: Pace, tpot: float | None) -> float:
+    """The pace with the least latency that the promised TPOT allows."""
     if tpot is not None and tpot < pace.shortest:
         raise InputError(
-            f"--tpot {tpot:g} s is below DT* = {pace.shortest:.4g} s, the shortest iteration that keeps up; "
-            "promise more or serve less"
+            f"--tpot {tpot:g}s: need t >= DT*, the shortest iteration that keeps up; promise "
+            f"{rounded(pace.shortest, up=True):g}s or more, or serve less"
         )
-    return best_pace(lines, parts, Pace(pace.shortest, longest), tpot or inf)
+    return best_pace(lines, parts, pace, tpot or inf)
 
 
 def _whole(lines: Lines, parts: list[Part], capacity: float, slack: float) -> tuple[Thresholds | None, str]:
@@ -223,14 +225,14 @@ def _whole(lines: Lines, parts: list[Part], capacity: float, slack: float) -> tu
 
 def _nested_or_why(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine) -> tuple[Nested | None, str]:
     """Nested WAIT needs more memory than WAIT; where that is too much the other half of the plan stands."""
+    cuts = candidates(mix, wishes)
     try:
-        return _nested(lines, mix, wishes, engine), ""
+        return _nested(lines, mix, wishes, engine, cuts), ""
     except InputError as error:
         return None, str(error)
 
 
-def _nested(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine) -> Nested:
-    cuts = candidates(mix, wishes)
+def _nested(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine, cuts: list[Segments]) -> Nested:
     tried = choices(lines, cuts, wishes.slack, wishes.miss, wishes.horizon, engine.kv_tokens)
     best = best_choice(tried)
     assert best.thresholds and best.bound
@@ -242,7 +244,9 @@ def _nested(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine) -> Nested:
     except InputError:
         whole = None
     overflow = chance_of_overflow(best.bound, wishes.miss, engine.kv_tokens)
-    return Nested(best.segments, best.thresholds, whole, best.bound, wishes.miss, overflow, tried)
+    return Nested(
+        best.segments, best.thresholds, whole, best.bound, wishes.miss, overflow, engine.running, tried
+    )
 
 
 def _check_given(plan: WaitPlan) -> None:
@@ -250,25 +254,36 @@ def _check_given(plan: WaitPlan) -> None:
     given = read_thresholds("plan wait", plan.wishes.thresholds)
     if not given:
         return
-    everyone = given.get("")
-    if everyone and len(everyone) > 1:
-        if plan.nested is None:
-            raise InputError(plan.why_not_nested)
-        nested = plan.nested.segments
-        if len(everyone) != len(nested.ends):
-            raise InputError(
-                f"--thresholds: {len(everyone)} for {len(nested.ends)} segments; give --ends too"
-            )
-        faults = check_nested(plan.lines, nested, everyone, plan.capacity)
+    everyone = given.get("", ())
+    if len(everyone) > 1:
+        faults = _nested_faults(plan, everyone)
     else:
-        sizes = [given.get(name, everyone or (0.0,))[0] for name in plan.mix.names]
-        if 0.0 in sizes:
-            raise InputError(
-                f"--thresholds: none for type {plan.mix.names[sizes.index(0.0)]!r}; give one each"
-            )
-        faults = check_thresholds(plan.lines, plan.mix.parts, sizes, plan.capacity)
+        faults = check_thresholds(plan.lines, plan.mix.parts, _by_type(plan.mix, given), plan.capacity)
     if faults:
         raise InputError(f"--thresholds violate {faults[0]}")
+
+
+def _by_type(mix: Mix, given: dict[str, tuple[float, ...]]) -> list[float]:
+    """One for each type, or for all."""
+    names = [name for name in mix.names if name]
+    strange = [name for name in given if name and name not in names]
+    if strange or any(len(sizes) > 1 for sizes in given.values()):
+        known = f"types here are {', '.join(names)}" if names else "there is one type, write --thresholds 2"
+        raise InputError(f"--thresholds {'+'.join(given)}: {known}; by segment only for all, such as 8/4/2")
+    missing = [name for name in mix.names if name not in given]
+    if missing and "" not in given:
+        raise InputError(f"--thresholds: none for type {missing[0]!r}; give one for each, or one for all")
+    return [given[name if name in given else ""][0] for name in mix.names]
+
+
+def _nested_faults(plan: WaitPlan, sizes: tuple[float, ...]) -> list[str]:
+    """What thresholds by segment violate."""
+    if plan.nested is None:
+        raise InputError(plan.why_not_nested)
+    segments = plan.nested.segments
+    if len(sizes) != len(segments.ends):
+        raise InputError(f"--thresholds: {len(sizes)} for {len(segments.ends)} segments; give --ends too")
+    return check_nested(plan.lines, segments, sizes, plan.capacity)
 
 
 def _finite(value: float) -> float | None:

@@ -1,12 +1,13 @@
-"""The largest rate that is sustained: which rates to try, one after the other."""
+"""The largest rate that is sustained, the fewest engines that are enough: what to try, one by one."""
 
 from __future__ import annotations
 
-from math import isfinite, log
+from math import ceil, isfinite, log
 
 START = 0.7  # of the highest rate there can be
 LEAST = 1 / 128  # below this share of it the answer is zero
 MOST = 20  # rates tried
+STEP_UP = 0.125  # of the least count: the first step up; the next ones double the way gone
 INSIDE = 0.15  # a guess stays this far, as a share of the bracket, from its ends
 
 
@@ -63,3 +64,39 @@ class Search:
         if not (below > 0 and isfinite(above)):
             return (low + high) / 2
         return low + (high - low) * log(1 / below) / log(above / below)
+
+
+class Fewest:
+    """Looks for the smallest count that is enough, from `least` on, where no smaller one can be.
+
+    It goes up in growing steps until a count is enough and halves what lies between, so the count found
+    is enough and one fewer is not; with chance in the runs a smaller one might be again, and nobody looks.
+    """
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least = least
+        self.most = most
+        self.tried: dict[int, float] = {}
+
+    @property
+    def enough(self) -> int | None:
+        """The smallest count that was enough."""
+        return min((count for count, ratio in self.tried.items() if ratio <= 1), default=None)
+
+    @property
+    def too_few(self) -> int:
+        """The largest count below it that was not, or cannot be."""
+        below = self.enough or self.most + 1
+        return max((n for n, ratio in self.tried.items() if not ratio <= 1 and n < below), default=self.least - 1)
+
+    def tell(self, count: int, ratio: float) -> None:
+        """What came of a count."""
+        self.tried[count] = ratio
+
+    def next(self) -> int | None:
+        """The next count to try; None when it is found, or `most` is too few."""
+        enough, low = self.enough, self.too_few
+        if enough is None:
+            above = max(2 * (low - self.least), ceil(self.least * STEP_UP), 1) if self.tried else 0
+            return None if low >= self.most else min(self.least + above, self.most)
+        return None if enough - low <= 1 else (low + enough) // 2

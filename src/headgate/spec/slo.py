@@ -71,11 +71,12 @@ def promise(levels: Sequence[Level], kind: str, known: Slo) -> Slo:
 
 
 class Kept(NamedTuple):
-    """How a run stands to its levels: each measured value by its limit, and which is worst."""
+    """How a run stands to its levels: each measured value, and which is worst by its limit."""
 
     values: tuple[float, ...]
     worst: Level
     ratio: float  # of the worst: above 1 it is missed
+    shares: tuple[float, ...]  # of requests (of gaps, for tbt) within each limit
 
 
 def measure(run: Run, levels: Sequence[Level]) -> Kept:
@@ -86,23 +87,24 @@ def measure(run: Run, levels: Sequence[Level]) -> Kept:
     checked = [level for level in levels if level.statistic]
     latencies, keep = Latencies.of(run), choose(run).keep
     gaps = Gaps(run) if any(level.metric == "tbt" for level in checked) else None
-    values = []
+    values, shares = [], []
     for level in checked:
         rows = keep & _of_kind(run, level.kind)
         if not rows.any():
             raise RunError(f"no request of class {level.kind!r} was measured; ask for more --requests")
         if level.metric == "tbt" and gaps is not None:
-            sample = gaps.sample(rows)
-            values.append(_statistic(level.statistic, sample.values, sample.weights))
+            times, weights, _ = gaps.sample(rows)
         else:
             times = getattr(latencies, level.metric)[rows]
             if level.metric != "tpot":  # one token alone has no time per token
                 times = np.where(np.isnan(times), inf, times)
             times = times[~np.isnan(times)]
-            values.append(_statistic(level.statistic, times, np.ones(len(times), np.int64)))
+            weights = np.ones(len(times), np.int64)
+        values.append(_statistic(level.statistic, times, weights))
+        shares.append(float(np.average(times <= level.limit, weights=weights)) if len(times) else 1.0)
     ratios = [value / level.limit for value, level in zip(values, checked, strict=True)]
     worst = int(np.argmax(ratios))
-    return Kept(tuple(values), checked[worst], ratios[worst])
+    return Kept(tuple(values), checked[worst], ratios[worst], tuple(shares))
 
 
 def _statistic(name: str, values: Floats, weights: Integers) -> float:

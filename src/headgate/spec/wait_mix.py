@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from headgate.spec.words import Experiment
 from headgate.workloads.workload import Workload
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20)  # numbers of segments to try
+MOST_WINDOWS = 10_000
 FEW = 100  # requests in a window below which its survival is not told apart from chance
 Floats = NDArray[np.float64]
 
@@ -51,23 +53,31 @@ class Mix:
 
 
 def check_wishes(wishes: Wishes) -> None:
-    """Numbers that make sense."""
-    for name, value, fine in (
-        ("load", wishes.load, wishes.load is None or 0 < wishes.load < 1),
-        ("slack", wishes.slack, wishes.slack >= 0),
-        ("miss", wishes.miss, 0 < wishes.miss < 1),
-        ("horizon", wishes.horizon, wishes.horizon > 0),
-        ("segments", wishes.segments, wishes.segments is None or wishes.segments >= 1),
-        ("types", wishes.types, wishes.types is None or wishes.types >= 2),
-        ("batch", wishes.batch, wishes.batch is None or wishes.batch >= 1),
-        ("every", wishes.every, wishes.every is None or wishes.every > 0),
+    """Numbers that make sense, and none that exclude each other."""
+    for name, value, fine, remedy in (
+        ("load", wishes.load, wishes.load is None or 0 < wishes.load < 1, "a share above 0 and below 1"),
+        ("slack", wishes.slack, 0 <= wishes.slack < inf, "a share, 0 or more"),
+        ("miss", wishes.miss, 0 < wishes.miss < 1, "a probability above 0 and below 1"),
+        ("horizon", wishes.horizon, wishes.horizon > 0, "more than 0 s"),
+        ("segments", wishes.segments, wishes.segments is None or wishes.segments >= 1, "1 or more"),
+        ("types", wishes.types, wishes.types is None or wishes.types >= 2, "2 or more"),
+        ("batch", wishes.batch, wishes.batch is None or wishes.batch >= 1, "1 request or more"),
+        ("every", wishes.every, wishes.every is None or wishes.every > 0, "more than 0 s"),
     ):
         if not fine:
-            raise InputError(f"--{name} {value} makes no sense here; see headgate plan wait --help")
+            raise InputError(f"--{name} {value}: give {remedy}")
+    read_ends("plan wait", wishes.ends)
+    if wishes.ends and wishes.segments:
+        raise InputError("--ends says where segments end, --segments how many; drop one of the two")
+    if wishes.every is not None and wishes.load is not None:
+        raise InputError("--every looks at when requests come, --load has no times; give --rate or a trace")
 
 
 def gathered_mix(words: Experiment, wishes: Wishes, workload: Workload, engine: Engine) -> Mix:
-    """Types are the kinds of the workload, or groups by output length where the wishes say so."""
+    """Types are the kinds of the workload, or groups by output length where the wishes say so.
+
+    Where rates change (`every`), each type comes as often as in its own busiest window: (13) for types.
+    """
     prompts, decodes = (lengths.astype(np.int64) for lengths in served_lengths(workload, engine))
     fits = workload.prompt < engine.longest
     kind, arrival = workload.kind[fits], workload.arrival[fits]
@@ -81,15 +91,14 @@ def gathered_mix(words: Experiment, wishes: Wishes, workload: Workload, engine: 
         if not bounds:
             raise InputError(f"--types {wishes.types}: outputs are too alike to be split; leave it out")
     present = [number for number in range(len(names)) if np.any(kind == number)]
-    parts = [
-        seen_kind(
-            rate * float(np.mean(kind == number)),
-            prompts[kind == number],
-            decodes[kind == number],
-            engine.block,
-        )
-        for number in present
-    ]
+    parts = []
+    for number in present:
+        theirs = kind == number
+        busy = float(np.mean(theirs))
+        if wishes.every is not None:
+            counts = np.bincount(_windows(arrival, wishes.every)[theirs])
+            busy = float(counts.max()) * _span(arrival) / wishes.every / (len(arrival) - 1)
+        parts.append(seen_kind(rate * busy, prompts[theirs], decodes[theirs], engine.block))
     prompt = float(prompts.mean()) + (engine.block - 1) / 2
     shown = tuple(names[number] for number in present)
     return Mix(shown, parts, split, prompt, decodes.astype(np.float64), arrival, rate)
@@ -97,7 +106,7 @@ def gathered_mix(words: Experiment, wishes: Wishes, workload: Workload, engine: 
 
 def _rate(words: Experiment, wishes: Wishes, workload: Workload) -> float:
     """Requests per second; any, where the load is to be a share of what the card can carry."""
-    span = float(np.ptp(workload.arrival))
+    span = _span(workload.arrival)
     if wishes.load is not None:
         if words.rate or words.clients or words.trace:
             raise InputError("--load scales the rate, but another load is given; drop one of the two")
@@ -129,7 +138,7 @@ def candidates(mix: Mix, wishes: Wishes) -> list[Segments]:
     unique = dict.fromkeys(cuts)
     if wishes.every is None:
         return [segments_from(mix.prompt, mix.decodes, mix.rate, ends) for ends in unique]
-    place = np.minimum((mix.arrival - mix.arrival[0]) // wishes.every, 1e6).astype(np.int64)
+    place = _windows(mix.arrival, wishes.every)
     parts = [mix.decodes[place == number] for number in np.unique(place)]
     parts = [part for part in parts if len(part) >= FEW] or [mix.decodes]
     most = max(windows(mix, wishes.every))
@@ -138,6 +147,20 @@ def candidates(mix: Mix, wishes: Wishes) -> list[Segments]:
 
 def windows(mix: Mix, every: float) -> list[float]:
     """Requests per second, window by window."""
-    place = ((mix.arrival - mix.arrival[0]) // every).astype(np.int64)
-    own = (len(mix.arrival) - 1) / float(np.ptp(mix.arrival))
-    return [float(count) / every * mix.rate / own for count in np.bincount(place)]
+    own = (len(mix.arrival) - 1) / _span(mix.arrival)
+    return [float(count) / every * mix.rate / own for count in np.bincount(_windows(mix.arrival, every))]
+
+
+def _windows(arrival: Floats, every: float) -> NDArray[np.int64]:
+    """In which window each request comes."""
+    if _span(arrival) > MOST_WINDOWS * every:
+        least = _span(arrival) / MOST_WINDOWS
+        raise InputError(
+            f"--every {every:g}s makes more than {MOST_WINDOWS:,} windows; give {least:.3g}s or more"
+        )
+    number: NDArray[np.int64] = ((arrival - arrival[0]) // every).astype(np.int64)
+    return number
+
+
+def _span(arrival: Floats) -> float:
+    return float(np.ptp(arrival))

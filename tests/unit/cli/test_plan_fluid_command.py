@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from headgate.cli import app
 from headgate.cli.plan_fluid import EXAMPLES
+from headgate.planners.flows import Flow
+from headgate.spec.flow_words import named_apart
 
 COSTS = shlex.split("--mixed-fixed 17.4ms --mixed-per-token 6.2e-5 --solo-step 0.02200220022")
 CODE, PAPER = "code:prompt=300,output=1000,rate=10", "paper:prompt=3000,output=400,rate=10"
@@ -111,6 +113,7 @@ def test_levels_and_frontiers():
     out = flat(run(*BASE, *MONEY, "--tpot", "23ms", "--tpot-over", "slots", "--frontier", "tpot"))
     assert "Revenue: 3,750 /s, 187.5 per engine" in out
     assert "Level: time per token costs 91.16 per engine and ms" in out
+    assert "Router: token-bucket; a gate that fills every free seat would break the levels" in out
     fair = document(*BASE, *MONEY, "--decode-fairness", "1", "--frontier", "decode-fairness")
     assert fair["revenue_per_engine"] == pytest.approx(268.040143, rel=1e-6)
     slopes = [point["slope"] for point in fair["frontier"]]
@@ -146,6 +149,17 @@ def test_notes():
     assert "mixed steps are so short" in fast
     full = flat(run("--slots", "1024", "--budget", "16384", "--class", "long:prompt=3000,output=400,rate=9"))
     assert "lower --slots" in full
+    assert "nobody is served" in flat(run(*BASE, "--mixed", "0"))
+
+
+def test_names_are_numbered_when_they_read_the_same():
+    flows = (Flow("100+10", 100.2, 10, 1), Flow("90+10", 90, 10, 1), Flow("100+10", 99.8, 10, 1))
+    assert [flow.name for flow in named_apart(flows)] == ["100+10", "90+10", "100+10.2"]
+
+
+def test_no_crumbs_where_every_engine_prefills():
+    found = document("--engines", "8", "--trace", "azure-conv", "--scale-rate", "30", "--clusters", "50")
+    assert {each["solo_decodes"] for each in found["classes"]} == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -153,8 +167,9 @@ def test_notes():
     [
         ([], "no class has arrivals; give --rate"),
         (["--clients", "8"], "needs arrivals per second"),
-        (["--class", "code:prompt=300,output=1000,rate=0"], "no class has arrivals"),
-        (["--class", "code:prompt=300,output=1000,rate=-1"], "class 'code': rate is -1; give at least 0"),
+        (["--class", "code:prompt=300,output=1000,rate=0"], "rate is 0 requests/s: nobody arrives; give more"),
+        ([*BASE, "--class", "idle:prompt=300,output=1000,rate=0"], "--class idle: rate is 0 requests/s"),
+        (["--engines", "20", "--class", "code:prompt=300,output=9,rate=-1"], "rate is -1 requests/s: a rate"),
         (["--class", "code:prompt=0,output=1000,rate=1"], "prompt is 0 tokens; give more than 0"),
         (["--class", "code:prompt=300,rate=1"], "--class code: output is missing"),
         (["--class", "code:prompt=300,output=many,rate=1"], "output='many' is not a finite number"),
@@ -173,6 +188,8 @@ def test_notes():
         ([*BASE, "--clusters", "0"], "--clusters 0; give 1 to 50"),
         ([*BASE, "--mixed", "15", "--solo", "6"], "15 mixed and 6 solo engines are more roles than the 20"),
         ([*BASE, "--mixed", "21"], "more roles than the 20 engines"),
+        ([*BASE, "--mixed", "5", "--solo", "5"], "leave 10 of 20 without a role"),
+        ([*BASE, "--ttft", "500ms"], "--ttft is no level of a fluid plan"),
         ([*BASE, "--mixed", "-1"], "give at least 0 of each"),
         ([*BASE, "--tpot", "22ms"], "the fastest step takes 0.0220022 s; ask for at least that"),
         (

@@ -48,18 +48,7 @@ OTHER, OTHER_CARD = [kind(200, 32, 8), kind(100, 64, 16)], kv_linear(0.005, 1e-6
 
 # parts, card, capacity: W, rho, DT* in ms, sum of N*, M*, decode tokens/s, u
 FLUID = {
-    "one short": (
-        [kind(1000, 10, 10)],
-        CARD,
-        KV,
-        165_000,
-        0.0495,
-        8.416623,
-        92.5829,
-        1388.743,
-        10_000,
-        0.0627,
-    ),
+    "one": ([kind(1000, 10, 10)], CARD, KV, 165_000, 0.0495, 8.416623, 92.5829, 1388.743, 10_000, 0.0627),
     "one long": ([kind(20, 60, 200)], CARD, KV, 643_200, 0.19296, 9.9128, 39.8493, 6375.892, 4000, 0.2444),
     "low": (LOW, CARD, KV, 585_000, 0.1755, 9.70285, 310.4912, 5676.167, 30_000, 0.2223),
     "high/100": (HUNDREDTH, CARD, KV, 2_412_400, 0.72372, 28.9561, 582.5974, 69853.77, 20_000, 0.9167),
@@ -68,6 +57,19 @@ FLUID = {
     "lmsys": (LMSYS, CARD, KV, 1_567_820.83, 0.470346, 15.1042, 131.1045, 23680.69, 8625, 0.5958),
     "tiny": (TINY, TINY_CARD, 9, 9, 0.9, 1000, 5, 9, 3, 1),
     "other": (OTHER, OTHER_CARD, 50_000, 187_200, 0.1872, 6.151575, 21.5305, 1151.575, 3200, 0.20592),
+}
+
+# x*: requests per stage; of many types the first and the last
+SIZES = {
+    "one": (8.416623,),
+    "one long": (0.198255,),
+    "low": (9.70285, 9.70285),
+    "high/100": (1.7374, 1.1582, 0.5791),
+    "four, 240/s": (0.3636, 0.7273, 1.4545, 2.9091),
+    "four, 300/s": (0.842, 6.737),
+    "lmsys": (0.2895, 0.0126),
+    "tiny": (1, 1),
+    "other": (1.2303, 0.6152),
 }
 
 
@@ -82,6 +84,8 @@ def test_fluid_equilibrium(name):
     assert sum(found.active) == pytest.approx(active, rel=1e-5)
     assert found.kv == pytest.approx(kv, rel=1e-5)
     assert found.decode_rate == pytest.approx(decodes, rel=1e-6)
+    sizes = found.sizes if len(SIZES[name]) == len(parts) else (found.sizes[0], found.sizes[-1])
+    assert sizes == pytest.approx(SIZES[name], rel=2e-3)
     assert 1 / most_rate(lines, parts, capacity) == pytest.approx(load, rel=3e-4)
     # Balance: in one iteration as many leave as come; (8): stages per second are those that arrive.
     assert found.stage_rate == pytest.approx(sum(part.rate * part.stages for part in parts))
@@ -100,11 +104,16 @@ def test_capacity_lemma():
 
 def test_high_demand_is_unstable_and_says_so():
     lines = lines_of(CARD, HIGH, KV)
-    with pytest.raises(InputError, match=r"d1\*W < 1.*below 165\.8"):
+    assert offered(HIGH) == 241_240_000 and sum(part.rate * part.decodes for part in HIGH) == 2e6
+    with pytest.raises(InputError, match=r"72\.37 seconds of work.*need d1\*W < 1.*whatever the memory"):
         equilibrium(lines, HIGH)
-    stable = lines_of(kv_linear(0.008, 4.144e-9), HIGH, KV)
+    with pytest.raises(InputError, match=r"need d1\*W < 1; serve at most 130\.\d of 1\.2e\+04 requests/s"):
+        pace_within(lines, HIGH, KV)
+    stable, unstable = (lines_of(kv_linear(0.008, d1), HIGH, KV) for d1 in (4.144e-9, 4.146e-9))
     assert equilibrium(stable, HIGH).seconds > 1
-    with pytest.raises(InputError, match=r"M\* = 113,684 .* need M\* <= C = 100,000; .*292\.4 of 300"):
+    with pytest.raises(InputError, match="unstable"):
+        equilibrium(unstable, HIGH)
+    with pytest.raises(InputError, match=r"M\* = 113,684 .* need M\* <= C = 100,000; .*292\.3 of 300"):
         pace_within(lines_of(CARD, THREE, KV), THREE, KV)
 
 
@@ -165,8 +174,52 @@ def test_given_thresholds_are_checked():
     lines = lines_of(CARD, LOW, KV)
     assert check_thresholds(lines, LOW, (10, 10), KV) == []
     (fault,) = check_thresholds(lines, LOW, (10, 9), KV)
-    assert fault.startswith("(9) DT(n) <= n_2/lambda_2") and fault.endswith("n_2 must be at least 9.629")
-    assert "M^pi <= C" in check_thresholds(lines, LOW, (300, 300), KV)[0]
+    assert fault == "(9) DT(n) <= n_2/lambda_2: 0.009629 s > 9/1000 s; the nearest that do: (10, 9.731)"
+    (fault,) = check_thresholds(lines, LOW, (300, 300), KV)
+    assert fault.startswith("M^pi <= C: (300, 300) hold 175,500 KV tokens") and fault.endswith(
+        "(170.5, 170.5)"
+    )
+    assert "no thresholds near them do" in check_thresholds(lines, LOW, (1, 1), 5000)[0]
+
+
+@given(st.lists(st.floats(0.01, 400), min_size=2, max_size=2), st.floats(0.02, 0.98))
+def test_the_nearest_thresholds_do(sizes, load):
+    """What a complaint proposes, to the four digits it prints, violates nothing."""
+    lines = lines_of(CARD, LOW, KV)
+    parts = [part._replace(rate=part.rate * load * most_rate(lines, LOW, KV)) for part in LOW]
+    for fault in check_thresholds(lines, parts, sizes, KV):
+        proposed = [float(size) for size in fault.rsplit("(", 1)[1].rstrip(")").split(", ")]
+        assert check_thresholds(lines, parts, proposed, KV) == []
+
+
+@pytest.mark.parametrize(("kv", "seats"), [(4000, 1e9), (KV, 100), (KV, 1e9), (700, 20), (6900, 1e9)])
+def test_the_load_that_is_proposed_can_be_carried(kv, seats):
+    """Every way of having too much: memory, seats, both; one request of each type is to be left free."""
+    heavy = [part._replace(rate=part.rate * 10) for part in LOW]
+    lines, spare = lines_of(CARD, LOW, KV), sum(part.peak for part in LOW)
+    with pytest.raises(InputError) as caught:
+        pace_within(lines, heavy, kv, seats, spare)
+    share = float(str(caught.value).split("serve at most ")[1].split(" of ")[0]) / 20_000
+    fits = [part._replace(rate=part.rate * share) for part in heavy]
+    pace = pace_within(lines, fits, kv, seats, spare)
+    assert along_the_ray(lines, fits, pace.shortest).kv + spare <= kv * (1 + 1e-6)
+    with pytest.raises(InputError):
+        pace_within(lines, [part._replace(rate=part.rate * 1.01) for part in fits], kv, seats, spare)
+
+
+def test_memory_that_is_proposed_is_enough():
+    lines, spare = lines_of(CARD, LOW, KV), sum(part.peak for part in LOW)
+    for kv in (40, 3000, 5700):
+        with pytest.raises(InputError, match=r"(C|<=) ?.*--kv-tokens \d+") as caught:
+            pace_within(lines, LOW, kv, spare=spare)
+        enough = int(str(caught.value).split("--kv-tokens ")[1].split()[0])
+        assert pace_within(lines, LOW, enough, spare=spare).shortest == pytest.approx(9.70285e-3)
+    with pytest.raises(
+        InputError, match=r"N\* = 310\.5 requests active, need N\* <= slots = 100; .*--slots 311"
+    ):
+        pace_within(lines, LOW, KV, 100)
+    with pytest.raises(InputError, match=r"sum of l_j \+ l'_j < C: one request of each type needs 50 KV"):
+        pace_within(lines, LOW, 50, spare=spare)
 
 
 @given(st.floats(0.05, 0.95), st.floats(0.0, 60e-6))
@@ -267,3 +320,29 @@ def test_a_cost_that_bends_down_is_lifted_to_be_near():
     for share in (0.02, 0.1, 0.3, 0.6, 1.0):
         found = along_the_ray(lines, LOW, share * KV / offered(LOW)).seconds
         assert found >= Curved().seconds(Shape(0, round(share * KV))) / 1.06
+
+
+def test_who_is_served_by_the_printed_rule():
+    """S5, memory-bound: tokens per KV work +16 %, requests +39 %, 9 : 3 : 1 where 3 : 2 : 1 arrive."""
+    found = {}
+    for rule in (printed_rule, work_share):
+        sizes = rule(HIGH, 512)
+        work = sum(size * part.work for size, part in zip(sizes, HIGH, strict=True))
+        tokens = sum(size * part.decodes for size, part in zip(sizes, HIGH, strict=True))
+        found[rule] = tokens / work, sum(sizes) / work
+        if rule is printed_rule:
+            assert [size / sizes[-1] for size in sizes] == pytest.approx([9, 3, 1], rel=0.01)
+    assert found[printed_rule][0] == pytest.approx(9.608e-3, rel=1e-3)
+    assert found[work_share][0] == pytest.approx(8.290e-3, rel=1e-3)
+    assert found[printed_rule][1] / found[work_share][1] == pytest.approx(1.39, abs=0.01)
+    assert printed_rule(HIGH, 1806)[-1] == pytest.approx(1.0, abs=1e-3)  # section 3.6: B >= 1806 for n_3 >= 1
+
+
+def test_heavy_traffic_leaves_thresholds_as_they_are():
+    """Section 2.2: rates times ζ and step times by ζ change neither x*, N* nor M*."""
+    usual = equilibrium(lines_of(CARD, LOW, KV), LOW)
+    fast = [part._replace(rate=part.rate * 7) for part in LOW]
+    scaled = equilibrium(lines_of(kv_linear(0.008 / 7, 3e-7 / 7), fast, KV), fast)
+    assert (*scaled.sizes, *scaled.active, scaled.kv) == pytest.approx(
+        (*usual.sizes, *usual.active, usual.kv)
+    )

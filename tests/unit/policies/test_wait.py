@@ -378,7 +378,11 @@ def test_types_nobody_comes_of_any_more_enter_freely():
     ("make", "words", "said"),
     [
         (Wait, {"slots": 0}, "slots=0"),
-        (Wait, {"thresholds": "0"}, "must be above 0"),
+        (Wait, {"thresholds": "0"}, "finite numbers above 0"),
+        (Wait, {"thresholds": "inf"}, "finite numbers above 0"),
+        (Wait, {"thresholds": "3/2"}, "2 thresholds where one is wanted"),
+        (Wait, {"thresholds": "a=1+b=2+a=3"}, "two of type 'a'"),
+        (Wait, {"window": 0}, "wait: window=0"),
         (Wait, {"thresholds": "a=b"}, "'a=b' is no threshold"),
         (Wait, {"split": "length"}, "choose kind, none"),
         (Wait, {"split": "prompt:9/3"}, "growing numbers"),

@@ -49,7 +49,7 @@ def test_segments_as_told():
     slack = plan(FOUR | {"rate": 200.0}, slack=0.02, ends="20/40/80/160", miss=0.1, horizon=200.0)
     assert slack.nested.bound.total < 300_000
     too_much = plan(FOUR, slack=0.2, ends="20/40/80/160")
-    assert too_much.nested is None and "with 0.2 slack per segment" in too_much.why_not_nested
+    assert too_much.nested is None and "with 0.2 slack each" in too_much.why_not_nested
     assert set(too_much.policies()) == {"wait"} and too_much.as_dict()["nested"] is None
     longer = plan(
         FOUR | {"rate": 150.0}, slack=0.0, ends="20/40"
@@ -89,7 +89,7 @@ def test_promised_tpot_caps_the_pace():
     capped = plan(words | {"tpot": 0.0101})
     pace = [each.thresholds.sizes[0] / each.mix.parts[0].rate for each in (free, capped)]
     assert pace[1] <= 0.0101 < pace[0]
-    with pytest.raises(InputError, match=r"--tpot 0.001 s is below DT\* = 0.00991"):
+    with pytest.raises(InputError, match=r"--tpot 0.001s: need t >= DT\*.*promise 0.009913s or more"):
         plan(words | {"tpot": 0.001})
 
 
@@ -99,18 +99,37 @@ def test_promised_tpot_caps_the_pace():
         ({"rate": 500.0}, {}, r"unstable: .*need d1\*W < 1"),
         ({"rate": 300.0}, {}, r"M\* = .*need M\* <= C = 100,000; serve at most 29\d"),
         ({"kv_tokens": 9000}, {}, r"need M\* <= C = 9,000"),
-        ({"slots": 64}, {}, r"t >= DT\*.*need --slots \d+ and --kv-tokens \d+"),
+        (
+            {"kv_tokens": 49_000},
+            {},
+            r"one request more of each type, 340, need <= C = 49,000; serve at most 23",
+        ),
+        (
+            {"kv_tokens": 250},
+            {},
+            r"sum of l_j \+ l'_j < C: one request of each type needs 340",
+        ),
+        ({"slots": 64}, {}, r"N\* = 6\d\d.* need N\* <= slots = 64; serve at most 5\d.*--slots 6\d\d"),
         ({}, {"thresholds": "9/8/7/5", "ends": "20/40/80/160"}, r"\(10\) n_2/n_1 > p_1: 0\.8\d+ <= 0\.93"),
         (
             {},
             {"thresholds": "1/1/1/1", "ends": "20/40/80/160"},
-            r"\(10\) DT\(n\) < n_1/Lambda.*n_1 must be above",
+            r"\(10\) DT\(n\) < n_1/Lambda.*the nearest that do: \(5\.\d+, 5\.\d+, 4\.\d+, 2\.\d+\)",
         ),
-        ({}, {"thresholds": "0.1"}, r"\(9\) DT\(n\) <= n_1/lambda_1.*n_1 must be at least"),
-        ({}, {"thresholds": "30"}, r"M\^pi <= C: a batch of"),
+        ({}, {"thresholds": "0.1"}, r"\(9\) DT\(n\) <= n_1/lambda_1.*the nearest that do: \(0\.3"),
+        ({}, {"thresholds": "30"}, r"M\^pi <= C: \(30, 30, 30, 30\) hold"),
         ({}, {"thresholds": "c20=3"}, "none for type 'c40'"),
         ({}, {"thresholds": "3/2"}, "2 for .* segments; give --ends"),
-        ({}, {"miss": 0.0}, "--miss 0.0 makes no sense"),
+        ({}, {"thresholds": "5+chat=3"}, "types here are c20, c40, c80, c160"),
+        ({}, {"thresholds": "c20=3/2"}, "by segment only for all"),
+        ({}, {"miss": 0.0}, "--miss 0.0: give a probability above 0 and below 1"),
+        ({}, {"slack": float("inf")}, "--slack inf: give a share"),
+        ({}, {"slack": float("nan")}, "--slack nan: give a share"),
+        ({}, {"ends": "9/3"}, "growing numbers"),
+        ({}, {"ends": "20/160", "segments": 2}, "drop one of the two"),
+        ({}, {"segments": 999}, "999 segments of outputs up to 160 iterations; choose 1 to 160"),
+        ({}, {"every": 1e-4}, r"--every 0\.0001s makes more than 10,000 windows; give 0\.01\d+s or more"),
+        ({"rate": None}, {"load": 0.5, "every": 10.0}, "--load has no times; give --rate or a trace"),
         ({}, {"load": 0.5}, "drop one of the two"),
     ],
 )
@@ -159,7 +178,7 @@ def test_text_of_rules_and_of_thresholds_without_slack():
     none = run(*card[:2], *laws, "--rate", "100", "--slack", "0", "--segments", "3")
     assert "No memory is enough" in none and "give --slack above 0" in " ".join(none.split())
     heavy = run(*card[:2], *laws, "--rate", "500", "--slack", "3", "--segments", "6", "--slots", "4096")
-    assert "None: " in heavy and "with 3 slack per segment" in " ".join(heavy.split())
+    assert "None: " in heavy and "with 3 slack each" in " ".join(heavy.split())
 
 
 def test_json_and_exit_code(monkeypatch, capsys):

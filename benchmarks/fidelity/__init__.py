@@ -1,0 +1,1 @@
+"""The same requests through a real engine and through the simulator; how far apart they are."""

@@ -1,0 +1,72 @@
+"""`headgate check`: does a policy keep the laws?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headgate.cli.output import check_json, write_json
+from headgate.cli.progress import bar
+from headgate.cli.words import settings_of
+
+if TYPE_CHECKING:
+    from headgate.spec.laws import Trial
+
+INDENT = " " * 13
+EXAMPLES = """Try the laws every policy must keep, on one policy in many small random worlds.
+
+The laws: everybody is served and every plan makes sense; the same history gives the same plans; asking twice
+changes nothing; leases are honest; an engine that gives less breaks nothing; it can take over half-way.
+Exit code 1 when one is broken. In pytest: headgate.spec.laws.try_laws.
+
+\b
+Examples:
+  headgate check my_policy.py:MyPolicy
+  headgate check eb:refill=2 --worlds 500
+  headgate check my_policy.py:MyPolicy --seed 17 --worlds 1
+"""
+
+
+def check(
+    policy: Annotated[str, typer.Argument(help="my_policy.py:MyClass, or NAME:PARAMETER=VALUE,...")],
+    set: Annotated[list[str] | None, typer.Option(help="a parameter of the policy, NAME=VALUE")] = None,
+    worlds: Annotated[int, typer.Option(help="how many worlds", min=1)] = 100,
+    seed: Annotated[int, typer.Option(help="number of the first world", min=0)] = 0,
+    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+) -> None:
+    """Try them."""
+    from headgate.spec.build import split_policy
+    from headgate.spec.laws import try_laws
+
+    check_json(json)
+    name, settings = split_policy(policy)
+    settings = {**settings_of(set or []), **settings}
+    with bar(policy, worlds) as progress:
+        trial = try_laws(name, settings, worlds, seed, progress)
+    trial.policy = policy
+    write_json(json, {**asdict(trial), "kept": trial.kept})
+    if json != "-":
+        _print(trial)
+    if not trial.kept:
+        raise typer.Exit(1)
+
+
+def _print(trial: Trial) -> None:
+    """One line per law; a broken one with the first world it was broken in."""
+    for verdict in trial.verdicts:
+        word = "BROKEN" if verdict.broken else "kept" if verdict.worlds else "-"
+        print(f"{verdict.law:12} {word:7} {verdict.says}")
+        if verdict.broken:
+            said = f"in {verdict.broken} of {verdict.worlds} worlds; {verdict.first}"
+            print(fill(said, 80, initial_indent=INDENT, subsequent_indent=INDENT))
+    kept = sum(verdict.worlds > 0 and not verdict.broken for verdict in trial.verdicts)
+    tried = trial.worlds - trial.refused
+    print(f"{trial.policy}: {kept} of {len(trial.verdicts)} laws kept in {tried} worlds")
+    if trial.refused:
+        print(f"note: its parameters do not fit the engines of {trial.refused} more worlds")
+
+
+check.__doc__ = EXAMPLES

@@ -1,0 +1,120 @@
+"""Which law of the family: cross-validation over parts, and the simplest within one standard error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.cost.fitting.family import LEAST_TOKENS, TILES, Law, offered
+from headgate.cost.fitting.pieces import Pieces
+from headgate.cost.fitting.solve import Problem
+from headgate.cost.fitting.steps import KINDS, Floats
+
+Whole = NDArray[np.int64]
+
+FOLDS = 8
+STRETCHES = 32  # blocks into which a table of few parts is cut
+WORST = 0.5  # a piece's relative error counts no more than this
+HOPELESS = 2  # additions in a row without gain end the search
+GAIN = 1e-3  # of the loss: less is no gain
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A law and its held-out errors: one number per part and region, so that laws can be paired."""
+
+    law: Law
+    losses: Floats
+
+    @property
+    def loss(self) -> float:
+        """The mean relative error."""
+        return float(self.losses.mean())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The law chosen, and the path of laws it was chosen from, each the best addition to the one before."""
+
+    law: Law
+    path: tuple[Tried, ...]
+
+
+def choose(problem: Problem) -> Choice:
+    """Greedy from the affine law on; then the smallest law within one standard error of the best.
+
+    The error is that of pieces of parts that the fit had not seen; the standard error is that of the
+    difference to the best law, paired by part and region. Neighbouring steps are alike, so holding out rows
+    instead of parts would prefer any law that can follow noise.
+    """
+    extras = offered(problem.table)
+    path = [Tried(Law(), _held_out(problem, Law()))]
+    idle = 0
+    while idle < HOPELESS:
+        grown = [Tried(law, _held_out(problem, law)) for law in _additions(path[-1].law, extras)]
+        problem.forget()
+        if not grown:
+            break
+        best = min(grown, key=lambda tried: tried.loss)
+        idle = 0 if best.loss < min(each.loss for each in path) * (1 - GAIN) else idle + 1
+        path.append(best)
+    return Choice(_simplest(path), tuple(path))
+
+
+def unseen(problem: Problem, law: Law) -> Floats:
+    """Seconds the law gives each row when it is fitted without the row's own part."""
+    told = np.zeros(len(problem.table))
+    folds = _blocks(problem.pieces) % FOLDS
+    by_row = np.repeat(folds, np.diff(np.append(problem.pieces.starts, len(told))))
+    for number in np.unique(folds):
+        found, _ = problem.solve(law, folds != number)
+        rows = by_row == number
+        told[rows] = problem.rows(law, found)[rows]
+    return told
+
+
+def _simplest(path: list[Tried]) -> Law:
+    best = min(path, key=lambda tried: tried.loss)
+    for tried in path:
+        worse = tried.losses - best.losses
+        error = float(worse.std(ddof=1)) / len(worse) ** 0.5 if len(worse) > 1 else 0.0
+        if float(worse.mean()) <= error:
+            return tried.law
+    return best.law
+
+
+def _additions(law: Law, extras: tuple[str, ...]) -> list[Law]:
+    """The law with one thing more."""
+    grown = [replace(law, extras=(*law.extras, name)) for name in extras if name not in law.extras]
+    if not law.least_tokens:
+        grown += [replace(law, least_tokens=least) for least in LEAST_TOKENS]
+    if law.tile == 1:
+        grown += [replace(law, tile=tile) for tile in TILES]
+    if not law.host:
+        grown.append(replace(law, host=True))
+    return grown
+
+
+def _blocks(pieces: Pieces) -> Whole:
+    """What is held out together: a part, or a stretch of pieces where parts are few."""
+    parts, index = np.unique(pieces.part, return_inverse=True)
+    if len(parts) >= FOLDS // 2:
+        return np.asarray(index, dtype=np.int64)
+    return np.arange(len(pieces), dtype=np.int64) * STRETCHES // len(pieces)
+
+
+def _held_out(problem: Problem, law: Law) -> Floats:
+    """The mean relative error of each block and region, fitted without the blocks of its fold."""
+    pieces, blocks = problem.pieces, _blocks(problem.pieces)
+    folds = blocks % FOLDS
+    errors = np.zeros(len(pieces))
+    for number in np.unique(folds):
+        out = folds == number
+        found, _ = problem.solve(law, ~out)
+        told = problem.told(law, found)
+        errors[out] = np.minimum(np.abs(told / pieces.seconds - 1), WORST)[out]
+    _, unit = np.unique(blocks * len(KINDS) + pieces.kind, return_inverse=True)
+    means: Floats = np.bincount(unit, errors) / np.bincount(unit)
+    return means

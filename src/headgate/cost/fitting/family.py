@@ -1,0 +1,117 @@
+"""The family of laws a card may follow: features of a step, and which of them a law has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from headgate.cost.fitting.steps import DECODE, MIXED, PREFILL, Floats, StepTable
+from headgate.cost.work import WorkTerms
+
+Column = Callable[[StepTable], Floats]
+
+
+def _mixed(table: StepTable) -> Floats:
+    return np.asarray(table.kind == MIXED, dtype=np.float64)
+
+
+def _meeting(table: StepTable) -> Floats:
+    found: Floats = table.decodes * table.prefill / table.tokens
+    return found
+
+
+def _switch(table: StepTable) -> Floats:
+    return np.asarray((table.kind == DECODE) & (table.before == PREFILL), dtype=np.float64)
+
+
+# What may be added to the affine law, by the name of its coefficient in WorkTerms; none may be negative.
+EXTRAS: Mapping[str, Column] = {
+    "per_context": lambda table: table.context + table.behind,
+    "per_attention": lambda table: table.attention,
+    "prompt_constant": lambda table: (table.prefill > 0).astype(np.float64),
+    "per_prompt": lambda table: table.prompts,
+    "mixed_constant": _mixed,
+    "mixed_per_context": lambda table: _mixed(table) * table.context,
+    "mixed_per_decode": lambda table: _mixed(table) * table.decodes,
+    "per_meeting": _meeting,
+    "switch": _switch,
+}
+AFFINE = ("constant", "per_token", "per_decode")
+HOST = ("host_constant", "host_per_request", "host_prompts")
+LEAST_TOKENS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 384)  # tried for the reading of the weights
+TILES = (8, 16, 32, 64, 128, 256)
+MEANING = {
+    "constant": "per step",
+    "per_token": "per token, decodes and prompts",
+    "per_decode": "per decode, beyond a token",
+    "per_context": "per KV token read",
+    "per_attention": "per pair of prompt tokens",
+    "prompt_constant": "per step with prompts",
+    "per_prompt": "per prompt",
+    "mixed_constant": "per mixed step",
+    "mixed_per_context": "per KV token read in a mixed step, more",
+    "mixed_per_decode": "per decode in a mixed step, more",
+    "per_meeting": "per decode x prompt token / tokens, mixed",
+    "switch": "first decode step after prompts alone",
+    "host_constant": "host, per step",
+    "host_per_request": "host, per request",
+    "host_prompts": "host, per step with prompts",
+}
+
+
+@dataclass(frozen=True)
+class Law:
+    """Which features a law has: a member of the family, without its coefficients."""
+
+    extras: tuple[str, ...] = ()
+    least_tokens: int = 0
+    tile: int = 1
+    host: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its coefficients, in the order of the unknowns."""
+        return (*AFFINE, *self.extras, *(HOST if self.host else ()))
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return len(self.names) + (self.least_tokens > 0) + (self.tile > 1)
+
+    def terms(self, found: Floats) -> WorkTerms:
+        """With coefficients, to six digits."""
+        values = {name: float(f"{value:.6g}") for name, value in zip(self.names, found, strict=True)}
+        return WorkTerms(**values, least_tokens=self.least_tokens, tile=self.tile)
+
+
+def charged_tokens(table: StepTable, law: Law) -> Floats:
+    """Tokens the linear layers are charged for: whole tiles, and not fewer than the weights' reading."""
+    found: Floats = np.maximum(np.ceil(table.tokens / law.tile) * law.tile, law.least_tokens)
+    return found
+
+
+def gpu_columns(table: StepTable, law: Law) -> Floats:
+    """One row per step, one column per GPU coefficient of the law."""
+    columns = [np.ones(len(table)), charged_tokens(table, law), table.decodes]
+    columns += [EXTRAS[name](table) for name in law.extras]
+    return np.column_stack(columns)
+
+
+def host_columns(table: StepTable) -> Floats:
+    """The same for the host's coefficients."""
+    prompting = table.prefill > 0
+    prompts = np.where(np.isnan(table.prompts), prompting, table.prompts)
+    return np.column_stack((np.ones(len(table)), table.decodes + prompts, prompting))
+
+
+def offered(table: StepTable) -> tuple[str, ...]:
+    """Extras the table can tell anything about: known in every row, and there in more than one part."""
+    fewest = min(2, len(np.unique(table.part)))
+    found = []
+    for name, column in EXTRAS.items():
+        values = column(table)
+        if np.isfinite(values).all() and len(np.unique(table.part[values > 0])) >= fewest:
+            found.append(name)
+    return tuple(found)

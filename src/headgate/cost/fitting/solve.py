@@ -1,0 +1,169 @@
+"""Coefficients of one law: least squares on relative errors, none negative, deaf to outliers."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+from headgate.cost.fitting.family import Law, gpu_columns, host_columns
+from headgate.cost.fitting.pieces import cut, single
+from headgate.cost.fitting.steps import DECODE, KINDS, Floats, Rows, StepTable
+
+HUBER = 2.0  # residuals beyond so many deviations of their region count less
+ROUNDS = 5  # of reweighting
+TURNS = 8  # of deciding which steps the host held up
+GUESSES = (0.15, 0.5)  # shares of the decode steps, those with the least work, that the host may hold up
+MOST_BOOST = 10.0  # a region with few pieces weighs at most so much more than its pieces
+MOST_LEVEL = 0.02  # how far the level may be corrected
+WILD = 0.5  # relative error of pieces that do not count for the level
+TINY = 1e-9
+
+
+class Problem:
+    """A table cut into pieces, with the columns of laws computed once.
+
+    Between rows and pieces lie units: runs of equal decode steps that are held up by the host all or none,
+    and single steps with prompts. Sums of their columns are all a fit needs.
+    """
+
+    def __init__(self, table: StepTable) -> None:
+        self.table = table
+        self.pieces = cut(table)
+        units = single(table, self.pieces)
+        self._units = units
+        self._piece_starts = np.searchsorted(units, self.pieces.starts)
+        self._host = np.add.reduceat(host_columns(table), units, axis=0)
+        self._laws: dict[Law, tuple[Floats, Floats]] = {}
+        self._balance = _balance(self.pieces.kind)
+        work = table.context + 800.0 * table.decodes  # about the order in which decode steps take time
+        quiet = table.kind[units] == DECODE
+        self._work = np.where(quiet, work[units], np.inf)
+
+    def forget(self) -> None:
+        """Drop the columns of laws."""
+        self._laws.clear()
+
+    def told(self, law: Law, found: Floats) -> Floats:
+        """What a law with coefficients says of each piece."""
+        units, sums = self._columns(law)
+        count = sums.shape[1]
+        if not law.host:
+            plain: Floats = sums @ found
+            return plain
+        return self._summed(np.maximum(units @ found[:count], self._host @ found[count:]))
+
+    def rows(self, law: Law, found: Floats) -> Floats:
+        """The same of each row of the table."""
+        columns = gpu_columns(self.table, law)
+        spent: Floats = columns @ found[: columns.shape[1]]
+        if law.host:
+            spent = np.maximum(spent, host_columns(self.table) @ found[columns.shape[1] :])
+        return spent
+
+    def solve(self, law: Law, use: Rows, weights: Floats | None = None) -> tuple[Floats, Floats]:
+        """Coefficients from the pieces in use, and the weight each piece ended with.
+
+        With a host, steps are given to whichever of GPU and host takes longer, and fitted again until
+        nobody changes sides. `weights` (by piece) are taken as they are, without looking for outliers.
+        """
+        if not law.host:
+            found, ended = self._robust(self._columns(law)[1], use, weights)
+        else:
+            tries = [self._settled(law, self._lightest(share), use, weights) for share in GUESSES]
+            found, ended = min(tries, key=lambda each: self._loss(law, each[0], use))
+        return found * self._level(law, found, use), ended
+
+    def _columns(self, law: Law) -> tuple[Floats, Floats]:
+        """GPU columns of the law by unit and by piece."""
+        if law not in self._laws:
+            units: Floats = np.add.reduceat(gpu_columns(self.table, law), self._units, axis=0)
+            self._laws[law] = units, self._summed(units)
+        return self._laws[law]
+
+    def _summed(self, units: Floats) -> Floats:
+        found: Floats = np.add.reduceat(units, self._piece_starts, axis=0)
+        return found
+
+    def _lightest(self, share: float) -> Rows:
+        """Units of decodes alone with the least work."""
+        known = self._work[np.isfinite(self._work)]
+        return self._work <= (np.quantile(known, share) if len(known) else -1.0)
+
+    def _settled(self, law: Law, held: Rows, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:
+        """From a first guess of the units the host holds up to one that repeats itself."""
+        units, _ = self._columns(law)
+        count = units.shape[1]
+        for _ in range(TURNS):
+            columns = np.hstack((units * ~held[:, None], self._host * held[:, None]))
+            found, ended = self._robust(self._summed(columns), use, weights)
+            now = self._host @ found[count:] > units @ found[:count]
+            if not np.any(now != held):
+                break
+            held = now
+        return found, ended
+
+    def _loss(self, law: Law, found: Floats, use: Rows) -> float:
+        errors = np.abs(self.told(law, found) / self.pieces.seconds - 1)[use]
+        return float(np.mean(np.minimum(errors, WILD)))
+
+    def _robust(self, sums: Floats, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:
+        """Reweighted until outliers hardly count."""
+        relative = sums[use] / self.pieces.seconds[use, None]
+        ended = np.zeros(len(use))
+        if weights is not None:
+            ended[use] = weights[use]
+            return _least_squares(relative, weights[use]), ended
+        base, kinds = self._balance[use], self.pieces.kind[use]
+        now = base
+        for _ in range(ROUNDS):
+            found = _least_squares(relative, now)
+            now = base * _trust(np.abs(relative @ found - 1), kinds)
+        ended[use] = now
+        return found, ended
+
+    def _level(self, law: Law, found: Floats, use: Rows) -> float:
+        """A factor that makes sums right: what a fit ignores as jitter takes time all the same."""
+        real, said = self.pieces.seconds[use], self.told(law, found)[use]
+        sane = np.abs(said / real - 1) < WILD
+        kinds = self.pieces.kind[use]
+        ratios = []
+        for kind in range(1, len(KINDS)):
+            here = sane & (kinds == kind)
+            if said[here].sum() > 0:
+                ratios.append(real[here].sum() / said[here].sum())
+        level = float(np.mean(ratios)) if ratios else 1.0
+        return min(max(level, 1 - MOST_LEVEL), 1 + MOST_LEVEL)
+
+
+def _least_squares(relative: Floats, weight: Floats) -> Floats:
+    """Sum of weight * (relative @ x - 1)**2 over x >= 0, by its normal equations: they are small."""
+    weighted = relative * weight[:, None]
+    square, right = weighted.T @ relative, weighted.sum(axis=0)
+    scale = np.sqrt(np.diag(square))
+    scale[scale == 0] = 1.0
+    square = square / np.outer(scale, scale) + TINY * np.eye(len(scale))
+    factor = np.linalg.cholesky(square)
+    found, _ = nnls(factor.T, np.linalg.solve(factor, right / scale))
+    return np.asarray(found / scale, dtype=np.float64)
+
+
+def _trust(residual: Floats, kinds: NDArray[np.int8]) -> Floats:
+    """Huber's weights, with the spread of each region."""
+    trust = np.ones(len(residual))
+    for kind in range(1, len(KINDS)):
+        here = kinds == kind
+        if here.any():
+            spread = max(1.4826 * float(np.median(residual[here])), 1e-4)
+            trust[here] = np.minimum(1.0, HUBER * spread / np.maximum(residual[here], 1e-12))
+    return trust
+
+
+def _balance(kinds: NDArray[np.int8]) -> Floats:
+    """Weights that let regions count alike, whatever the number of their pieces, within limits."""
+    weight = np.ones(len(kinds))
+    counts = {kind: int((kinds == kind).sum()) for kind in np.unique(kinds)}
+    most = max(counts.values(), default=1)
+    for kind, count in counts.items():
+        weight[kinds == kind] = min(most / count, MOST_BOOST)
+    return weight

@@ -1,0 +1,138 @@
+"""The time of a step as a sum of the work in it, never less than what the host needs to launch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.cost.model import Chunk, Shape, Terms
+
+
+@dataclass(frozen=True)
+class WorkTerms(Terms):
+    """The coefficients of `WorkCost`, in seconds; zero where a fit found nothing.
+
+    GPU: a `constant`; `per_token` for the linear layers, which take tokens (decodes and prompt tokens) in
+    whole `tile`s and never fewer than `least_tokens`, because the weights are read whatever the batch;
+    `per_decode` for what only decodes cost (head, sampling); `per_context` for KV that is read, by decodes
+    or behind prompts; `per_attention` for each pair of tokens of the same prompt, tokens * (start +
+    tokens / 2) of a chunk; `per_prompt`; `prompt_constant` where there are prompts. What a mixed step costs
+    beyond its work: `mixed_constant`, `mixed_per_context`, `mixed_per_decode`, and `per_meeting` for
+    decodes * prefill / (decodes + prefill), the EB paper's r (1 - r) per token (equation 10).
+
+    Host: `host_constant`, `host_prompts` where there are prompts, `host_per_request`. It works beside the
+    GPU and shows only where it takes longer.
+
+    `switch` is what the first decode step after a prefill-only step takes more, once per change of phase.
+    """
+
+    constant: float
+    per_token: float
+    per_decode: float = 0.0
+    per_context: float = 0.0
+    per_attention: float = 0.0
+    per_prompt: float = 0.0
+    prompt_constant: float = 0.0
+    mixed_constant: float = 0.0
+    mixed_per_context: float = 0.0
+    mixed_per_decode: float = 0.0
+    per_meeting: float = 0.0
+    host_constant: float = 0.0
+    host_prompts: float = 0.0
+    host_per_request: float = 0.0
+    switch: float = 0.0
+    least_tokens: int = 0
+    tile: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tile < 1:
+            raise ValueError(f"tile must be at least 1, not {self.tile}")
+
+
+class WorkCost:
+    """The larger of GPU and host, each a sum of non-negative parts; the law that `fit` chooses from.
+
+    More of anything never takes less time, a mixed step never less than either half, and nothing takes no
+    time: all follow from the signs. `switch` is not part of a step's price; drivers add it to the first
+    decode step after prompts ran alone. With chunks unknown, prompts count as one prompt.
+    """
+
+    def __init__(self, terms: WorkTerms) -> None:
+        self.terms = terms
+        self.switch = terms.switch
+        self.by_chunk = terms.per_attention > 0 or terms.per_prompt > 0
+        self._lines: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
+        self._hosted = terms.host_constant > 0 or terms.host_per_request > 0
+
+    def __repr__(self) -> str:
+        return f"WorkCost({self.terms})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.terms == other.terms if isinstance(other, WorkCost) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.terms)
+
+    def seconds(self, shape: Shape) -> float:
+        """One step of any shape."""
+        decodes, context, prefill, behind, chunks = shape
+        if not prefill:
+            line = self._lines.get(decodes) or self.decode_line(decodes)
+            spent = line[0] + line[1] * context
+            least = self.decode_floor(decodes)
+            return spent if spent > least else least
+        terms = self.terms
+        pairs = 0.0
+        parts = (chunks or (Chunk(behind, prefill),)) if self.by_chunk else ()
+        for start, tokens, _ in parts:
+            pairs += tokens * (start + tokens / 2)
+        spent = (
+            terms.constant
+            + terms.prompt_constant
+            + terms.per_token * self._charged(decodes + prefill)
+            + terms.per_context * behind
+            + terms.per_attention * pairs
+            + terms.per_prompt * len(parts)
+        )
+        if decodes:
+            spent += (
+                terms.mixed_constant
+                + (terms.per_decode + terms.mixed_per_decode) * decodes
+                + (terms.per_context + terms.mixed_per_context) * context
+                + terms.per_meeting * (decodes / (decodes + prefill)) * prefill
+            )
+        if not self._hosted and not terms.host_prompts:
+            return spent
+        requests = decodes + (len(parts) or 1)
+        return max(spent, terms.host_constant + terms.host_prompts + terms.host_per_request * requests)
+
+    def decode_line(self, decodes: int) -> tuple[float, float]:
+        """(fixed, per_context): a decode-only step takes fixed + per_context * context, or `decode_floor`."""
+        line = self._lines.get(decodes)
+        if line is None:
+            terms = self.terms
+            fixed = terms.constant + terms.per_token * self._charged(decodes) + terms.per_decode * decodes
+            line = self._lines[decodes] = (fixed, terms.per_context)
+        return line
+
+    def decode_floor(self, decodes: int) -> float:
+        """The least a decode-only step of that many takes, whatever its context: the host's time."""
+        if not (self._hosted and decodes):
+            return 0.0
+        return self.terms.host_constant + self.terms.host_per_request * decodes
+
+    def span(self, decodes: int, context: int, steps: int) -> NDArray[np.float64]:
+        """Consecutive decode-only steps; the same numbers `seconds` would give, bit for bit."""
+        fixed, per_context = self.decode_line(decodes)
+        contexts = (context + decodes * np.arange(steps, dtype=np.int64)).astype(np.float64)
+        found: NDArray[np.float64] = np.maximum(fixed + per_context * contexts, self.decode_floor(decodes))
+        return found
+
+    def _charged(self, tokens: int) -> int:
+        """Tokens the linear layers are charged for."""
+        terms = self.terms
+        whole = -(-tokens // terms.tile) * terms.tile
+        return whole if whole > terms.least_tokens else terms.least_tokens

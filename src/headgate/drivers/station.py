@@ -1,0 +1,235 @@
+"""One engine of a fleet: what was sent to it, and when it must be looked at next."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import Protocol
+
+from headgate.core.errors import RunError
+from headgate.core.ledger import Entry
+from headgate.core.policy import End
+from headgate.drivers.exchange import AT_ONCE, Exchange
+from headgate.drivers.handover import Handover
+from headgate.drivers.watchdog import Watchdog
+
+IDLE, WAITS, PENDING, RUNNING, READY = range(5)
+MOST_WAITS = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
+Timer = tuple[float, int, bool]  # when whose patience ends, and whether by hanging up
+
+
+class Porter(Protocol):
+    """Who carries KV from one engine to another."""
+
+    def copy(self, handover: Handover, now: float) -> bool:
+        """Begin to copy; False: it is there already."""
+
+    def joined(self, handover: Handover) -> None:
+        """It decodes at its receiver now."""
+
+
+class Station:
+    """Works as the simulator of one engine does, but only when it is due or something reaches it.
+
+    Whatever is sent to it waits at the door until the step under way has ended: nothing changes inside an
+    engine during a step. A span of decode steps that nobody has shortened is run when its last step has
+    begun, so a request that comes earlier ends it where it would have ended in a simulator of one engine.
+    """
+
+    __slots__ = (
+        "_idle_since",
+        "_porter",
+        "_waits",
+        "_watchdog",
+        "bound",
+        "due",
+        "freed",
+        "id",
+        "landed",
+        "replica",
+        "sent",
+        "state",
+        "stripped",
+        "timers",
+        "unneeded",
+    )
+
+    def __init__(self, id: int, replica: Exchange, watchdog: float, porter: Porter) -> None:
+        self.id, self.replica = id, replica
+        self.state = IDLE
+        self.due = inf  # when it must be looked at although nothing reaches it
+        self.sent: deque[Entry] = deque()  # to its queue
+        self.timers: list[Timer] = []  # of requests that were here when they went off
+        self.bound: deque[Handover] = deque()  # to decode here; no KV is reserved yet
+        self.landed: deque[Handover] = deque()  # their KV is here; they want a seat
+        self.stripped: list[Handover] = []  # to decode here, but without KV
+        self.freed: list[Handover] = []  # their prompt was here; the KV kept for them may go
+        self.unneeded: list[Handover] = []  # KV was reserved for them, and they will not come
+        self._porter = porter
+        self._watchdog = Watchdog(watchdog)
+        self._idle_since, self._waits = -inf, 0
+
+    # -- called by the fleet ----------------------------------------------------------------------------
+
+    def reached(self, now: float) -> bool:
+        """Something has just been put at the door; True if it can begin at once."""
+        if self.state == PENDING:
+            if self._cares():
+                self._commit(now)
+            return False
+        if self.state == RUNNING or self.state == READY:
+            return False
+        self.replica.lease.ended = True
+        self.state, self.due = READY, inf
+        return True
+
+    def turn(self) -> bool:
+        """It is due; False if it has only begun the last step of a span."""
+        if self.state == PENDING:
+            self._commit(inf)
+            return False
+        if self.state == WAITS:
+            self.replica.lease.ended = True
+        self.state, self.due = READY, inf
+        return True
+
+    def settle(self) -> None:
+        """The step has ended: those go whose last token came."""
+        replica = self.replica
+        if self.sent and self.sent[0].arrival <= replica.last_start:
+            self._receive(replica.last_start)  # they came before the step that lets others go
+        replica.settle()
+
+    def begin(self, now: float) -> None:
+        """Take in what is at the door and start what comes next."""
+        replica = self.replica
+        if replica.now < now:
+            replica.now = now
+        self._receive(replica.now)
+        if self._has_news():
+            self._exchange()
+        lease = replica.lease
+        while True:
+            if lease.ended:
+                if not replica.occupied:
+                    self.state, self.due = IDLE, inf
+                    return
+                replica.ask()
+            if self._start():
+                break
+            lease.ended = True
+            if replica.asked_now:
+                self._wait()
+                break
+        if replica.now >= self._watchdog.next_look:
+            self._look()
+
+    # -- time --------------------------------------------------------------------------------------------
+
+    def _start(self) -> bool:
+        """A step with prompts at once, or a span of decodes some time; False: nothing can run."""
+        replica = self.replica
+        if replica.start_prompts():
+            self.state, self.due = RUNNING, replica.now
+            return True
+        due = replica.span_due()
+        if due is None:
+            return False
+        if due == AT_ONCE:
+            if not replica.run_span(inf):
+                return False
+            self.state, self.due = RUNNING, replica.now
+            return True
+        self.state, self.due = PENDING, due
+        return True
+
+    def _commit(self, wake: float) -> None:
+        """The span that was put off runs, up to about `wake`."""
+        self.replica.run_span(wake)
+        self.state, self.due = RUNNING, self.replica.now
+
+    def _cares(self) -> bool:
+        """Does what is at the door end the lease?"""
+        if self.timers or self._has_news():
+            return True
+        return len(self.sent) >= self.replica.lease.arrivals
+
+    def _has_news(self) -> bool:
+        """Is there anything about KV that comes or goes?"""
+        return bool(self.bound or self.landed or self.freed or self.unneeded or self.stripped)
+
+    def _wait(self) -> None:
+        """The policy runs nothing now: until its time comes, or something reaches it."""
+        replica = self.replica
+        if replica.last_start != self._idle_since:
+            self._idle_since, self._waits = replica.last_start, 0
+        self._waits += 1
+        if self._waits > MOST_WAITS:
+            raise RunError(f"{self.told()} runs nothing again and again; {replica.plan}")
+        self.state, self.due = WAITS, replica.plan.until.time
+
+    def _look(self) -> None:
+        starving = self._watchdog.look(self.replica.ledger, self.replica.now)
+        if starving:
+            raise RunError(f"{self.told()}: {starving}")
+
+    def told(self) -> str:
+        """Who and in which state, for error messages."""
+        replica = self.replica
+        name = type(replica.policy).__name__
+        return f"policy {name} on engine {self.id} at {replica.now:.6f} s: {replica.state()}"
+
+    # -- the door -----------------------------------------------------------------------------------------
+
+    def _receive(self, now: float) -> None:
+        """Everybody who has come by now joins the queue; whoever has lost patience by now leaves."""
+        sent, timers = self.sent, self.timers
+        while sent and sent[0].arrival <= now:
+            self.replica.receive(sent.popleft())
+        while timers and timers[0][0] <= now:
+            self._give_up(*timers.pop(0))
+
+    def _give_up(self, when: float, id: int, hangs_up: bool) -> None:
+        """Its patience has ended: it leaves the queue if it never had a seat; an abort ends it anywhere."""
+        replica = self.replica
+        entry = replica.ledger.find(id)
+        if entry is None:
+            return
+        if id in replica.ledger.waiting and entry.evictions == 0:
+            replica.leave(entry, when, End.ABORTED if hangs_up else End.ABANDONED)
+        elif hangs_up:
+            replica.leave(entry, replica.now, End.ABORTED)
+
+    def _exchange(self) -> None:
+        """KV that goes, KV that is awaited, and those whose KV is here."""
+        replica = self.replica
+        for handover in self.freed:
+            replica.release(handover.entry.id)
+        for handover in self.unneeded:
+            replica.give_up_reserved(handover)
+        for handover in self.stripped:
+            self._porter.joined(handover)
+            replica.take_back(handover.entry)
+        for done in (self.freed, self.unneeded, self.stripped):
+            done.clear()
+        while self.bound and (self.bound[0].dropped or self._expect(self.bound[0])):
+            self.bound.popleft()
+        while self.landed and (self.landed[0].dropped or self._join(self.landed[0])):
+            self.landed.popleft()
+
+    def _expect(self, handover: Handover) -> bool:
+        """Its KV comes here, or was here all the time; False: there is no room for it."""
+        if handover.sender is self:
+            self.replica.unpark(handover)
+        elif not self.replica.reserve(handover):
+            return False
+        elif self._porter.copy(handover, self.replica.now):
+            return True
+        self.landed.append(handover)
+        return True
+
+    def _join(self, handover: Handover) -> bool:
+        if not self.replica.join(handover.entry):
+            return False
+        self._porter.joined(handover)
+        return True

@@ -1,0 +1,23 @@
+"""Reports: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headgate.core.errors import InputError
+from headgate.report.html import render
+from headgate.report.page import Page
+from headgate.report.runs import runs_page
+from headgate.report.scenes import Scene, gather
+
+__all__ = ["Page", "Scene", "gather", "render", "runs_page", "write"]
+
+
+def write(page: Page, path: str | Path) -> Path:
+    """Write the page; a file that is there is replaced."""
+    target = Path(path)
+    try:
+        target.write_text(render(page), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--report {target}: {error.strerror or error}; name a file that can be written") from None
+    return target

@@ -1,0 +1,69 @@
+"""What policies thought while they ran: thresholds, estimates and modes over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from headgate.report.chart import Axis, Chart, Series
+from headgate.report.page import Figure
+from headgate.report.thinning import changes
+from headgate.results.tables import Run
+
+POINTS = 400
+PREFIX = "gauge."
+
+
+class Gauge(NamedTuple):
+    """How a gauge is shown."""
+
+    title: str
+    axis: str
+    unit: str
+    look: str
+
+
+KNOWN = {
+    "exclusive": Gauge("Mode", "0: mixed, 1: exclusive", "", "Which kind of batch the policy ran; each switch follows the load."),
+    "refill": Gauge("Refill threshold", "refill", "requests", "It should settle; drift means the traffic changes."),
+    "share": Gauge("Refill threshold as a share", "θ*", "share of seats", "The optimum for the lengths seen so far."),
+    "slots": Gauge("Seats that are used", "seats", "requests", "Below the engine's seats, memory limits them."),
+    "gain": Gauge("Predicted gain of exclusive batches", "gain", "share", "Above the margin the policy leaves mixed batching."),
+    "demand": Gauge("Requests in the system, smoothed", "demand", "requests", "What the choice of mode is made from."),
+    "output": Gauge("Estimated output length", "output", "tokens", "It should approach the workload's mean."),
+    "prompt": Gauge("Estimated prompt length", "prompt", "tokens", "It should approach the workload's mean."),
+    "step": Gauge("Predicted step", "step", "s", "How long the next full step is thought to take."),
+    "crowded": Gauge("Memory is crowded", "0: no, 1: yes", "", "When it is 1, decodes do not wait for prompts."),
+    "pace": Gauge("Pace", "pace", "s", "The least time between two batches of prompts."),
+    "segments": Gauge("Segments that moved", "segments", "", "How many segments the newest batch moved together."),
+    "started": Gauge("Prompts of the cycle", "prompts", "requests", "How far the prefill cycle is."),
+}  # fmt: skip
+SKIPPED = ("refilling",)  # it swings with every refill and says nothing
+
+
+def gauge_figures(runs: Mapping[str, Run]) -> list[Figure]:
+    """One figure for each gauge that changes in some run."""
+    names = dict.fromkeys(
+        column.removeprefix(PREFIX) for run in runs.values() for column in run.plans if column.startswith(PREFIX)
+    )
+    return [figure for name in names if name not in SKIPPED and (figure := _figure(name, runs))]
+
+
+def _figure(name: str, runs: Mapping[str, Run]) -> Figure | None:
+    held = {label: run.plans for label, run in runs.items() if PREFIX + name in run.plans}
+    series, moved = [], False
+    for label, plans in held.items():
+        time, value = plans["time"].astype(float), plans[PREFIX + name].astype(float)
+        known = np.isfinite(value)
+        time, value = time[known], value[known]
+        if not len(time):
+            continue
+        moved = moved or bool(np.ptp(value) > 0)
+        x, y = changes(time, value, POINTS)
+        series.append(Series(label, x, y, list(runs).index(label), "step"))
+    if not moved:
+        return None
+    about = KNOWN.get(name, Gauge(name.capitalize(), name, "", "As the policy reports it."))
+    return Chart(Axis("time since the start", "s"), Axis(about.axis, about.unit), series).figure(about.title, about.look)

@@ -1,0 +1,141 @@
+"""The tables of a report: the same numbers as on the terminal, to be sorted and copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headgate.report.page import Cell, Grid
+from headgate.results.compare import BETTER, WORSE, Comparison, Row
+from headgate.results.figures import Figures
+from headgate.results.metrics import Metrics
+from headgate.results.text import BEST, LEVEL, change, interval, number, percent, time_unit
+
+TONES = {BETTER: "good", WORSE: "bad"}
+
+
+def overview(found: Comparison) -> Grid:
+    """One line per policy, one column per figure, the best marked."""
+    heads = ["policy"]
+    for row in found.rows:
+        scale, unit = _unit(row)
+        heads.append(f"{row.metric}\n{unit}, {'higher' if row.higher_is_better else 'lower'} is better")
+    rows = [
+        (Cell(name), *(_marked(row, name, found.baseline) for row in found.rows)) for name in found.policies
+    ]
+    marks = f"{BEST} best of its column, {LEVEL} cannot be told from the best by its paired difference; "
+    marks += "no mark in a column: none can be told from the best."
+    return Grid("At a glance", tuple(heads), tuple(rows), (marks, found.rule))
+
+
+def differences(found: Comparison) -> Grid:
+    """Every difference from the baseline with its interval."""
+    heads = ("figure", "policy", "value", "unit", "difference\n% [95 % interval]", "verdict", "paired")
+    rows: list[tuple[Cell, ...]] = []
+    for row in found.rows:
+        scale, unit = _unit(row)
+        base = row.baseline
+        rows.append(
+            (
+                Cell(row.metric),
+                Cell(found.baseline, tone="words"),
+                _value(base.value, scale),
+                Cell(unit, tone="words"),
+                Cell(f"baseline {interval(base, scale)}"),
+                Cell("baseline", tone="words"),
+                Cell(row.method, tone="words"),
+            )
+        )
+        for name, other in row.others.items():
+            shown = Cell(change(other), other.percent.value if other.percent.value == other.percent.value else None)
+            rows.append(
+                (
+                    Cell(row.metric),
+                    Cell(name, tone="words"),
+                    _value(other.value, scale),
+                    Cell(unit, tone="words"),
+                    shown,
+                    Cell(other.verdict, tone=TONES.get(other.verdict, "")),
+                    Cell(row.method, tone="words"),
+                )
+            )
+    seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
+    return Grid(f"Every difference from {found.baseline}", heads, tuple(rows), (f"95 % intervals, {seeds}.",))
+
+
+def latencies(metrics: Mapping[str, Metrics]) -> Grid:
+    """TTFT, TPOT, ITL and E2E of every run."""
+    heads = ("run", "latency", "unit", "mean", "95 % interval", "median", "p90", "p95", "p99", "longest")
+    rows: list[tuple[Cell, ...]] = []
+    for name, found in metrics.items():
+        parts = {"TTFT": found.ttft, "TPOT": found.tpot, "ITL": found.itl, "E2E": found.e2e}
+        for word, figures in parts.items():
+            rows.append(_latency(name, word, figures, found.longest_gap if word == "ITL" else None))
+    rules = dict.fromkeys(found.rule for found in metrics.values())
+    return Grid("Latencies", heads, tuple(rows), tuple(rules))
+
+
+def _latency(name: str, word: str, found: Figures, longest: float | None) -> tuple[Cell, ...]:
+    scale, unit = time_unit(found.mean.value)
+    values = (found.median, found.p90, found.p95, found.p99)
+    return (
+        Cell(name),
+        Cell(word, tone="words"),
+        Cell(unit, tone="words"),
+        _value(found.mean.value, scale),
+        Cell(interval(found.mean, scale)),
+        *(_value(value, scale) for value in values),
+        Cell("") if longest is None else _value(longest, scale),
+    )
+
+
+def engines(metrics: Mapping[str, Metrics]) -> Grid:
+    """What each run served and how it used the engine."""
+    heads = ("run", "requests\nper s", "output tokens\nper s", "all tokens\nper s", "busy\nof the time")
+    heads += ("prefill steps\nof busy time", "decode steps\nof busy time", "mixed steps\nof busy time")
+    heads += ("KV mean\nof memory", "KV peak\nof memory", "preemptions", "done again\nof all tokens")
+    heads += ("served\nrequests", "lost\nrequests", "stationary")
+    rows = []
+    for name, found in metrics.items():
+        engine, counts = found.engine, found.counts
+        rates = (found.request_rate, found.output_rate, found.total_rate)
+        shares = (engine.utilisation, engine.time["prefill"], engine.time["decode"], engine.time["mixed"])
+        memory = (engine.kv_mean / engine.kv_tokens, engine.kv_peak / engine.kv_tokens)
+        lost = counts.abandoned + counts.aborted + counts.refused
+        rows.append(
+            (
+                Cell(name),
+                *(_value(rate.value) for rate in rates),
+                *(_share(share) for share in (*shares, *memory)),
+                Cell(f"{engine.preemptions:,}", float(engine.preemptions)),
+                _share(engine.wasted_share),
+                Cell(f"{counts.completed:,}", float(counts.completed)),
+                Cell(f"{lost:,}", float(lost)),
+                Cell("yes" if found.stationary else "no", tone="" if found.stationary else "bad"),
+            )
+        )
+    reasons = dict.fromkeys(found.reason for found in metrics.values() if not found.stationary)
+    return Grid("Throughput and the engine", heads, tuple(rows), tuple(f"Not stationary: {why}." for why in reasons))
+
+
+def _unit(row: Row) -> tuple[float, str]:
+    if row.unit == "share":
+        return 100.0, "%"
+    return time_unit(row.baseline.value) if row.unit == "s" else (1.0, row.unit)
+
+
+def _marked(row: Row, name: str, baseline: str) -> Cell:
+    scale, _ = _unit(row)
+    value = row.baseline.value if name == baseline else row.others[name].value
+    if row.winner is None or not (name == row.winner or name in row.level):
+        return _value(value, scale)
+    best = name == row.winner
+    cell = _value(value, scale)
+    return Cell(f"{cell.text} {BEST if best else LEVEL}", cell.value, "best" if best else "level")
+
+
+def _value(value: float, scale: float = 1.0) -> Cell:
+    return Cell(number(value * scale), value * scale if value == value else None)
+
+
+def _share(share: float) -> Cell:
+    return Cell(percent(share), 100 * share if share == share else None)

@@ -1,0 +1,124 @@
+"""Throughput, goodput and latency against load, with the rate no policy exceeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from headgate.report.chart import LOG, Axis, Chart, Mark, Series
+from headgate.report.page import Cell, Figure, Grid
+from headgate.report.scenes import CLIENTS, RATE, Scene
+from headgate.results.figures import Estimate
+from headgate.results.metrics import Metrics
+from headgate.results.text import number, percent, time_unit
+
+Read = Callable[[Metrics], Estimate]
+
+
+def against_load(scenes: Sequence[Scene]) -> list[Figure]:
+    """Figures over scenes whose load is of one kind and differs."""
+    order = list(dict.fromkeys(name for scene in scenes for name in scene.runs))
+    bound = _bound(scenes)
+    marks = [Mark(f"no policy above {number(bound)}", bound, "y")] if bound else []
+    offered = scenes[0].load.kind == RATE
+    served = _series(scenes, order, lambda found: found.request_rate)
+    loads = np.array([scene.load.value for scene in scenes])
+    diagonal = Series("as offered", loads, loads, 7) if offered else None
+    look = "Where a curve bends away from what is offered, the engine is full; the dashed line is the bound."
+    if not offered:
+        look = "Where more clients bring nothing, the engine is full; the dashed line is what no policy exceeds."
+    along = Axis("offered load", "requests/s") if offered else Axis("clients in a closed loop", "")
+    lines = [*([diagonal] if diagonal else []), *served]
+    found = [Chart(along, Axis("served", "requests/s", low=0.0), lines, marks).figure("Requests served against load", look)]
+    if any(metrics.goodput for scene in scenes for metrics in scene.metrics.values()):
+        kept = _series(scenes, order, _kept)
+        lines = [*([diagonal] if diagonal else []), *kept]
+        chart = Chart(along, Axis("with every promise kept", "requests/s", low=0.0), lines, marks)
+        found.append(chart.figure("Goodput against load", "Past its top, more load means fewer requests served well."))
+    return [*found, *_latencies(scenes, order, along)]
+
+
+def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis) -> list[Figure]:
+    found = []
+    reads: dict[str, Read] = {
+        "p99 TTFT": lambda metrics: Estimate(metrics.ttft.p99),
+        "mean TPOT": lambda metrics: metrics.tpot.mean,
+        "p99 ITL": lambda metrics: Estimate(metrics.itl.p99),
+    }
+    for name, read in reads.items():
+        series = _series(scenes, order, read)
+        values = np.concatenate([each.y for each in series])
+        if not np.any(np.isfinite(values) & (values > 0)):
+            continue
+        scale, unit = time_unit(float(np.nanmedian(values)))
+        scaled = [
+            Series(each.name, each.x, each.y * scale, each.colour, each.shape, *_scaled(each, scale)) for each in series
+        ]
+        look = "The load at which it turns upward is where queues begin."
+        found.append(Chart(along, Axis(name, unit, LOG), scaled).figure(f"{name} against load", look))
+    return found
+
+
+def _scaled(series: Series, scale: float) -> tuple[np.ndarray | None, np.ndarray | None]:  # type: ignore[type-arg]
+    low, high = series.low, series.high
+    return (None, None) if low is None or high is None else (low * scale, high * scale)
+
+
+def load_grid(scenes: Sequence[Scene]) -> Grid:
+    """One line per load and policy."""
+    heads = ("load", "policy", "requests\nper s", "95 % interval", "goodput\nof requests", "TTFT mean\nms", "TTFT p99\nms")
+    heads += ("TPOT mean\nms", "ITL p99\nms", "busy\nof the time")
+    rows = []
+    for scene in scenes:
+        for name, found in scene.metrics.items():
+            rate = found.request_rate
+            times = (found.ttft.mean.value, found.ttft.p99, found.tpot.mean.value, found.itl.p99)
+            span = "-" if rate.low is None or rate.high is None else f"[{number(rate.low)}, {number(rate.high)}]"
+            good = found.goodput.share.value if found.goodput else float("nan")
+            rows.append(
+                (
+                    Cell(scene.load.short, scene.load.value),
+                    Cell(name, tone="words"),
+                    Cell(number(rate.value), _known(rate.value)),
+                    Cell(span),
+                    Cell(percent(good), _known(100 * good)),
+                    *(Cell(number(1000 * value), _known(1000 * value)) for value in times),
+                    Cell(percent(found.engine.utilisation), _known(100 * found.engine.utilisation)),
+                )
+            )
+    return Grid("Every load", heads, tuple(rows))
+
+
+def _known(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _kept(found: Metrics) -> Estimate:
+    return found.goodput.rate if found.goodput else Estimate(float("nan"))
+
+
+def _series(scenes: Sequence[Scene], order: Sequence[str], read: Read) -> list[Series]:
+    found = []
+    for colour, name in enumerate(order):
+        held = [(scene.load.value, read(scene.metrics[name])) for scene in scenes if name in scene.metrics]
+        x = np.array([load for load, _ in held])
+        y = np.array([estimate.value for _, estimate in held])
+        ends = [[np.nan if end is None else end for end in (each.low, each.high)] for _, each in held]
+        low, high = np.array(ends, float).T
+        found.append(Series(name, x, y, colour, "linked", low, high))
+    return found
+
+
+def _bound(scenes: Sequence[Scene]) -> float | None:
+    bounds = [scene.bound.rate for scene in scenes if scene.bound]
+    return float(np.median(bounds)) if bounds else None
+
+
+def comparable(scenes: Sequence[Scene]) -> list[Scene]:
+    """Those that lie on one axis of load, in order; none when there are fewer than two."""
+    for kind in (RATE, CLIENTS):
+        held = sorted((scene for scene in scenes if scene.load.kind == kind), key=lambda scene: scene.load.value)
+        if len({scene.load.value for scene in held}) > 1:
+            return held
+    return []

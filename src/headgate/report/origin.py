@@ -1,0 +1,93 @@
+"""How a report was made: commands, cards, seeds, versions, outcomes, and what to be careful with."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from shlex import join as shell
+
+from headgate import __version__
+from headgate.results.tables import Run
+from headgate.spec.coverage import warning
+
+Facts = tuple[tuple[str, str], ...]
+
+
+def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
+    """What one needs to do it again."""
+    meta = [run.meta for run in runs]
+    facts = {
+        "Report": shell(["headgate", *command]) if command else "",
+        "Runs": _each(shell(["headgate", *map(str, one.get("command") or ())]) for one in meta if one.get("command")),
+        "Dates": _each(one.get("date") for one in meta),
+        "Policies": _each(_policy(one) for one in meta),
+        "Card": _each(_card(one) for one in meta),
+        "Engine": _each(_engine(one) for one in meta),
+        "Workload": _each(_workload(one) for one in meta),
+        "Seeds": _each(one.get("seed") for one in meta),
+        "Driver": _each(one.get("driver") for one in meta),
+        "Outcome": _each(one.get("outcome") for one in meta),
+        "Versions": _each(_versions(one) for one in meta),
+        "Figures": f"95 % intervals; drawn by headgate {__version__}, nothing is loaded from elsewhere",
+    }
+    return tuple((name, value) for name, value in facts.items() if value)
+
+
+def plan_made(command: Sequence[str]) -> Facts:
+    """The same of a plan, which has no run."""
+    versions = f"headgate {__version__}, Python {platform.python_version()}"
+    return ("Command", shell(["headgate", *command])), ("Versions", versions)
+
+
+def warnings(runs: Iterable[Run]) -> tuple[str, ...]:
+    """Runs that lean on a card beyond what it measured, and runs that did not come to their end."""
+    found: list[str] = []
+    for run in runs:
+        label, outcome = run.meta.get("label", "run"), run.meta.get("outcome", "finished")
+        if outcome != "finished":
+            found.append(f"{label}: the run was {outcome}; figures cover what there is")
+        if "card" in run.meta and "label" in run.meta and (line := warning(run)):
+            found.append(line)
+    return tuple(dict.fromkeys(found))
+
+
+def _each(values: Iterable[object]) -> str:
+    """All that differ, one after the other."""
+    return "; ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+
+
+def _policy(meta: dict[str, object]) -> str:
+    parameters = meta.get("parameters")
+    shown = ", ".join(f"{key}={value}" for key, value in parameters.items()) if isinstance(parameters, dict) else ""
+    return f"{meta.get('policy', '')}{f' ({shown})' if shown else ''}"
+
+
+def _card(meta: dict[str, object]) -> str:
+    if not meta.get("card"):
+        return ""
+    about = ", ".join(str(meta[word]) for word in ("model", "gpu") if meta.get(word))
+    source = f": {meta['provenance']}" if meta.get("provenance") else ""
+    return f"{meta['card']} ({about}){source}"
+
+
+def _engine(meta: dict[str, object]) -> str:
+    engine = meta.get("engine")
+    if not isinstance(engine, dict):
+        return ""
+    names = {"running": "seats", "batch_tokens": "tokens a step", "kv_tokens": "KV tokens", "max_model_len": "tokens a request"}
+    return ", ".join(f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int))
+
+
+def _workload(meta: dict[str, object]) -> str:
+    about = meta.get("workload")
+    if not isinstance(about, dict):
+        return ""
+    plain = {key: value for key, value in about.items() if isinstance(value, str | int | float) and key != "name"}
+    listed = ", ".join(f"{key} {value}" for key, value in plain.items())
+    return f"{about.get('name', '')} ({listed})" if listed else str(about.get("name", ""))
+
+
+def _versions(meta: dict[str, object]) -> str:
+    versions = meta.get("versions")
+    listed = [f"{key} {value}" for key, value in versions.items()] if isinstance(versions, dict) else []
+    return ", ".join([*([f"headgate {meta['headgate']}"] if meta.get("headgate") else []), *listed])

@@ -1,0 +1,98 @@
+"""The report of runs: one chapter for each scene, and one over all loads where there are several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.report.fleet import fleet_blocks
+from headgate.report.gauges import gauge_figures
+from headgate.report.grids import differences, engines, latencies, overview
+from headgate.report.groups import class_blocks, tenant_blocks
+from headgate.report.latency import distributions
+from headgate.report.load import against_load, comparable, load_grid
+from headgate.report.origin import made, warnings
+from headgate.report.page import Chapter, Figure, Grid, Page, Section
+from headgate.report.scenes import Scene
+from headgate.report.timeline import ROWS, timeline
+from headgate.report.verdict import load_verdict, scene_verdict
+from headgate.results.compare import Comparison
+from headgate.results.text import number
+
+MOST_CHAPTERS = 4  # scenes shown in full; of more, the highest loads
+Blocks = Sequence[Grid | Figure | str]
+
+
+def runs_page(scenes: Sequence[Scene], command: Sequence[str] = (), title: str = "") -> Page:
+    """The whole report."""
+    line = comparable(scenes)
+    chapters = [_loads(line)] if line else []
+    shown = list(scenes)
+    if len(shown) > MOST_CHAPTERS:
+        shown = sorted(scenes, key=lambda scene: scene.load.value)[-MOST_CHAPTERS:]
+        chapters[-1:] = [_left_out(chapters[-1], len(scenes))] if chapters else []
+    budget = ROWS // max(len(shown), 1)
+    chapters += [scene_chapter(scene, budget) for scene in shown]
+    runs = [run for scene in scenes for own in scene.runs.values() for run in own]
+    policies = list(dict.fromkeys(name for scene in scenes for name in scene.runs))
+    named = title or (f"{len(policies)} policies compared" if len(policies) > 1 else f"One run: {policies[0]}")
+    requests = sum(len(run.requests["id"]) for run in runs)
+    about = f"{', '.join(policies[:8])}{' ...' if len(policies) > 8 else ''}; {requests:,} requests in {len(runs)} runs"
+    return Page(named, about, tuple(chapters), made(runs, command), "runs", warnings(runs))
+
+
+def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
+    """Verdict, tables, distributions, timeline, gauges, classes, fleet."""
+    found = scene.comparison
+    sections = [_section("The numbers", _numbers(scene))]
+    sections.append(_section("How long users wait", distributions(scene.runs)))
+    strip = timeline(list(scene.first.items()), rows)
+    sections.append(_section("What the engine did", [strip] if strip else []))
+    sections.append(_section("By class", class_blocks(scene.first, scene.metrics)))
+    sections.append(_section("By tenant", tenant_blocks(scene.first)))
+    sections.append(_section("The fleet", fleet_blocks(scene.first)))
+    sections.append(_section("What the policies thought", gauge_figures(scene.first)))
+    if isinstance(found, Comparison):
+        sections.append(Section("Every difference with its interval", (differences(found),), closed=True))
+        details = (latencies(scene.metrics), engines(scene.metrics))
+        sections.append(Section("Every latency, and the engine", details, closed=True))
+    notes = list(found.notes) if isinstance(found, Comparison) else []
+    if any(len(own) > 1 for own in scene.runs.values()):
+        notes.append("several seeds: figures over time show the first seed, distributions pool all of them")
+    return Chapter(
+        scene.title, scene_verdict(scene), tuple(each for each in sections if each.blocks), _sentences(notes)
+    )
+
+
+def _sentences(notes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{note[:1].upper()}{note[1:]}." for note in notes)
+
+
+def _section(title: str, blocks: Blocks) -> Section:
+    return Section(title, tuple(blocks))
+
+
+def _numbers(scene: Scene) -> list[Grid | Figure | str]:
+    found = scene.comparison
+    tables: list[Grid | Figure | str] = (
+        [overview(found)] if isinstance(found, Comparison) else [latencies(scene.metrics), engines(scene.metrics)]
+    )
+    if scene.bound:
+        best = max(metrics.request_rate.value for metrics in scene.metrics.values())
+        share = 100 * best / scene.bound.rate
+        tables.append(
+            f"On these requests no policy serves more than {number(scene.bound.rate)} requests/s (a bound from "
+            f"the card's step times); the most served here is {number(best)}, {share:.0f} % of it."
+        )
+    return tables
+
+
+def _loads(scenes: Sequence[Scene]) -> Chapter:
+    figures = against_load(scenes)
+    values = [scene.load.short for scene in scenes]
+    sections = (Section("Against load", tuple(figures)), Section("Every load", (load_grid(scenes),), closed=True))
+    return Chapter(f"From {values[0]} to {values[-1]}", load_verdict(scenes), sections)
+
+
+def _left_out(chapter: Chapter, scenes: int) -> Chapter:
+    note = f"Of {scenes} loads the {MOST_CHAPTERS} highest are shown in full below."
+    return Chapter(chapter.title, chapter.verdict, chapter.sections, (*chapter.notes, note))

@@ -1,0 +1,213 @@
+"""The phase timeline: which steps were prefill, decode or mixed, with queue, seats and KV under it."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headgate.report.chart import path
+from headgate.report.markup import Markup, position, tag
+from headgate.report.page import Figure
+from headgate.report.scales import Floats, Scale
+from headgate.report.thinning import Columns, over_time
+from headgate.results.flow import waiting
+from headgate.results.tables import Integers, Run
+from headgate.results.text import number
+
+ROWS = 90_000  # steps that one report carries for zooming, over all its runs
+FEWEST = 2_000  # of one run
+WIDTH = 1000
+PHASES = ("prefill", "decode", "mixed")
+STRIP, STRIP_STEP, PANEL, PANEL_STEP = 20.0, 40.0, 76.0, 100.0  # as in timeline.js
+LEFT, RIGHT, TOP = 52.0, 10.0, 16.0
+MOST_STRIPS = 8
+COARSE = 180  # columns of the picture before the script draws it finer
+LOOK = (
+    "Height is share of time: prefill, decode and mixed steps, grey where the engine was idle. "
+    "Decodes stand still during prefill, so wide prefill blocks are the gaps users see."
+)
+KEYS = (("prefill", "block prefill"), ("decode", "block decode"), ("mixed", "block mixed"), ("idle", "block idle-key"))
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The steps of one engine of one run, or stretches of equal length where there are too many."""
+
+    name: str
+    colour: int
+    start: Floats
+    seconds: Floats
+    phase: Integers  # counts into PHASES
+    seats: Floats
+    queue: Floats
+    kv: Floats
+    thinned: bool
+
+    @property
+    def style(self) -> str:
+        """As the curves of this run elsewhere."""
+        return f"c{self.colour % 8} d{self.colour % 4}"
+
+
+def timeline(runs: Sequence[tuple[str, Run]], rows: int = ROWS) -> Figure | None:
+    """The figure; None when no run has a step. Of a fleet, only so many engines are drawn."""
+    chosen = _chosen(runs)
+    share = max(FEWEST, rows // max(len(chosen), 1))
+    strips = [_strip(name, colour, run, replica, share) for name, colour, run, replica in chosen]
+    strips = [strip for strip in strips if len(strip.start)]
+    if not strips:
+        return None
+    ends = max(float((strip.start + strip.seconds)[-1]) for strip in strips)
+    low, high = min(0.0, *(float(strip.start[0]) for strip in strips)), ends
+    meta = runs[0][1].meta
+    seats = dict(meta.get("engine") or {}).get("running")
+    panels = (
+        {"name": "queue", "unit": "requests", "limit": None, "bound": ""},
+        {"name": "seats in use", "unit": "decoding requests", "limit": seats, "bound": "seats"},
+        {"name": "KV", "unit": "tokens", "limit": meta.get("kv_tokens"), "bound": "memory"},
+    )
+    note = "Drag across it to zoom in, double-click for the whole run; arrow keys and + - 0 work too."
+    if any(strip.thinned for strip in strips):
+        note += " Long runs are drawn by stretches, not by single steps."
+    entries = tuple((strip.name, strip.style) for strip in strips) if len(strips) > 1 else ()
+    drawing = _draw(strips, panels, low, high)
+    data = {"timeline": _packed(strips, panels, low, high)}
+    return Figure("Phases over time", LOOK, drawing, data, (*KEYS, *entries), wide=True, note=note)
+
+
+def _chosen(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, int, Run, int | None]]:
+    """Runs, or engines of runs, with their names; None stands for the only engine."""
+    found: list[tuple[str, int, Run, int | None]] = []
+    each = max(1, MOST_STRIPS // max(len(runs), 1))
+    for colour, (name, run) in enumerate(runs):
+        replicas = np.unique(run.steps["replica"]).tolist()
+        if len(replicas) <= 1:
+            found.append((name, colour, run, None))
+        else:
+            found += [(f"{name}, engine {number}", colour, run, number) for number in replicas[:each]]
+    return found
+
+
+def _strip(name: str, colour: int, run: Run, replica: int | None, most: int) -> Strip:
+    steps = run.steps
+    rows = np.ones(len(steps["start"]), bool) if replica is None else steps["replica"] == replica
+    start, seconds = steps["start"][rows].astype(float), steps["seconds"][rows].astype(float)
+    decodes, prefill = steps["decodes"][rows], steps["prefill"][rows] > 0
+    phase = np.where(prefill & (decodes > 0), 2, np.where(prefill, 0, 1)).astype(np.int64)
+    queue = waiting(run, start).astype(float)
+    kv, seats = steps["kv"][rows].astype(float), decodes.astype(float)
+    strip = Strip(name, colour, start, seconds, phase, seats, queue, kv, False)
+    return strip if len(start) <= most else _stretched(strip, most)
+
+
+def _stretched(strip: Strip, most: int) -> Strip:
+    """Equal stretches of time; each phase of a stretch becomes one step as long as its share of it."""
+    begin, end = float(strip.start[0]), float(strip.start[-1] + strip.seconds[-1])
+    edges = np.linspace(begin, end, most // len(PHASES) + 1)
+    by = [over_time(strip.start, strip.seconds, (strip.phase == phase) * 1.0, edges).mean for phase in range(3)]
+    busy = np.maximum(sum(by), 1e-12)
+    level = {
+        name: over_time(strip.start, strip.seconds, getattr(strip, name), edges).mean / busy
+        for name in ("seats", "queue", "kv")
+    }
+    width = edges[1] - edges[0]
+    seconds = np.stack(by, axis=1) * width
+    start = edges[:-1, None] + np.cumsum(seconds, axis=1) - seconds
+    kept = (seconds > 1e-9 * width).ravel()
+    phase = np.tile(np.arange(3), len(edges) - 1)[kept]
+    columns = (np.repeat(level[name], 3)[kept] for name in ("seats", "queue", "kv"))
+    return Strip(strip.name, strip.colour, start.ravel()[kept], seconds.ravel()[kept], phase, *columns, True)
+
+
+def _packed(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float) -> dict[str, Any]:
+    """For timeline.js: whole numbers, differences of the starts, bytes of equal weight together, deflated."""
+    tick = max(1e-6, (high - low) / 2e9)
+    kv_tick = max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e5)
+    return {
+        "low": low,
+        "high": high,
+        "tick": tick,
+        "kv_tick": kv_tick,
+        "panels": list(panels),
+        "runs": [
+            {"name": strip.name, "style": strip.style, "rows": len(strip.start), "data": _pack(strip, low, tick, kv_tick)}
+            for strip in strips
+        ],
+    }
+
+
+def _pack(strip: Strip, low: float, tick: float, kv_tick: float) -> str:
+    starts = np.rint((strip.start - low) / tick)
+    columns = (
+        np.diff(starts, prepend=0.0),
+        strip.seconds / tick,
+        strip.phase,
+        strip.seats,
+        strip.queue,
+        strip.kv / kv_tick,
+    )
+    whole = b"".join(
+        np.rint(column).astype("<u4").view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns
+    )
+    return base64.b64encode(zlib.compress(whole, 9)).decode("ascii")
+
+
+def _draw(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float) -> Markup:
+    """The whole run, for print and for browsers that cannot unpack the steps."""
+    bottom = TOP + len(strips) * STRIP_STEP + len(panels) * PANEL_STEP
+    x = Scale(low, high, LEFT, WIDTH - RIGHT)
+    edges = np.linspace(low, high, COARSE + 1)
+    parts: list[Markup] = []
+    for value, label in x.ticks(10):
+        at = float(x(value))
+        parts.append(tag("line", class_="grid", x1=at, x2=at, y1=TOP, y2=bottom))
+        parts.append(tag("text", label, class_="tick", x=at, y=bottom + 15, text_anchor="middle"))
+    middle = (x.start + x.end) / 2
+    parts.append(tag("text", "time since the start (s)", class_="axis", x=middle, y=bottom + 32, text_anchor="middle"))
+    for place, strip in enumerate(strips):
+        parts += _phases(strip, x, edges, TOP + place * STRIP_STEP)
+    top = TOP + len(strips) * STRIP_STEP + 8
+    for place, (panel, field) in enumerate(zip(panels, ("queue", "seats", "kv"), strict=True)):
+        found = [(strip.style, over_time(strip.start, strip.seconds, getattr(strip, field), edges)) for strip in strips]
+        parts += _panel(panel, found, x, top + place * PANEL_STEP)
+    return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {position(bottom + 36)}", role="img", aria_label="Phases over time")
+
+
+def _phases(strip: Strip, x: Scale, edges: Floats, top: float) -> list[Markup]:
+    parts = [tag("text", strip.name, class_="name", x=x.start, y=top - 4)]
+    parts.append(tag("rect", class_="idle", x=x.start, y=top, width=x.end - x.start, height=STRIP))
+    left, size = x(edges[:-1]), (x.end - x.start) / (len(edges) - 1)
+    base = np.full(len(left), top + STRIP)
+    for phase, name in enumerate(PHASES):
+        tall = STRIP * np.clip(over_time(strip.start, strip.seconds, (strip.phase == phase) * 1.0, edges).mean, 0, 1)
+        outline = "".join(
+            f"M{position(at)} {position(foot - high)}h{size:.2f}v{position(high)}h-{size:.2f}z"
+            for at, foot, high in zip(left.tolist(), base.tolist(), tall.tolist(), strict=True)
+            if high > 0.05
+        )
+        base = base - tall
+        parts.append(tag("path", class_=f"bar {name}", d=outline))
+    return parts
+
+
+def _panel(panel: dict[str, Any], found: Sequence[tuple[str, Columns]], x: Scale, top: float) -> list[Markup]:
+    most = max(1e-9, max(float(columns.high.max()) for _, columns in found))
+    limit = panel["limit"] if panel["limit"] and panel["limit"] < 1.6 * most else None
+    y = Scale(0.0, 1.08 * max(most, limit or 0.0), top + PANEL, top)
+    parts = [tag("text", f"{panel['name']} ({panel['unit']})", class_="name", x=x.start, y=top - 5)]
+    for value, label in y.ticks(4):
+        at = float(y(value))
+        parts.append(tag("line", class_="grid", x1=x.start, x2=x.end, y1=at, y2=at))
+        parts.append(tag("text", label, class_="tick", x=x.start - 6, y=at + 4, text_anchor="end"))
+    for style, columns in found:
+        parts.append(tag("path", class_=f"line thin {style}", d=path(x(columns.middle), y(columns.mean))))
+    if limit:
+        at, said = float(y(limit)), f"{panel['bound']}: {number(float(limit))}"
+        parts.append(tag("line", class_="mark", x1=x.start, x2=x.end, y1=at, y2=at))
+        parts.append(tag("text", said, class_="marked", x=x.end - 3, y=at + 12, text_anchor="end"))
+    return parts

@@ -1,0 +1,230 @@
+"""The fewest engines that keep service levels at a given load, by router and policy, and two bounds on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil, isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.cost.card import load_card
+from headgate.drivers.engine import Engine
+from headgate.planners.capacity import Bound, engine_bound
+from headgate.planners.flows import Instance, Prices
+from headgate.results.figures import Estimate, Spread
+from headgate.results.metrics import without_nan
+from headgate.spec.build import make_engine
+from headgate.spec.engine_trials import FleetCase, Outcome, Outcomes, Serve, Way, search_fewest
+from headgate.spec.flow_words import demand
+from headgate.spec.fluid_words import StepWords, make_pace
+from headgate.spec.offered import Traffic, make_traffic, own_rate
+from headgate.spec.plan_capacity import INSTANT
+from headgate.spec.plan_fluid import fluid_bound
+from headgate.spec.searching import Fewest
+from headgate.spec.slo import Level
+from headgate.spec.trials import Progress
+from headgate.spec.words import Experiment
+
+PER_ENGINE = 600  # requests for each engine the bound asks for, unless told otherwise
+FEWEST, MOST = 1500, 60_000  # requests of a run
+CLUSTERS = 4  # classes that a trace is cut into for the fluid plan
+NEAR_FULL = 1e-9
+
+
+class FleetOptions(NamedTuple):
+    """How to search."""
+
+    classes: str | None = None
+    seeds: int = 3
+    jobs: int = 1
+    recorded: bool = False
+    most: int = 512
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one number of engines gave: seeds that kept every level, and means with intervals over seeds."""
+
+    engines: int
+    kept: int
+    seeds: int
+    shares: dict[str, Estimate]  # of requests, or gaps, within each limit
+    values: dict[str, float]
+    busy: Estimate  # share of the engines' time in steps
+    seats: Estimate  # share of their seats with a decode
+    load: float  # of what they could serve at most, λ*
+
+
+@dataclass(frozen=True)
+class FleetFound:
+    """The answer for one router and policy. `engines` is None when `most` were too few."""
+
+    name: str
+    router: str
+    policy: str
+    engines: int | None
+    gives_way: str  # the level that is missed with one engine fewer, "" where the bound is reached
+    sizes: tuple[Size, ...]  # all that were tried, by number of engines
+
+    def size(self, engines: int) -> Size | None:
+        """What that many gave, if they were tried."""
+        return next((size for size in self.sizes if size.engines == engines), None)
+
+
+@dataclass(frozen=True)
+class EnginesPlan:
+    """The answer of `headgate plan capacity --find engines`."""
+
+    card: str
+    workload: str
+    engine: Engine
+    levels: tuple[Level, ...]
+    classes: tuple[tuple[str, float], ...]
+    rate: float
+    requests: int
+    seeds: int
+    most: int
+    bound: Bound  # λ* of one engine with its limits
+    fluid: float  # engines of a gate-and-route fleet that serve everybody, as a fluid
+    found: tuple[FleetFound, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def least(self) -> int:
+        """Fewer engines than this fall behind whatever routes and batches."""
+        return least_engines(self.rate, self.bound)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain numbers, None where there is none."""
+        limits = {name: value for name, value in self.engine._asdict().items() if name != "cost"}
+        document = {
+            "card": self.card,
+            "workload": self.workload,
+            "engine": limits,
+            "levels": [level._asdict() for level in self.levels],
+            "classes": dict(self.classes),
+            "rate": self.rate,
+            "requests_per_run": self.requests,
+            "seeds": self.seeds,
+            "bound_of_engine": {**asdict(self.bound), "rate": self.bound.rate},
+            "least_engines": self.least,
+            "fluid_engines": self.fluid,
+            "fleets": [asdict(each) for each in self.found],
+            "notes": list(self.notes),
+        }
+        plain = without_nan(document)
+        assert isinstance(plain, dict)
+        return plain
+
+
+def least_engines(rate: float, bound: Bound) -> int:
+    """λ* of so many engines must be above the load."""
+    return max(1, ceil(rate / bound.rate - NEAR_FULL))
+
+
+def plan_engines(
+    words: Experiment,
+    ways: dict[str, Way],
+    levels: tuple[Level, ...],
+    options: FleetOptions,
+    serve: Serve,
+    progress: Progress,
+) -> EnginesPlan:
+    """Search every way for itself, from the bound up, on the same requests."""
+    card = load_card(words.card)
+    engine = make_engine(words, card)
+    rate, traffic = _load(words, levels, options, engine)
+    limits = engine.running, engine.batch_tokens, engine.kv_tokens
+    bound = engine_bound(engine.cost, traffic.lengths(engine), *limits)
+    if not bound.rate < INSTANT:
+        raise InputError(f"card {card.name}: its steps take no time, so one engine is always enough; mend it")
+    least = least_engines(rate, bound)
+    if least > options.most:
+        raise InputError(
+            f"{rate:g} requests/s need at least {least} engines, more than --most-engines {options.most}; raise "
+            "it, or ask for less"
+        )
+    traffic = _enough(words, traffic, least)
+    seeds = range(words.seed, words.seed + (options.seeds if traffic.drawn else 1))
+    searches = {name: Fewest(least, options.most) for name in ways}
+    case = FleetCase(serve, traffic, rate, engine.running)
+    outcomes = search_fewest(case, ways, searches, seeds, options.jobs, progress)
+    notes = [] if traffic.drawn else ["a trace as recorded is one sample of traffic: no interval"]
+    drawn = "mix" if words.classes else words.workload
+    name = f"trace {words.trace}" if words.trace else f"{drawn} lengths"
+    names = [str(level) for level in levels if level.statistic]
+    tell = Teller(names, outcomes, seeds, rate / bound.rate)
+    found = tuple(tell.found(each, way, searches[each]) for each, way in ways.items())
+    counts = rate, traffic.requests, len(seeds), options.most
+    bounds = bound, _fluid(words, rate)
+    return EnginesPlan(card.name, name, engine, levels, traffic.classes, *counts, *bounds, found, tuple(notes))
+
+
+def _load(
+    words: Experiment, levels: tuple[Level, ...], options: FleetOptions, engine: Engine
+) -> tuple[float, Traffic]:
+    """Requests per second of the whole fleet, and who they are."""
+    if words.rate and words.scale_rate:
+        raise InputError("--rate and --scale-rate both set the load; drop one of the two")
+    who = words.model_copy(update={"rate": None, "scale_rate": None})
+    traffic = make_traffic(who, levels, options.classes, FEWEST, options.recorded, engine)
+    if words.rate:
+        return words.rate, traffic
+    if traffic.trace is None:
+        raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
+    return own_rate(traffic.trace, "give --rate") * (words.scale_rate or 1.0), traffic
+
+
+def _enough(words: Experiment, traffic: Traffic, least: int) -> Traffic:
+    """So many requests that every engine is busy for a while."""
+    if words.requests or traffic.recorded:
+        return traffic
+    return replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
+
+
+def _fluid(words: Experiment, rate: float) -> float:
+    """Engines that serve everybody in the model of gate-and-route, with the engine's whole step for a chunk."""
+    plain = words.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
+    who = demand(plain, (), CLUSTERS)
+    seated = words.model_copy(update={"budget": make_engine(words, load_card(words.card)).batch_tokens})
+    pace, _, _ = make_pace(seated, StepWords(), who)
+    return fluid_bound(Instance(who.flows, pace, Prices(1.0, 1.0)).checked())
+
+
+class Teller(NamedTuple):
+    """Puts the seeds of each fleet together."""
+
+    names: list[str]
+    outcomes: Outcomes
+    seeds: range
+    engines_at_most: float  # load / λ*
+
+    def found(self, name: str, way: Way, search: Fewest) -> FleetFound:
+        """All counts of engines that were tried one way."""
+        sizes = {count: [self.outcomes[name, count, seed] for seed in self.seeds] for count in search.tried}
+        missed = Counter(each.worst for each in sizes.get(search.too_few, ()) if not each.ratio <= 1)
+        worst = missed.most_common(1)[0][0] if missed else ""
+        tried = tuple(self.size(count, sizes[count]) for count in sorted(sizes))
+        return FleetFound(name, way.router, way.policy, search.enough, worst, tried)
+
+    def size(self, engines: int, runs: Sequence[Outcome]) -> Size:
+        """Means over seeds; runs that stopped count as missed and give no numbers."""
+        whole = [run for run in runs if run.shares]
+        shares = {name: _mean([run.shares[place] for run in whole]) for place, name in enumerate(self.names)}
+        values = {
+            name: _mean([run.values[place] for run in whole]).value for place, name in enumerate(self.names)
+        }
+        kept = sum(run.ratio <= 1 for run in runs)
+        used = _mean([run.busy for run in whole]), _mean([run.seats for run in whole])
+        return Size(engines, kept, len(runs), shares, values, *used, self.engines_at_most / engines)
+
+
+def _mean(values: Sequence[float]) -> Estimate:
+    """Over seeds; without an interval when there is nothing to make one from."""
+    if not values or not isfinite(sum(values)):
+        return Estimate(float(np.mean(values)) if values else float("nan"))
+    return Spread.of_values(np.array(values)).estimate()

@@ -1,0 +1,160 @@
+"""The fewest engines for a load: the search, bounds, shares of levels, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.errors import InputError, RunError
+from headgate.cost.card import load_card
+from headgate.results.tables import Run
+from headgate.spec.build import make_engine, make_policy
+from headgate.spec.engine_trials import Way, utilisation
+from headgate.spec.library import simulate
+from headgate.spec.plan_engines import FleetOptions, plan_engines
+from headgate.spec.searching import Fewest
+from headgate.spec.slo import measure, parse_levels
+from headgate.spec.words import experiment
+
+WORDS = {"slots": 32, "budget": 1024, "prompt": 200, "output": 40, "requests": 300}
+ENGINE = make_engine(experiment(WORDS), load_card("h200-qwen3-8b"))
+WAYS = {"round robin + mixed": Way("round-robin", "mixed", {}, {})}
+
+
+@contextmanager
+def quiet(label, total):
+    yield lambda done: None
+
+
+def round_robin(way, engines, seed, requests):
+    """Engines that never meet, each with every n-th request: a fleet whose answer is known."""
+    parts = []
+    for place in range(engines):
+        mine = np.arange(len(requests)) % engines == place
+        policy, _ = make_policy(way.policy, way.settings, ENGINE)
+        run = simulate(ENGINE, policy, requests.subset(mine))
+        run.requests["id"] = np.flatnonzero(mine)
+        run.stays["request"] = np.flatnonzero(mine)[run.stays["request"].astype(int)]
+        for table in (run.requests, run.steps):
+            table["replica"] = np.full_like(table["replica"], place)
+        parts.append(run)
+    tables = {}
+    for name in ("requests", "steps", "stays", "plans"):
+        columns = [getattr(part, name) for part in parts]
+        tables[name] = {key: np.concatenate([each[key] for each in columns]) for key in columns[0]}
+    order = np.argsort(tables["requests"]["id"])
+    tables["requests"] = {key: column[order] for key, column in tables["requests"].items()}
+    return Run(parts[0].meta, **tables)
+
+
+def planned(levels="ttft=30ms@p90", options=FleetOptions(seeds=2), serve=round_robin, ways=None, **words):
+    base = experiment(WORDS | {"rate": 400.0} | words)
+    return plan_engines(base, ways or WAYS, parse_levels([levels]), options, serve, quiet)
+
+
+@given(st.integers(1, 40), st.integers(0, 60), st.integers(0, 30))
+def test_the_fewest_is_found_from_any_bound(least, more, room):
+    """Against counting up one by one."""
+    truth, most = least + more, least + more + room
+    search = Fewest(least, most)
+    while (count := search.next()) is not None:
+        assert least <= count <= most and count not in search.tried
+        search.tell(count, 0.5 if count >= truth else 2.0)
+    assert search.enough == truth
+    assert search.too_few == truth - 1
+    assert len(search.tried) <= 16
+
+
+def test_too_few_even_at_the_most():
+    search = Fewest(3, 10)
+    while (count := search.next()) is not None:
+        search.tell(count, 2.0)
+    assert search.enough is None and max(search.tried) == 10
+
+
+def test_what_a_plan_says():
+    plan = planned()
+    (found,) = plan.found
+    assert found.engines is not None and found.engines > plan.least
+    enough, fewer = found.size(found.engines), found.size(found.engines - 1)
+    assert enough.kept == 2 and fewer.kept < 2
+    level = "p90 TTFT <= 30 ms"
+    assert found.gives_way == level
+    assert enough.shares[level].value >= 0.9 and enough.values[level] <= 0.03
+    assert fewer.shares[level].value < enough.shares[level].value
+    assert 0 < enough.seats.value < fewer.seats.value <= 1
+    assert enough.load == pytest.approx(400 / (found.engines * plan.bound.rate))
+    assert 0 < plan.fluid
+    assert plan.least == -(-400 // plan.bound.rate)
+    document = json.loads(json.dumps(plan.as_dict(), allow_nan=False))
+    assert document["fleets"][0]["engines"] == found.engines
+    assert document["least_engines"] == plan.least
+
+
+def test_looser_levels_need_no_more_and_the_bound_is_a_bound():
+    tight, loose = (planned(f"ttft={limit}@p90").found[0].engines for limit in ("20ms", "2s"))
+    plan = planned("e2e=10h@p99")
+    assert tight >= loose >= plan.found[0].engines >= plan.least
+    assert plan.found[0].gives_way == ""
+
+
+def test_in_parallel_and_here_are_the_same():
+    here, apart = (planned(options=FleetOptions(seeds=2, jobs=jobs)) for jobs in (1, 2))
+    assert here.found == apart.found
+
+
+def test_runs_that_stop_miss_every_level():
+    def broken(way, engines, seed, requests):
+        raise RunError("the engine stands still; mend the policy")
+
+    plan = planned(serve=broken, options=FleetOptions(seeds=2, most=4), rate=10.0)
+    assert plan.found[0].engines is None
+    assert plan.found[0].sizes[-1].engines == 4 and plan.found[0].sizes[-1].kept == 0
+    json.dumps(plan.as_dict(), allow_nan=False)
+
+
+def test_the_load_of_a_trace():
+    words = {"trace": "azure-conv", "rate": None, "prompt": None, "output": None, "requests": 200}
+    options = FleetOptions(seeds=1)
+    one = planned("e2e=10h@p99", options, **words)
+    four = planned("e2e=10h@p99", options, scale_rate=4.0, **words)
+    assert one.rate == pytest.approx(5.2, abs=0.1) and four.rate == pytest.approx(4 * one.rate)
+    recorded = planned("e2e=10h@p99", FleetOptions(seeds=3, recorded=True), **words)
+    assert recorded.seeds == 1 and "no interval" in recorded.notes[0]
+    assert recorded.found[0].sizes[0].shares["p99 E2E <= 36000 s"].low is None
+
+
+def test_shares_and_busy_of_a_run():
+    words = experiment(WORDS | {"rate": 20.0})
+    from headgate.spec.build import make_workload
+
+    run = round_robin(WAYS["round robin + mixed"], 2, 0, make_workload(words)[0])
+    kept = measure(run, parse_levels(["ttft=20ms@p50,tbt=10h@p99,e2e=1ms@p50"]))
+    ttft = run.requests["first_token"] - run.requests["arrival"]
+    assert kept.shares[0] == pytest.approx(np.mean(ttft[30:-30] <= 0.02))
+    assert kept.shares[1:] == (1.0, 0.0)
+    whole = run.steps["seconds"].sum() / (2 * (run.span()[1] - run.span()[0]))
+    busy, seats = utilisation(run, 2, ENGINE.running)
+    assert busy == pytest.approx(whole, rel=0.2)
+    assert 0 < seats < busy
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"rate": None}, "needs a load: give --rate, or a trace"),
+        ({"rate": 3.0, "scale_rate": 2.0}, "both set the load"),
+        ({"rate": None, "trace": "sharegpt-8k", "prompt": None, "output": None}, "no arrival times"),
+        ({"rate": 1e6}, "need at least"),
+        ({"patience": 3.0}, "--patience lets requests leave"),
+        ({"clients": 3}, "--clients is another kind of load"),
+    ],
+)
+def test_what_is_refused(words, says):
+    with pytest.raises(InputError, match=says):
+        planned(**words)
