@@ -54,6 +54,7 @@ def engine_words(asked: argparse.Namespace) -> dict[str, Any]:
     if not asked.model.startswith("tiny"):
         return {"gpu_memory_utilization": asked.memory, "dtype": "bfloat16"}
     asked.slots, asked.budget, asked.longest = min(asked.slots, 64), 512, 1024
+    asked.arms = [arm.replace("refill=64", "refill=4") for arm in asked.arms]
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
     return {"enforce_eager": True, "dtype": "float32", "num_gpu_blocks_override": 800, "block_size": 32}
@@ -96,7 +97,7 @@ class Stage:
         """A tiny model gets a fraction of everything."""
         if not self.tiny:
             return scene
-        words = asdict(scene) | {"seconds": max(4.0, scene.seconds / 5), "kv": 2000 if scene.kv else 0}
+        words = asdict(scene) | {"seconds": max(4.0, scene.seconds / 5), "kv": 1200 if scene.kv else 0}
         words["clients"] = -(-scene.clients // SHRINK)
         return Scene(**words)
 

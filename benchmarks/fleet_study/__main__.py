@@ -1,4 +1,4 @@
-"""Run studies of routers: `python -m benchmarks.fleet_study [--quick] [sizes] [levels] [speed]`.
+"""Run studies of routers: `python -m benchmarks.fleet_study [--quick] [STUDY ...]`; names stand in STUDIES.
 
 Prints Markdown tables and keeps every run as a line of JSON under benchmarks/fleet_study/results, so that an
 interrupted study goes on where it stopped; --quick runs a fiftieth and keeps nothing.
@@ -10,7 +10,7 @@ import sys
 import time
 from importlib import import_module
 
-STUDIES = ("sizes", "levels", "speed")
+STUDIES = ("sizes", "levels", "tokens", "combined", "speed")
 
 
 def main(words: list[str]) -> None:

@@ -91,9 +91,9 @@ def main(argv: list[str]) -> None:
         print(f"engine ready after {perf_counter() - began:.0f} s", flush=True)
         said = about(llm, wanted, asked.name or f"h200-{asked.model}", asked.slots)
         ground = ground.with_kv(said.kv_tokens)
-        campaign = Campaign(
-            llm, ground, asked.out / f"{asked.model}.steps.npz", asked.seconds, asked.passes, asked.seed, Says()
-        )
+        file = asked.out / f"{asked.model}.steps.npz"
+        heat = 1.0 if isinstance(SHAPES[asked.model], models.MoeShape) else 0.0
+        campaign = Campaign(llm, ground, file, asked.seconds, asked.passes, asked.seed, heat, Says())
         print(f"{said}\npools: {campaign.walk.pools}; {campaign.each} cells a pass", flush=True)
         table = campaign.run(said)
     print(f"{len(table)} steps in {campaign.steps_file}: {campaign.outcome}", flush=True)

@@ -59,8 +59,9 @@ class Shape:
 class MoeShape(Shape):
     """The same of a mixture of experts; `inner` is then never used.
 
-    With made-up weights the router sends most tokens of a step to the same few experts, so fewer expert weights
-    are read than with real ones: times of small batches come out too short.
+    With made-up weights a word decides alone which experts it meets. Greedy decodes all say the same word and
+    meet the same few experts; random words (a temperature of 1) meet all experts about equally, more evenly than with
+    real weights, so that batches of middling size read more experts than they would.
     """
 
     experts: int = 128

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from same import assert_alike
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HEADGATE = [sys.executable, "-c", "from headgate.cli import main; main()"]
 COMMANDS = {
@@ -25,19 +27,6 @@ def test_example_prints_what_stands_beside_it(name, tmp_path, request):
     if request.config.getoption("--update-golden"):
         beside.write_text(done.stdout)
     assert_alike(done.stdout, beside.read_text())
-
-
-def assert_alike(printed: str, expected: str) -> None:
-    """The same words; numbers within 2 %, because other processors round the last digits differently."""
-    ours, theirs = printed.split(), expected.split()
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        if one != other:
-            assert number(one) == pytest.approx(number(other), rel=0.02), (one, other)
-
-
-def number(word: str) -> float:
-    return float(word.strip("[]{}*=,:").replace(",", ""))
 
 
 def test_alike_sees_other_words_and_other_numbers():

@@ -14,11 +14,14 @@ from headgate.cli.compare import compare
 from headgate.cli.demo import demo
 from headgate.cli.doctor import doctor
 from headgate.cli.plan import plan
+from headgate.cli.report import report
 from headgate.cli.reproduce import reproduce
 from headgate.cli.serve import PASSES, serve
 from headgate.cli.simulate import simulate
 from headgate.cli.trace import trace
 from headgate.core.errors import InputError, RunError
+
+NO_COLOR = "--no-color"
 
 # Typer brings its own copy of click from some version on; this is the base of all usage errors in either.
 UsageFault = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -34,6 +37,9 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def version(
     show: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True),
+    no_color: bool = typer.Option(
+        False, "--no-color", help="No colours; may stand anywhere. So does NO_COLOR."
+    ),
 ) -> None:
     """Decide when prefill and decode run."""
     if show:
@@ -50,11 +56,13 @@ app.command()(reproduce)
 app.add_typer(plan, name="plan")
 app.command(context_settings=PASSES)(serve)
 app.command()(trace)
+app.command()(report)
 
 
 def main() -> None:
     """Exit codes: 0 done, 1 the run failed, 2 the input was wrong."""
     _replace_closed_streams()
+    _take_colours_off()
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -83,6 +91,14 @@ def _replace_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _take_colours_off() -> None:
+    """`--no-color` may stand anywhere before a bare --; whatever prints looks at NO_COLOR."""
+    own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
+    if NO_COLOR in own[1:]:
+        sys.argv.remove(NO_COLOR)
+        os.environ["NO_COLOR"] = "1"
 
 
 def _give_up_output(code: int) -> int:

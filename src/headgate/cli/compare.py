@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headgate.cli.output import check_json, run_folder, save, write_json
+from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
+from headgate.cli.pages import Report, report_runs
 from headgate.cli.progress import bar
 from headgate.cli.words import takes_words
 from headgate.core.errors import InputError, RunError, unknown
@@ -46,6 +47,7 @@ def compare(
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-compare)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace run folders that exist")] = False,
     json: Annotated[str | None, typer.Option(help="the comparison as JSON, to a file or -")] = None,
+    report: Report = None,
 ) -> None:
     """Run them."""
     from headgate.results.compare import compare as compare_runs
@@ -54,6 +56,7 @@ def compare(
     from headgate.spec.run import Prepared
 
     check_json(json)
+    check_report(report)
     wanted = list(words.policies) if policy is None else policy
     if len(wanted) < 2:
         raise InputError("compare needs at least two different policies; pass --policy mixed --policy v0")
@@ -73,6 +76,7 @@ def compare(
     for line in extrapolations(runs):
         print(f"note: {line}", file=say)
     print(f"run folders: {folder}", file=say)
+    report_runs([runs], report or str(folder / REPORT), say)
     write_json(json, result.as_dict())
 
 

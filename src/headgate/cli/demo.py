@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.output import run_folder
+from headgate.cli.output import REPORT, check_report, run_folder
+from headgate.cli.pages import Report, report_runs
 from headgate.cli.words import gather
 
 POLICIES = ["mixed", "v0", "eb:refill=4", "eb:refill=16", "eb:refill=64", "eb+"]
@@ -16,11 +17,13 @@ SCENES: dict[str, tuple[str, dict[str, int]]] = {
     "as-recorded": ("at the rate it was recorded, 5.2 requests/s", {}),
     "saturated": ("as fast as the engine can: 320 clients in a closed loop", {"clients": 320}),
 }
+TITLE = "Ten minutes of real conversations on one GPU"
 AGAIN = "--trace azure-conv --clients 320 --policy mixed --policy eb:refill=16"
 
 
 def demo(
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-demo)")] = None,
+    report: Report = None,
 ) -> None:
     """Ten minutes of real conversations on an H200, under several policies. No GPU needed.
 
@@ -36,14 +39,19 @@ def demo(
     from headgate.results.text import show
     from headgate.spec.run import Prepared
 
+    check_report(report)
+    scenes, names = [], []
     with run_folder(out, "demo", overwrite=False) as folder:
         for scene, (load, flags) in SCENES.items():
             prepared = Prepared(gather(None, None, {"trace": "azure-conv", **flags}, None))
             print(f"\n{len(prepared.workload)} conversations on {prepared.card.name}, {load}\n")
             runs = run_all(prepared, choose(POLICIES, prepared), 1, folder / scene)
+            scenes.append(runs)
+            names.append(f"{len(prepared.workload)} conversations on {prepared.card.name}, {load}")
             result = compare(runs, POLICIES[0])
             show(overview_table(result))
             for note in (*result.notes, *extrapolations(runs)):
                 print(f"Mind: {note}.")
     print(f"\nRun folders: {folder}. Every difference with its interval:")
     print(f"  {os.path.relpath(sys.argv[0])} compare {AGAIN}")
+    report_runs(scenes, report or str(folder / REPORT), sys.stdout, TITLE, names)

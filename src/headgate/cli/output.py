@@ -15,6 +15,8 @@ from headgate.core.errors import InputError
 from headgate.results.tables import Run
 
 RUNS = Path("runs")
+NO_REPORT = "none"
+REPORT = "report.html"  # its name beside run folders
 
 
 @contextmanager
@@ -77,18 +79,27 @@ def _next(name: str) -> Path:
 
 def check_json(target: str | None) -> None:
     """Refuse a JSON target that cannot be written, before the work is done."""
-    if target in (None, "-"):
-        return
-    path = Path(str(target))
+    if target not in (None, "-"):
+        _check_target(str(target), "--json", "name a file, or - for stdout")
+
+
+def check_report(target: str | None) -> None:
+    """Refuse a report that cannot be written, before the work is done."""
+    if target not in (None, NO_REPORT):
+        _check_target(str(target), "--report", f"name a file, or {NO_REPORT} for no report")
+
+
+def _check_target(target: str, flag: str, remedy: str) -> None:
+    path = Path(target)
     try:
         if path.is_dir():
-            raise InputError(f"--json {target or chr(34) * 2} is a folder; name a file, or - for stdout")
+            raise InputError(f"{flag} {target or chr(34) * 2} is a folder; {remedy}")
         if not path.resolve().parent.is_dir():
-            raise InputError(f"--json {target}: its folder does not exist; create it or name another")
+            raise InputError(f"{flag} {target}: its folder does not exist; create it or name another")
         if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
-            raise InputError(f"--json {target}: no permission to write there; name another")
+            raise InputError(f"{flag} {target}: no permission to write there; name another")
     except OSError as error:
-        raise InputError(f"--json {target}: {error.strerror or error}; name another file") from None
+        raise InputError(f"{flag} {target}: {error.strerror or error}; name another file") from None
 
 
 def write_json(target: str | None, document: dict[str, Any]) -> None:

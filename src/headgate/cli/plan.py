@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.output import check_json, write_json
+from headgate.cli.output import check_json, check_report, write_json
+from headgate.cli.pages import Report, save_page
 from headgate.cli.plan_capacity import capacity
 from headgate.cli.plan_fluid import fluid
 from headgate.cli.plan_wait import wait
@@ -69,19 +70,27 @@ def threshold(
     mixed_by_share: Annotated[str | None, _cost("a,b,c: per token a + b*r + c*r*r at decode share r")] = None,
     max_gap: Annotated[str | None, typer.Option(help="also plan for gaps no longer than this")] = None,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.cli.plan_text import threshold_text
-    from headgate.results.text import show
+    from headgate.cli.plan_text import threshold_text, verdict
+    from headgate.results.text import as_text, show
     from headgate.spec.plan_threshold import plan_threshold
     from headgate.spec.planning import CostTexts, situation
 
     check_json(json)
+    check_report(report)
     bound = _bound(max_gap)
     decode = (decode_fixed, decode_per_request)
     texts = CostTexts(prefill_fixed, prefill_per_token, *decode, mixed_fixed, mixed_by_share)
     found = plan_threshold(situation(words, texts), bound)
-    show(threshold_text(found), sys.stderr if json == "-" else sys.stdout)
+    say = sys.stderr if json == "-" else sys.stdout
+    show(threshold_text(found), say)
+    if report is not None:
+        from headgate.report.threshold import threshold_page
+
+        text = as_text(threshold_text(found))
+        save_page(threshold_page(found, verdict(found), text, sys.argv[1:]), report, say)
     write_json(json, found.as_dict())
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from headgate.cli.output import check_json, run_folder, save, write_json
+from headgate.cli.output import check_json, check_report, run_folder, save, write_json
+from headgate.cli.pages import Report, report_runs
 from headgate.cli.progress import bar
-from headgate.cli.words import takes_words
+from headgate.cli.words import FLEET, takes_fleet_words
 from headgate.core.errors import InputError, RunError
 from headgate.spec.words import Experiment
 
 if TYPE_CHECKING:
     from headgate.results.tables import Run
+    from headgate.spec.run import Prepared
 
 EXAMPLES = """Serve a workload under one policy, in virtual time.
 
@@ -27,21 +29,28 @@ Examples:
   headgate simulate --policy eb --set refill=48 --clients 512 --requests 4000
   headgate simulate --policy mixed --trace azure-conv --scale-rate 3
   headgate simulate --workload geometric --prompt 256 --output 128 --rate 12 --ttft 500ms --tpot 50ms
+  headgate simulate --engines 16 --router power-of-two --trace azure-conv --scale-rate 30
+  headgate simulate --engines 4 --router split:prefill=1 --rate 60 --prompt 512 --output 256
   headgate simulate experiment.toml --policy v0 --json -
 """
 
 
-@takes_words
+@takes_fleet_words
 def simulate(
     words: Experiment,
     policy: Annotated[
         list[str] | None,
         typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; see headgate doctor", rich_help_panel="Policy"),
     ] = None,
+    router: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME or NAME:PARAMETER=VALUE,... (default: least-loaded)", rich_help_panel=FLEET),
+    ] = None,
     out: Annotated[str | None, typer.Option(help="run folder (default: runs/NNNN-...)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a run folder that exists")] = False,
     json: Annotated[str | None, typer.Option(help="figures as JSON, to a file or - for stdout")] = None,
     detailed: Annotated[bool, typer.Option(help="with --json: every request's TTFT and ITLs")] = False,
+    report: Report = None,
 ) -> None:
     """Run it."""
     from headgate.results.tables import refuse_full
@@ -51,19 +60,22 @@ def simulate(
     if detailed and json is None:
         raise InputError("--detailed is about --json; give --json FILE or drop it")
     check_json(json)
+    check_report(report)
     name, settings = split_policy(_one_policy(policy, words))
     settings = {**words.set, **settings}
     prepared = Prepared(words)
     make_policy(name, settings, prepared.engine)  # a mistake in it should not cost a folder
+    routed = _one_router(router, prepared)
     say = sys.stderr if json == "-" else sys.stdout
     with run_folder(out, f"{name}-seed{words.seed}"[:100], overwrite) as folder:
         refuse_full(folder, overwrite)
         for note in prepared.notes():
             print(f"note: {note}", file=say)
         with bar(name, len(prepared.workload)) as progress:
-            run = carry_out(prepared, name, settings, progress=progress)
+            run = carry_out(prepared, name, settings, progress=progress, router=routed)
         save(run, folder, overwrite)
     _report(run, f"{len(prepared.workload)} requests", folder, json, detailed, say)
+    report_runs([{run.meta["label"]: [run]}], report, say)
     if run.meta["outcome"] != "finished":
         raise RunError(f"the run was {run.meta['outcome']}; what there is stands in {folder}")
 
@@ -77,20 +89,38 @@ def _one_policy(flags: list[str] | None, words: Experiment) -> str:
     return words.policy if not flags else flags[0]
 
 
+def _one_router(flags: list[str] | None, prepared: Prepared) -> tuple[str, dict[str, Any]] | None:
+    """The router of a fleet, made once so that a mistake in it costs nothing."""
+    from headgate.spec.routing import choose_routers
+
+    if flags is not None and len(flags) > 1:
+        raise InputError("simulate runs one router; drop a --router or use headgate compare")
+    if flags is None and prepared.words.routers and prepared.words.router is None:
+        raise InputError("the file names routers to compare; choose one with --router or use compare")
+    chosen = choose_routers(flags or [], prepared)
+    return next(iter(chosen.values()), None)
+
+
 def _report(run: Run, size: str, folder: Path, json: str | None, detailed: bool, say: TextIO) -> None:
     """Figures on the terminal, and as JSON where asked."""
     from headgate.results.bench import bench_result
+    from headgate.results.engines import fleet_figures, fleet_table
     from headgate.results.metrics import summarise
     from headgate.results.text import show, summary_table
     from headgate.spec.coverage import warning
 
     metrics = summarise(run)
     show(summary_table(metrics, f"{run.meta['label']} on {run.meta['card']}, {size}"), say)
+    fleet = fleet_figures(run)
+    if fleet is not None:
+        print(file=say)
+        show(fleet_table(fleet), say)
     extrapolated = warning(run)
     if extrapolated:
         print(f"note: {extrapolated}", file=say)
     print(f"run folder: {folder}", file=say)
-    write_json(json, {**bench_result(run, detailed), "headgate": metrics.as_dict()})
+    more = {} if fleet is None else {"fleet": fleet.as_dict()}
+    write_json(json, {**bench_result(run, detailed), "headgate": metrics.as_dict(), **more})
 
 
 simulate.__doc__ = EXAMPLES

@@ -22,7 +22,7 @@ class Word(NamedTuple):
     panel: str
 
 
-ENGINE, LENGTHS, LOAD, TRACE = "Engine", "Lengths", "Load", "Trace"
+ENGINE, LENGTHS, LOAD, TRACE, FLEET = "Engine", "Lengths", "Load", "Trace", "Fleet"
 WORDS = (
     Word("card", str, "cost card: a built-in name (see `headgate doctor`) or a file", ENGINE),
     Word("slots", int, "requests that may run at once, vLLM's max_num_seqs (default: 256)", ENGINE),
@@ -64,10 +64,29 @@ WORDS = (
     Word("skip_bad_rows", bool, "leave out bad rows and say how many", TRACE),
     Word("sort", bool, "sort a trace that is out of order", TRACE),
 )
+FLEET_WORDS = (
+    Word("engines", int, "so many engines behind a router (default: one, without a router)", FLEET),
+    Word("transfer_delay", str, "to hand KV over: before the first byte (default: 2ms)", FLEET),
+    Word("kv_bytes", float, "to hand KV over: bytes of one token (default: 147456, Qwen3-8B)", FLEET),
+    Word("bandwidth", float, "to hand KV over: GB/s between two engines (default: 50)", FLEET),
+    Word("prompt_price", float, "of a prompt token, for plans and revenue (default: 1)", FLEET),
+    Word("output_price", float, "of an output token (default: 2)", FLEET),
+)
+SETTINGS = {"set": "refill=48", "set_router": "prefill=2"}  # as examples
+Command = Callable[..., None]
 
 
-def takes_words(command: Callable[..., None]) -> Callable[..., None]:
+def takes_words(command: Command) -> Command:
     """Give a command all flags of a run; it gets them as `words`, an Experiment."""
+    return _taking(command, WORDS)
+
+
+def takes_fleet_words(command: Command) -> Command:
+    """The same for a command that can run a fleet."""
+    return _taking(command, (*WORDS, *FLEET_WORDS))
+
+
+def _taking(command: Command, words: tuple[Word, ...]) -> Command:
     hints = get_type_hints(command, include_extras=True)
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
@@ -77,11 +96,11 @@ def takes_words(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_words(**values: Any) -> None:
-        flags = {word.name: values.pop(word.name) for word in WORDS}
+        flags = {word.name: values.pop(word.name) for word in words}
         file, mix, settings = values.pop("file"), values.pop("mix"), values.pop("set")
-        command(words=gather(file, mix, flags, settings), **values)
+        command(words=gather(file, mix, flags, settings, values.pop("set_router", None)), **values)
 
-    flags = [_parameter(word.name, word.kind, word.help, word.panel) for word in WORDS]
+    flags = [_parameter(word.name, word.kind, word.help, word.panel) for word in words]
     extra = [
         inspect.Parameter(
             "file",
@@ -94,6 +113,9 @@ def takes_words(command: Callable[..., None]) -> Callable[..., None]:
         _parameter("set", list, "a parameter of the policy, NAME=VALUE; what --policy says wins", "Policy"),
         _parameter("mix", str, "classes of requests from a TOML file of class tables", LENGTHS),
     ]
+    if words is not WORDS:
+        about = "a parameter of the router, NAME=VALUE; what --router says wins"
+        extra.append(_parameter("set_router", list, about, FLEET))
     with_words.__signature__ = inspect.Signature([*extra, *own, *flags])  # type: ignore[attr-defined]
     with_words.__annotations__ = {p.name: p.annotation for p in (*extra, *own, *flags)}
     return with_words
@@ -111,7 +133,11 @@ def _parameter(name: str, kind: type, help: str, panel: str) -> inspect.Paramete
 
 
 def gather(
-    file: str | None, mix: str | None, flags: dict[str, Any], settings: list[str] | None
+    file: str | None,
+    mix: str | None,
+    flags: dict[str, Any],
+    settings: list[str] | None,
+    router: list[str] | None = None,
 ) -> Experiment:
     """The words of a file, overridden by flags."""
     words = {} if file is None else read_words(file)
@@ -120,8 +146,9 @@ def gather(
     if mix is not None:
         words |= _classes(mix)
     words |= {name: value for name, value in flags.items() if value is not None}
-    if settings:
-        words["set"] = {**words.get("set", {}), **settings_of(settings)}
+    for name, texts in (("set", settings), ("set_router", router)):
+        if texts:
+            words[name] = {**words.get(name, {}), **settings_of(texts, name)}
     return experiment(words)
 
 
@@ -134,18 +161,14 @@ def _classes(mix: str) -> dict[str, Any]:
     return words
 
 
-def settings_of(texts: list[str]) -> dict[str, str]:
+def settings_of(texts: list[str], word: str = "set") -> dict[str, str]:
     """Several --set NAME=VALUE as one table."""
-    found: dict[str, str] = {}
-    for name, value in map(_setting, texts):
-        if name in found:
-            raise InputError(f"--set {name} is given twice; drop one of the two")
-        found[name] = value
+    flag, found = "--" + word.replace("_", "-"), dict[str, str]()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InputError(f"{flag} {text!r} is not NAME=VALUE; write it as {flag} {SETTINGS[word]}")
+        if name.strip() in found:
+            raise InputError(f"{flag} {name.strip()} is given twice; drop one of the two")
+        found[name.strip()] = value.strip()
     return found
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InputError(f"--set {text!r} is not NAME=VALUE; write it as --set refill=48")
-    return name.strip(), value.strip()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.cost.model import Chunk, Shape, Terms
+from headgate.cost.model import Chunk, DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape, Terms
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,23 @@ class WorkCost:
         contexts = (context + decodes * np.arange(steps, dtype=np.int64)).astype(np.float64)
         found: NDArray[np.float64] = np.maximum(fixed + per_context * contexts, self.decode_floor(decodes))
         return found
+
+    def below(self) -> LinearCost:
+        """Straight lines that never cost more: no tiles, no host, no attention among prompt tokens."""
+        terms = self.terms
+        decode, read = terms.per_token + terms.per_decode, terms.per_context
+        prompts = terms.constant + terms.prompt_constant
+        return LinearCost(
+            DecodeTerms(terms.constant, decode, read),
+            PrefillTerms(prompts, terms.per_token, read),
+            MixedTerms(
+                constant=prompts + terms.mixed_constant,
+                per_prefill=terms.per_token,
+                per_decode=decode + terms.mixed_per_decode,
+                per_context=read + terms.mixed_per_context,
+                per_behind=read,
+            ),
+        )
 
     def _charged(self, tokens: int) -> int:
         """Tokens the linear layers are charged for."""

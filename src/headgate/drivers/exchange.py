@@ -75,12 +75,7 @@ class Exchange(Replica):
             steps = blocks.affordable(tick, steps, count)
         if steps <= 1:
             return AT_ONCE
-        fixed, slope = self._cost.decode_line(count)
-        before = steps - 1  # steps before the last, in the middle of which rounding cannot matter
-        context = ledger.context + count
-        last = fixed + slope * (context + before * count)
-        whole = before * (fixed + slope * (context + (before - 1) * count / 2))
-        due = self.now + whole + last / 2
+        due = self._pace.last_half_done(count, ledger.context + count, steps, self.now)
         return due if due < lease.time else lease.time
 
     def run_span(self, wake: float) -> bool:

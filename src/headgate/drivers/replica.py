@@ -14,7 +14,7 @@ from headgate.cost.model import Chunk, Shape
 from headgate.drivers.engine import Engine
 from headgate.drivers.listeners import Listeners
 from headgate.drivers.residents import Residents
-from headgate.drivers.spans import step_ends
+from headgate.drivers.spans import Pace
 
 NO_GAUGES: Mapping[str, float] = {}
 
@@ -41,8 +41,7 @@ class Replica(Residents):
         self.now = 0.0
         self.last_start = 0.0  # when the newest step began
         self.asked_now = False  # the plan was made for what the view shows now
-        self._cost = engine.cost
-        self._by_chunk = getattr(engine.cost, "by_chunk", False)
+        self._pace = Pace(engine.cost)
         self._observers = tuple(observers)
         self._leases = leases
         self._on_leave = on_leave
@@ -151,8 +150,8 @@ class Replica(Residents):
             behind += done
         context = ledger.context + decodes if decodes else 0
         start = self.now
-        parts = tuple(Chunk(done, n, n == e.todo) for e, n, done in chosen) if self._by_chunk else ()
-        end = start + self._cost.seconds(Shape(decodes, context, prefill, behind, parts))
+        parts = tuple(Chunk(done, n, n == e.todo) for e, n, done in chosen) if self._pace.by_chunk else ()
+        end = self._pace.prompts_end(start, Shape(decodes, context, prefill, behind, parts))
         self._ran(start, [end], decodes, context, prefill, behind)
         for entry, tokens, _ in chosen:
             entry.todo -= tokens
@@ -174,7 +173,7 @@ class Replica(Residents):
         if count * (steps // blocks.size + 1) > blocks.free:
             steps = blocks.affordable(tick, steps, count)
         stop = wake if wake < lease.time else lease.time
-        self._ran(start, step_ends(self._cost, count, context, steps, start, stop), count, context)
+        self._ran(start, self._pace.decode_ends(count, context, steps, start, stop), count, context)
         return True
 
     def _ran(

@@ -1,37 +1,87 @@
-"""When each of a run of equal decode steps ends: the arithmetic that lets the simulator jump."""
+"""When steps end in virtual time: one with prompts, or a run of equal decode steps jumped over at once."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from itertools import accumulate
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 
-from headgate.cost.model import StepCost
+from headgate.cost.model import Shape, StepCost
 
 LONG = 64  # from this many steps on, numpy is faster than plain floats
 
 
 def step_ends(
-    cost: StepCost, decodes: int, context: int, most: int, start: float, stop: float
+    cost: StepCost, decodes: int, context: int, most: int, start: float, stop: float, more: float = 0.0
 ) -> list[float]:
     """The ends of up to `most` steps from `start`, the last at or after `stop` if it is reached.
 
     Durations are summed one after the other from `start` on, in plain Python or by numpy's running sum, so
-    that jumping and stepping agree to the last bit.
+    that jumping and stepping agree to the last bit. The first step takes `more` than its price.
     """
     fixed, slope = cost.decode_line(decodes)
-    first = fixed + slope * context
+    floor: Callable[[int], float] | None = getattr(cost, "decode_floor", None)
+    least = floor(decodes) if floor else 0.0
+    first = max(fixed + slope * context, least)
     if stop < inf and first > 0:  # steps do not get shorter, so no more than this are needed
         most = min(most, max(1, int((stop - start) / first) + 1))
     if most < LONG:
         costs = [fixed + slope * read for read in range(context, context + most * decodes, decodes)]
+        if first == least:  # the host may hold up some of them
+            costs = [seconds if seconds > least else least for seconds in costs]
+        costs[0] += more
         ends = list(accumulate(costs, initial=start))
         if ends[-1] > stop:
             del ends[bisect_left(ends, stop, 1) + 1 :]
     else:
-        sums = np.cumsum(np.concatenate(([start], cost.span(decodes, context, most))))
+        span = cost.span(decodes, context, most)
+        span[0] += more
+        sums = np.cumsum(np.concatenate(([start], span)))
         ends = sums[: int(np.searchsorted(sums, stop)) + 1].tolist()
     del ends[0]
     return ends
+
+
+class Pace:
+    """A step cost in the order in which steps run: it knows when a phase has changed.
+
+    Some engines take longer for the first decode step after prompts ran alone (new requests join the graph's
+    batch, the host has fallen behind). A cost says so with an attribute `switch`, seconds per change.
+    """
+
+    __slots__ = ("_cost", "_more", "_switch", "by_chunk")
+
+    def __init__(self, cost: StepCost) -> None:
+        self._cost = cost
+        self._switch: float = getattr(cost, "switch", 0.0)
+        self._more = 0.0  # what the next decode step takes beyond its price
+        self.by_chunk: bool = getattr(cost, "by_chunk", False)
+
+    def prompts_end(self, start: float, shape: Shape) -> float:
+        """When a step with prompts ends."""
+        self._more = 0.0 if shape.decodes else self._switch
+        return start + self._cost.seconds(shape)
+
+    def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
+        """When decode steps end, as `step_ends` says."""
+        more, self._more = self._more, 0.0
+        return step_ends(self._cost, decodes, context, most, start, stop, more)
+
+    def last_half_done(self, decodes: int, context: int, steps: int, start: float) -> float:
+        """About when the last of several decode steps from `start` is half done, without laying them out.
+
+        Rounding moves it by far less than half a step, so it always falls into the last step.
+        """
+        fixed, slope = self._cost.decode_line(decodes)
+        floor: Callable[[int], float] | None = getattr(self._cost, "decode_floor", None)
+        least = floor(decodes) if floor else 0.0
+        before, rise, first = steps - 1, slope * decodes, fixed + slope * context
+        low = 0  # steps that the floor holds up
+        if first < least:
+            low = before if rise <= 0 else min(before, ceil((least - first) / rise))
+        line = (before - low) * (first + rise * (before - 1 + low) / 2)
+        last = max(first + rise * before, least)
+        return start + self._more + low * least + line + last / 2

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from headgate.core.errors import InputError
 from headgate.cost.model import LinearCost, StepCost
 from headgate.cost.tiles import TileCost, TileTerms
+from headgate.cost.work import WorkCost
 from headgate.planners.prices import Need, Room, least_prices
 
 Floats = NDArray[np.float64]
@@ -166,6 +167,8 @@ def engine_bound(
     """The sharpest bound we have for an engine with these limits, by the kind of its cost."""
     if isinstance(cost, TileCost):
         return tile_bound(cost.terms, requests, nodes, batch_tokens=budget, averaged=True)
+    if isinstance(cost, WorkCost):  # a bound for what is cheaper holds for it too
+        cost = cost.below()
     if isinstance(cost, LinearCost):
         return linear_bound(cost, requests, slots, budget, kv_tokens, nodes)
     raise InputError(f"no throughput bound for a cost of kind {type(cost).__name__}; use a card's cost")

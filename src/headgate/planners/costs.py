@@ -138,7 +138,9 @@ def _nearest(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
     """The same from any step cost, by the lines nearest to it."""
     decode, prefill, mixed = nearest_lines(cost, lengths.prompt, lengths.context, slots)
     together, per_token, beside = mixed
-    return checked_costs(PhaseCosts(*prefill, *decode, together, (per_token, beside - per_token, 0.0)))
+    phase: float = prefill[0] + getattr(cost, "switch", 0.0)  # erratum E2: of the change, not of a kernel
+    shares = (per_token, beside - per_token, 0.0)
+    return checked_costs(PhaseCosts(phase, prefill[1], *decode, together, shares))
 
 
 def amortised_prefill(costs: PhaseCosts, tokens: float, budget: int, switch: float = 0.0) -> float:

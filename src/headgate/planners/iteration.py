@@ -118,7 +118,8 @@ def lines_of(cost: StepCost, parts: Sequence[Part], capacity: float) -> Lines:
         mixed = cost.mixed
         return (Line(mixed.constant, mixed.per_context, mixed.per_prefill, mixed.per_decode),)
     full = capacity / offered(parts)  # seconds' worth of arrivals that fill memory
-    least = min(cost.seconds(Shape(1, 1)) / 4, full / 4)
+    active = sum(part.rate * part.stages for part in parts)
+    least = min(cost.seconds(Shape(1, 1)) / 4, 1 / active, full / 4)  # one request, at any rate
     looks = [(pace, mean_seconds(cost, parts, pace)) for pace in np.geomspace(least, full, LOOKS).tolist()]
     hull = _below(looks)
     slopes = [max(0.0, (high - low) / (y - x)) for (x, low), (y, high) in pairwise(hull)]
@@ -140,9 +141,14 @@ def _is_one_line(cost: LinearCost) -> bool:
 
 
 def mean_seconds(cost: StepCost, parts: Sequence[Part], pace: float) -> float:
-    """An iteration with `pace` seconds' worth of arrivals at every stage, on average."""
-    decodes = round(pace * sum(part.rate * part.decodes for part in parts))
-    read = round(pace * sum(part.rate * (part.work - part.prompt) for part in parts))
+    """An iteration with `pace` seconds' worth of arrivals at every stage, on average.
+
+    With less than one decode's worth there still is one, where anybody decodes: else none would run.
+    """
+    each_second = sum(part.rate * part.decodes for part in parts)
+    busy = max(pace, 1 / each_second) if each_second else pace
+    decodes = round(busy * each_second)
+    read = round(busy * sum(part.rate * (part.work - part.prompt) for part in parts))
     prompts = pace * sum(part.rate for part in parts if part.prompt)
     tokens = pace * sum(part.rate * part.prompt for part in parts)
     if not prompts:

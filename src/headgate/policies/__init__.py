@@ -5,6 +5,15 @@ from __future__ import annotations
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.policies.adaptive import AdaptiveExclusive
+from headgate.policies.balance import (
+    Affinity,
+    AtRandom,
+    LeastLoaded,
+    LeastPending,
+    PowerOfTwo,
+    RoundRobin,
+)
+from headgate.policies.depth import DensityDeep
 from headgate.policies.exclusive import Exclusive, PrefillFirst, RequestLevel
 from headgate.policies.gates import (
     BucketAndRoute,
@@ -25,6 +34,7 @@ from headgate.policies.phases import TwoPhaseRad
 from headgate.policies.rad import Rad
 from headgate.policies.sarathi import Sarathi, ShortestFirst
 from headgate.policies.slai import Slai
+from headgate.policies.split import Split
 from headgate.policies.wait import NestedWait, Wait
 
 __all__ = [
@@ -62,6 +72,13 @@ BATCH: dict[str, type[BatchPolicy]] = {
 }
 
 ROUTE: dict[str, type[RoutePolicy]] = {
+    "round-robin": RoundRobin,
+    "random": AtRandom,
+    "least-loaded": LeastLoaded,
+    "least-pending": LeastPending,
+    "power-of-two": PowerOfTwo,
+    "affinity": Affinity,
+    "split": Split,
     "gate-and-route": GateAndRoute,
     "gate-and-route+": GateAndRoutePlus,
     "token-bucket": BucketAndRoute,
@@ -69,6 +86,7 @@ ROUTE: dict[str, type[RoutePolicy]] = {
     "service-level": ServiceLevelRoute,
     "service-level-general": GeneralRoute,
     "density-first": DensityFirst,
+    "density-deep": DensityDeep,
     "fi-wsp": FirstComeCoupled,
     "gi-wsp": GateCoupled,
     "gf-wsp": GateDecoupled,

@@ -9,6 +9,7 @@ from headgate.core.errors import InputError
 from headgate.policies.probe import Cell, Move, Pool, Walk
 
 SHORT, MIDDLE, LONG, LONGEST = "short", "middle", "long", "longest"  # the pools, by context
+LEAD = 64  # decodes of the step before prompts alone
 TOGETHER = 16  # most prompts of a cell in one step
 SPARE = 2 * TOGETHER  # seats for them: those of a step are let go when the next one is under way
 ROOM = 0.92  # of the KV is planned to be used
@@ -113,7 +114,11 @@ def _needs(walk: Walk, passes: int) -> float:
 
 
 class _Builder:
-    """Makes cells for one set of pools."""
+    """Makes cells for one set of pools.
+
+    Every cell begins with a step of decodes alone. An asynchronous engine sees a step end late while it launches one
+    with prompts; the sum of the two is right, so both belong to the same cell.
+    """
 
     def __init__(self, ground: Ground, pools: tuple[Pool, ...]) -> None:
         self.budget = ground.budget
@@ -149,7 +154,7 @@ class _Builder:
             if 2 * piece <= length and piece <= self.budget:
                 steps = length // piece
                 move = Move(prompts=(0,), tokens=piece, steps=steps)
-                yield Cell(f"prompt of {length} by {piece}", (move,), (steps * piece,))
+                yield Cell(f"prompt of {length} by {piece}", (self._lead(), move), (steps * piece,))
         yield from self._behind(0, ())
 
     def mixed(self) -> Iterator[Cell]:
@@ -187,12 +192,15 @@ class _Builder:
         tokens = min(2048, self.budget // 4)
         for number in _with_largest((64,), self.counts[MIDDLE]):
             yield self._cycle(number, (MIDDLE,), tokens, 4, 3)
-        yield self._cycle(self.most, (SHORT, MIDDLE), tokens, 4, 3)
+        yield self._cycle(self.most, (SHORT, MIDDLE), tokens, 4, 2)
         yield self._cycle(self.counts[MIDDLE], (MIDDLE,), 4 * tokens, 8, 2)
         yield self._cycle(self.counts[MIDDLE], (MIDDLE,), tokens, 1, 1)
 
     def _some(self, values: tuple[int, ...]) -> tuple[int, ...]:
         return values[1::2] if self.quick else values
+
+    def _lead(self) -> Move:
+        return Move(min(LEAD, self.counts[MIDDLE]), (MIDDLE,))
 
     def _decodes(self, number: int, pools: tuple[str, ...]) -> Cell:
         steps = 3 if number > 512 else 5
@@ -204,12 +212,13 @@ class _Builder:
             Move(prompts=tuple(range(time * together, (time + 1) * together)), tokens=each * together)
             for time in range(times)
         )
-        return Cell(f"{together} prompts of {each}", moves, (each,) * (times * together))
+        return Cell(f"{together} prompts of {each}", (self._lead(), *moves), (each,) * (times * together))
 
     def _behind(self, number: int, pools: tuple[str, ...]) -> Iterator[Cell]:
         """Small pieces with much behind them."""
         deep, piece, steps = min(self.longest // 2, self.budget), min(512, self.budget // 4), 4
         moves = (
+            self._lead(),
             Move(prompts=(0,), tokens=deep),
             Move(number, pools, (0,), piece, steps),
             Move(number, pools, (0,), max(1, piece // 8), steps),
@@ -222,16 +231,15 @@ class _Builder:
         self, number: int, pools: tuple[str, ...], tokens: int, together: int = 1, steps: int = 3
     ) -> Cell:
         tokens = max(1, min(tokens, self.budget - number))
-        steps = max(1, min(steps, self.longest // tokens, 3 if tokens <= 1024 else 2))
-        name = f"{number} decodes, {'+'.join(pools)}, {together} prompts of {tokens}"
-        if together == 1:
-            return Cell(name, (Move(number, pools, (0,), tokens, steps),), (steps * tokens,))
+        steps = max(1, min(steps, self.longest // tokens, 3 if number + tokens <= 1024 else 2))
         each = max(1, tokens // together)
-        moves = tuple(
-            Move(number, pools, tuple(range(time * together, (time + 1) * together)), each * together)
-            for time in range(steps)
-        )
-        return Cell(name, moves, (each,) * (steps * together))
+        name = f"{number} decodes, {'+'.join(pools)}, {together} prompts of {each}"
+        if together == 1:
+            moves = (Move(number, pools), Move(number, pools, (0,), tokens, steps))
+            return Cell(name, moves, (steps * tokens,))
+        batches = [tuple(range(time * together, (time + 1) * together)) for time in range(steps)]
+        moves = tuple(Move(number, pools, batch, each * together) for batch in batches)
+        return Cell(name, (Move(number, pools), *moves), (each,) * (steps * together))
 
     def _cycle(self, number: int, pools: tuple[str, ...], tokens: int, together: int, decodes: int) -> Cell:
         each, times = max(1, tokens // together), 3

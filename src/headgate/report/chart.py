@@ -13,7 +13,7 @@ from headgate.report.page import Figure
 from headgate.report.scales import LINEAR, LOG, TAIL, Floats, Scale, padded
 
 WIDTH, HEIGHT = 420, 270
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 12.0, 12.0, 42.0
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 12.0, 42.0
 COLOURS = 8  # as many as the style sheet has
 
 
@@ -116,7 +116,13 @@ class Chart:
             "x": {"label": self.x.label, "kind": self.x.kind, **_ends(x)},
             "y": {"label": self.y.label, "kind": self.y.kind, **_ends(y)},
             "series": [
-                {"name": each.name, "style": each.style, "x": brief(each.x), "y": brief(each.y), **_band(each)}
+                {
+                    "name": each.name,
+                    "style": each.style,
+                    "x": brief(each.x),
+                    "y": brief(each.y),
+                    **_band(each),
+                }
                 for each in self.series
             ],
         }
@@ -178,7 +184,9 @@ def _draw(series: Series, x: Scale, y: Scale) -> Markup:
     across, up = np.where(np.isnan(series.x), np.nan, across), np.where(np.isnan(series.y), np.nan, up)
     named = {"data_series": series.name}
     if series.shape == "band" and series.low is not None and series.high is not None:
-        outline = path(np.concatenate((across, across[::-1])), np.concatenate((y(series.high), y(series.low)[::-1])))
+        outline = path(
+            np.concatenate((across, across[::-1])), np.concatenate((y(series.high), y(series.low)[::-1]))
+        )
         return tag("path", class_=f"band {series.style}", d=outline + "Z", **named)
     parts = []
     if series.shape != "points":
@@ -194,7 +202,14 @@ def _points(series: Series, across: Floats, up: Floats, y: Scale) -> list[Markup
         for at, low, high in zip(across, y(series.low), y(series.high), strict=True):
             if np.isfinite(low) and np.isfinite(high):
                 parts.append(
-                    tag("line", class_=f"whisker {series.style}", x1=float(at), x2=float(at), y1=float(low), y2=float(high))
+                    tag(
+                        "line",
+                        class_=f"whisker {series.style}",
+                        x1=float(at),
+                        x2=float(at),
+                        y1=float(low),
+                        y2=float(high),
+                    )
                 )
     for at, height in zip(across, up, strict=True):
         if np.isfinite(at) and np.isfinite(height):
@@ -229,7 +244,9 @@ def _band(series: Series) -> dict[str, Any]:
 
 def brief(values: Floats) -> list[float | None]:
     """Four digits that matter, None where not known: what a tooltip and a CSV file show."""
-    return [float(f"{value:.4g}") if np.isfinite(value) else None for value in np.asarray(values, float).tolist()]
+    return [
+        float(f"{value:.4g}") if np.isfinite(value) else None for value in np.asarray(values, float).tolist()
+    ]
 
 
 __all__ = ["LINEAR", "LOG", "TAIL", "Axis", "Chart", "Mark", "Series", "axes", "brief", "path"]

@@ -38,20 +38,35 @@ def _shares(run: Run) -> Floats:
 
 
 def _spread(runs: Mapping[str, Run]) -> Grid:
-    heads = ("run", "engines", "busy, mean\nof the time", "least", "most", "requests per engine\nmean", "least", "most")
+    heads = (
+        "run",
+        "engines",
+        "busy, mean\nof the time",
+        "least",
+        "most",
+        "requests per engine\nmean",
+        "least",
+        "most",
+    )
     rows = []
     for name, run in runs.items():
         busy = _shares(run)
         served = np.array([int(np.sum(run.requests["replica"] == number)) for number in _engines(run)])
-        shares = [Cell(percent(value), 100 * value) for value in (float(busy.mean()), float(busy.min()), float(busy.max()))]
-        counts = [Cell(number(value), value) for value in (float(served.mean()), float(served.min()), float(served.max()))]
+        shares = [
+            Cell(percent(value), 100 * value)
+            for value in (float(busy.mean()), float(busy.min()), float(busy.max()))
+        ]
+        counts = [
+            Cell(number(value), value)
+            for value in (float(served.mean()), float(served.min()), float(served.max()))
+        ]
         rows.append((Cell(name), Cell(str(len(busy)), float(len(busy))), *shares, *counts))
     note = "A request counts on the engine it ended on."
     return Grid("How even the fleet is", heads, tuple(rows), (note,))
 
 
 def _over_time(runs: Mapping[str, Run]) -> list[Figure]:
-    """Engines that run prompts, and seats in use: the mean over engines with the least and the most loaded."""
+    """Engines that run prompts, and seats in use: their mean, least and most over the engines."""
     prefilling, seats = [], []
     for colour, (name, run) in enumerate(runs.items()):
         low, high = run.span()
@@ -65,14 +80,18 @@ def _over_time(runs: Mapping[str, Run]) -> list[Figure]:
             decodes.append(over_time(start, seconds, run.steps["decodes"][rows].astype(float), edges).mean)
         prefilling.append(Series(name, middle, np.sum(prompts, axis=0), colour))
         level = np.array(decodes)
-        seats.append(Series(name, middle, level.mean(axis=0), colour, "band", level.min(axis=0), level.max(axis=0)))
+        seats.append(
+            Series(name, middle, level.mean(axis=0), colour, "band", level.min(axis=0), level.max(axis=0))
+        )
         seats.append(Series(name, middle, level.mean(axis=0), colour))
     time = Axis("time since the start", "s")
     first = Chart(time, Axis("engines running prompts", "engines", low=0.0), prefilling)
     second = Chart(time, Axis("decoding", "requests per engine", low=0.0), seats)
     return [
         first.figure("Engines that take prompts", "How much of the fleet prefills, and whether that swings."),
-        second.figure("Seats in use across the fleet", "A wide band means some engines idle while others are full."),
+        second.figure(
+            "Seats in use across the fleet", "A wide band means some engines idle while others are full."
+        ),
     ]
 
 
@@ -93,5 +112,3 @@ def _busy(name: str, run: Run) -> Figure:
     note = f"The first {MOST_BARS} of {len(_engines(run))} engines." if len(_engines(run)) > MOST_BARS else ""
     look = "Engines of one role should look alike; a short bar is an engine that waits for work."
     return Bars("time in steps", "% of the run", bars).figure(f"What each engine did: {name}", look, note)
-
-

@@ -26,27 +26,40 @@ class Gauge(NamedTuple):
 
 
 KNOWN = {
-    "exclusive": Gauge("Mode", "0: mixed, 1: exclusive", "", "Which kind of batch the policy ran; each switch follows the load."),
-    "refill": Gauge("Refill threshold", "refill", "requests", "It should settle; drift means the traffic changes."),
-    "share": Gauge("Refill threshold as a share", "θ*", "share of seats", "The optimum for the lengths seen so far."),
-    "slots": Gauge("Seats that are used", "seats", "requests", "Below the engine's seats, memory limits them."),
-    "gain": Gauge("Predicted gain of exclusive batches", "gain", "share", "Above the margin the policy leaves mixed batching."),
-    "demand": Gauge("Requests in the system, smoothed", "demand", "requests", "What the choice of mode is made from."),
+    "exclusive": Gauge(
+        "Mode", "0: mixed, 1: exclusive", "", "Which kind of batch ran; switches follow the load."
+    ),
+    "refill": Gauge(
+        "Refill threshold", "refill", "requests", "It should settle; drift: the traffic changes."
+    ),
+    "share": Gauge("Refill threshold as a share", "θ*", "share of seats", "The optimum for lengths so far."),
+    "slots": Gauge(
+        "Seats that are used", "seats", "requests", "Below the engine's seats: memory limits them."
+    ),
+    "gain": Gauge(
+        "Predicted gain of exclusive batches", "gain", "share", "Above its margin mixed batching ends."
+    ),
+    "demand": Gauge(
+        "Requests in the system, smoothed", "demand", "requests", "What the mode is chosen from."
+    ),
     "output": Gauge("Estimated output length", "output", "tokens", "It should approach the workload's mean."),
     "prompt": Gauge("Estimated prompt length", "prompt", "tokens", "It should approach the workload's mean."),
     "step": Gauge("Predicted step", "step", "s", "How long the next full step is thought to take."),
-    "crowded": Gauge("Memory is crowded", "0: no, 1: yes", "", "When it is 1, decodes do not wait for prompts."),
+    "crowded": Gauge("Memory is crowded", "0: no, 1: yes", "", "While it is 1, decodes wait for no prompt."),
     "pace": Gauge("Pace", "pace", "s", "The least time between two batches of prompts."),
-    "segments": Gauge("Segments that moved", "segments", "", "How many segments the newest batch moved together."),
+    "segments": Gauge("Segments that moved", "segments", "", "How many the newest batch moved together."),
     "started": Gauge("Prompts of the cycle", "prompts", "requests", "How far the prefill cycle is."),
-}  # fmt: skip
+}
 SKIPPED = ("refilling",)  # it swings with every refill and says nothing
 
 
 def gauge_figures(runs: Mapping[str, Run]) -> list[Figure]:
     """One figure for each gauge that changes in some run."""
     names = dict.fromkeys(
-        column.removeprefix(PREFIX) for run in runs.values() for column in run.plans if column.startswith(PREFIX)
+        column.removeprefix(PREFIX)
+        for run in runs.values()
+        for column in run.plans
+        if column.startswith(PREFIX)
     )
     return [figure for name in names if name not in SKIPPED and (figure := _figure(name, runs))]
 
@@ -66,4 +79,6 @@ def _figure(name: str, runs: Mapping[str, Run]) -> Figure | None:
     if not moved:
         return None
     about = KNOWN.get(name, Gauge(name.capitalize(), name, "", "As the policy reports it."))
-    return Chart(Axis("time since the start", "s"), Axis(about.axis, about.unit), series).figure(about.title, about.look)
+    return Chart(Axis("time since the start", "s"), Axis(about.axis, about.unit), series).figure(
+        about.title, about.look
+    )

@@ -17,13 +17,12 @@ def overview(found: Comparison) -> Grid:
     """One line per policy, one column per figure, the best marked."""
     heads = ["policy"]
     for row in found.rows:
-        scale, unit = _unit(row)
-        heads.append(f"{row.metric}\n{unit}, {'higher' if row.higher_is_better else 'lower'} is better")
+        heads.append(f"{row.metric}\n{_unit(row)[1]} {'↑' if row.higher_is_better else '↓'}")
     rows = [
         (Cell(name), *(_marked(row, name, found.baseline) for row in found.rows)) for name in found.policies
     ]
     marks = f"{BEST} best of its column, {LEVEL} cannot be told from the best by its paired difference; "
-    marks += "no mark in a column: none can be told from the best."
+    marks += "no mark in a column: none can be told from the best. ↑ higher is better, ↓ lower is better."
     return Grid("At a glance", tuple(heads), tuple(rows), (marks, found.rule))
 
 
@@ -46,7 +45,9 @@ def differences(found: Comparison) -> Grid:
             )
         )
         for name, other in row.others.items():
-            shown = Cell(change(other), other.percent.value if other.percent.value == other.percent.value else None)
+            shown = Cell(
+                change(other), other.percent.value if other.percent.value == other.percent.value else None
+            )
             rows.append(
                 (
                     Cell(row.metric),
@@ -90,10 +91,12 @@ def _latency(name: str, word: str, found: Figures, longest: float | None) -> tup
 
 def engines(metrics: Mapping[str, Metrics]) -> Grid:
     """What each run served and how it used the engine."""
-    heads = ("run", "requests\nper s", "output tokens\nper s", "all tokens\nper s", "busy\nof the time")
-    heads += ("prefill steps\nof busy time", "decode steps\nof busy time", "mixed steps\nof busy time")
-    heads += ("KV mean\nof memory", "KV peak\nof memory", "preemptions", "done again\nof all tokens")
-    heads += ("served\nrequests", "lost\nrequests", "stationary")
+    heads = (
+        *("run", "requests\nper s", "output tokens\nper s", "all tokens\nper s", "busy\nof the time"),
+        *("prefill steps\nof busy time", "decode steps\nof busy time", "mixed steps\nof busy time"),
+        *("KV mean\nof memory", "KV peak\nof memory", "preemptions", "done again\nof all tokens"),
+        *("served\nrequests", "lost\nrequests", "stationary"),
+    )
     rows = []
     for name, found in metrics.items():
         engine, counts = found.engine, found.counts
@@ -114,7 +117,9 @@ def engines(metrics: Mapping[str, Metrics]) -> Grid:
             )
         )
     reasons = dict.fromkeys(found.reason for found in metrics.values() if not found.stationary)
-    return Grid("Throughput and the engine", heads, tuple(rows), tuple(f"Not stationary: {why}." for why in reasons))
+    return Grid(
+        "Throughput and the engine", heads, tuple(rows), tuple(f"Not stationary: {why}." for why in reasons)
+    )
 
 
 def _unit(row: Row) -> tuple[float, str]:

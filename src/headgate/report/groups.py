@@ -32,8 +32,10 @@ def class_blocks(runs: Mapping[str, Run], metrics: Mapping[str, Metrics]) -> lis
 
 
 def _grid(metrics: Mapping[str, Metrics]) -> Grid:
-    heads = ("class", "policy", "requests", "promised\nTTFT, TPOT", "TTFT mean\nms", "TTFT p99\nms")
-    heads += ("TPOT mean\nms", "TPOT p99\nms", "E2E mean\ns", "longest gap\nms", "goodput\nof requests")
+    heads = (
+        *("class", "policy", "requests", "promised\nTTFT, TPOT", "TTFT mean\nms", "TTFT p99\nms"),
+        *("TPOT mean\nms", "TPOT p99\nms", "E2E mean\ns", "longest gap\nms", "goodput\nof requests"),
+    )
     rows = []
     for place in range(max(len(found.kinds) for found in metrics.values())):
         for name, found in metrics.items():
@@ -127,10 +129,13 @@ def _occupancy(name: str, run: Run) -> Figure:
     edges = np.linspace(low, max(high, low + 1e-9), COLUMNS + 1)
     middle = (edges[:-1] + edges[1:]) / 2
     series = [
-        Series(kind, middle, decoding, place) for place, (kind, (_, decoding)) in enumerate(occupancy(run, edges).items())
+        Series(kind, middle, decoding, place)
+        for place, (kind, (_, decoding)) in enumerate(occupancy(run, edges).items())
     ]
     chart = Chart(Axis("time since the start", "s"), Axis("decoding", "requests", low=0.0), series)
-    return chart.figure(f"Who decodes: {name}", "Which class holds the engine's seats, and whether that settles.")
+    return chart.figure(
+        f"Who decodes: {name}", "Which class holds the engine's seats, and whether that settles."
+    )
 
 
 def tenant_blocks(runs: Mapping[str, Run]) -> list[Grid | Figure]:
@@ -147,10 +152,21 @@ def tenant_blocks(runs: Mapping[str, Run]) -> list[Grid | Figure]:
         for tenant in np.unique(run.requests["tenant"]).tolist()[:MOST]:
             mine = run.requests["tenant"] == tenant
             waits = ttft[mine & keep & ~np.isnan(ttft)]
-            mean, tail = (float(waits.mean()), float(np.quantile(waits, 0.99))) if len(waits) else (np.nan, np.nan)
+            mean, tail = (
+                (float(waits.mean()), float(np.quantile(waits, 0.99))) if len(waits) else (np.nan, np.nan)
+            )
             rate = float(tokens[mine].sum()) / seconds
             cells = (_cell(rate), _cell(1000 * mean), _cell(1000 * tail))
-            rows.append((Cell(str(tenant)), Cell(name, tone="words"), Cell(f"{int(mine.sum()):,}", float(mine.sum())), *cells))
+            rows.append(
+                (
+                    Cell(str(tenant)),
+                    Cell(name, tone="words"),
+                    Cell(f"{int(mine.sum()):,}", float(mine.sum())),
+                    *cells,
+                )
+            )
             bars.append(Bar(f"tenant {tenant}, {name}", (("tokens", f"c{colour % COLOURS}", rate),)))
-    figure = Bars("served", "tokens/s", _sorted(bars)).figure("Service by tenant", "Equal bars: equal shares of the engine.")
+    figure = Bars("served", "tokens/s", _sorted(bars)).figure(
+        "Service by tenant", "Equal bars: equal shares of the engine."
+    )
     return [Grid("By tenant", heads, tuple(rows)), figure]

@@ -7,7 +7,7 @@ from importlib.resources import files
 from itertools import count
 
 from headgate.report.markup import Markup, embedded, join, tag
-from headgate.report.page import Cell, Chapter, Figure, Grid, Page, Section
+from headgate.report.page import Cell, Chapter, Figure, Grid, Page, Printed, Section
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 SCRIPTS = ("script.js", "timeline.js")
@@ -81,12 +81,20 @@ def _section(section: Section, numbers: Iterator[int]) -> Markup:
         if isinstance(block, Figure):
             inside.append(_figure(block, next(numbers)))
         else:
-            inside.append(_grid(block) if isinstance(block, Grid) else tag("p", block, class_="words"))
+            inside.append(_plain(block))
     if figures:
         inside.append(tag("div", *figures, class_="figures"))
     if section.closed:
         return tag("details", tag("summary", section.title), *inside)
     return tag("section", tag("h3", section.title), *inside)
+
+
+def _plain(block: Grid | Printed | str) -> Markup:
+    if isinstance(block, Grid):
+        return _grid(block)
+    if isinstance(block, Printed):
+        return tag("pre", block.text, tabindex="0")
+    return tag("p", block, class_="words")
 
 
 def _figure(figure: Figure, number: int) -> Markup:

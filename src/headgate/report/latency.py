@@ -10,14 +10,12 @@ import numpy as np
 from headgate.report.chart import LOG, TAIL, Axis, Chart, Mark, Series
 from headgate.report.page import Figure
 from headgate.report.scales import Floats
-from headgate.report.thinning import HIGHEST, distribution
+from headgate.report.thinning import HIGHEST, LOWEST, distribution
 from headgate.results.gaps import Gaps
 from headgate.results.promises import Latencies
 from headgate.results.tables import Flags, Integers, Run
 from headgate.results.text import time_unit
 from headgate.results.windows import choose
-
-SHARE = "share that is at most this long"
 
 
 class Sample(NamedTuple):
@@ -32,6 +30,7 @@ class Latency(NamedTuple):
 
     name: str
     long: str
+    whose: str  # the share of what
     look: str
     promise: str | None
     read: Callable[[Run, Flags], Sample]
@@ -51,28 +50,51 @@ def _gaps(run: Run, keep: Flags) -> Sample:
     return Sample(found.values, found.weights)
 
 
-LATENCIES = (
-    Latency("TTFT", "Time to first token", "Further left is sooner; where a curve crosses 99 % is its p99.",
-            "first_token", _per_request("ttft")),
-    Latency("ITL", "Time between two tokens", "A step to the right near the top is a pause that few tokens, "
-            "but many users, meet.", None, _gaps),
-    Latency("TPOT", "Time per output token", "The pace at which a request's text appears, on average.",
-            "between_tokens", _per_request("tpot")),
-    Latency("E2E", "From sending to the last token", "All of it together; long outputs make the upper end.",
-            None, _per_request("e2e")),
-)  # fmt: skip
+TTFT = Latency(
+    "TTFT",
+    "Time to first token",
+    "share of requests",
+    "Further left is sooner; where a curve crosses 99 % is its p99.",
+    "first_token",
+    _per_request("ttft"),
+)
+ITL = Latency(
+    "ITL",
+    "Time between two tokens",
+    "share of tokens",
+    "A step to the right near the top is a pause that few tokens, but many users, meet.",
+    None,
+    _gaps,
+)
+E2E = Latency(
+    "E2E",
+    "From sending to the last token",
+    "share of requests",
+    "All of it together; long outputs make the upper end.",
+    None,
+    _per_request("e2e"),
+)
+TPOT = Latency(
+    "TPOT",
+    "Time per output token",
+    "share of requests",
+    "The pace at which a request's text appears, on average.",
+    "between_tokens",
+    _per_request("tpot"),
+)
 
 
 def distributions(runs: Mapping[str, Sequence[Run]]) -> list[Figure]:
-    """One figure for each kind of waiting that any run has; seeds are pooled."""
+    """One figure for each kind of waiting that any run has; TPOT only where promised. Seeds are pooled."""
     found = []
-    for latency in LATENCIES:
+    for latency in (TTFT, ITL, E2E, TPOT):
         samples = {name: _pooled(latency, own) for name, own in runs.items()}
         samples = {name: sample for name, sample in samples.items() if len(sample.values)}
         if samples:
             kinds = [kind for own in runs.values() for kind in own[0].kinds]
             promises = _promised(kinds, latency.promise)
-            found.append(curves(latency, samples, list(runs), promises))
+            if promises or latency is not TPOT:
+                found.append(curves(latency, samples, list(runs), promises))
     return found
 
 
@@ -87,15 +109,19 @@ def curves(
         values, shares = distribution(sample.values * scale, sample.weights)
         series.append(Series(name, np.maximum(values, 1e-6), shares, order.index(name)))
     top = max(float(each.y[-1]) for each in series)
-    marks = [Mark(f"promised: {value * scale:g} {unit}{who}", value * scale) for who, value in promises.items()]
-    y = Axis(SHARE, "", TAIL, 0.0, min(HIGHEST, max(top, 0.9)))
+    marks = [
+        Mark(f"promised: {value * scale:g} {unit}{who}", value * scale) for who, value in promises.items()
+    ]
+    y = Axis(latency.whose, "%", TAIL, LOWEST, min(HIGHEST, max(top, 0.9)))
     chart = Chart(Axis(latency.name, unit, LOG), y, series, marks)
     return chart.figure(f"{latency.long} ({latency.name})", latency.look)
 
 
 def _pooled(latency: Latency, own: Sequence[Run]) -> Sample:
     parts = [latency.read(run, choose(run).keep) for run in own]
-    return Sample(np.concatenate([part.values for part in parts]), np.concatenate([part.weights for part in parts]))
+    return Sample(
+        np.concatenate([part.values for part in parts]), np.concatenate([part.weights for part in parts])
+    )
 
 
 def _promised(kinds: Sequence[dict[str, object]], promise: str | None) -> dict[str, float]:

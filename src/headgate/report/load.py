@@ -8,6 +8,7 @@ import numpy as np
 
 from headgate.report.chart import LOG, Axis, Chart, Mark, Series
 from headgate.report.page import Cell, Figure, Grid
+from headgate.report.scales import Floats
 from headgate.report.scenes import CLIENTS, RATE, Scene
 from headgate.results.figures import Estimate
 from headgate.results.metrics import Metrics
@@ -27,15 +28,23 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
     diagonal = Series("as offered", loads, loads, 7) if offered else None
     look = "Where a curve bends away from what is offered, the engine is full; the dashed line is the bound."
     if not offered:
-        look = "Where more clients bring nothing, the engine is full; the dashed line is what no policy exceeds."
+        look = (
+            "Where more clients bring nothing, the engine is full; the dashed line is what no policy exceeds."
+        )
     along = Axis("offered load", "requests/s") if offered else Axis("clients in a closed loop", "")
     lines = [*([diagonal] if diagonal else []), *served]
-    found = [Chart(along, Axis("served", "requests/s", low=0.0), lines, marks).figure("Requests served against load", look)]
+    found = [
+        Chart(along, Axis("served", "requests/s", low=0.0), lines, marks).figure(
+            "Requests served against load", look
+        )
+    ]
     if any(metrics.goodput for scene in scenes for metrics in scene.metrics.values()):
         kept = _series(scenes, order, _kept)
         lines = [*([diagonal] if diagonal else []), *kept]
         chart = Chart(along, Axis("with every promise kept", "requests/s", low=0.0), lines, marks)
-        found.append(chart.figure("Goodput against load", "Past its top, more load means fewer requests served well."))
+        found.append(
+            chart.figure("Goodput against load", "Past its top, more load means fewer requests served well.")
+        )
     return [*found, *_latencies(scenes, order, along)]
 
 
@@ -53,28 +62,33 @@ def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis) -> li
             continue
         scale, unit = time_unit(float(np.nanmedian(values)))
         scaled = [
-            Series(each.name, each.x, each.y * scale, each.colour, each.shape, *_scaled(each, scale)) for each in series
+            Series(each.name, each.x, each.y * scale, each.colour, each.shape, *_scaled(each, scale))
+            for each in series
         ]
         look = "The load at which it turns upward is where queues begin."
         found.append(Chart(along, Axis(name, unit, LOG), scaled).figure(f"{name} against load", look))
     return found
 
 
-def _scaled(series: Series, scale: float) -> tuple[np.ndarray | None, np.ndarray | None]:  # type: ignore[type-arg]
+def _scaled(series: Series, scale: float) -> tuple[Floats | None, Floats | None]:
     low, high = series.low, series.high
     return (None, None) if low is None or high is None else (low * scale, high * scale)
 
 
 def load_grid(scenes: Sequence[Scene]) -> Grid:
     """One line per load and policy."""
-    heads = ("load", "policy", "requests\nper s", "95 % interval", "goodput\nof requests", "TTFT mean\nms", "TTFT p99\nms")
-    heads += ("TPOT mean\nms", "ITL p99\nms", "busy\nof the time")
+    heads = (
+        *("load", "policy", "requests\nper s", "95 % interval", "goodput\nof requests", "TTFT mean\nms"),
+        *("TTFT p99\nms", "TPOT mean\nms", "ITL p99\nms", "busy\nof the time"),
+    )
     rows = []
     for scene in scenes:
         for name, found in scene.metrics.items():
             rate = found.request_rate
             times = (found.ttft.mean.value, found.ttft.p99, found.tpot.mean.value, found.itl.p99)
-            span = "-" if rate.low is None or rate.high is None else f"[{number(rate.low)}, {number(rate.high)}]"
+            span = (
+                "-" if rate.low is None or rate.high is None else f"[{number(rate.low)}, {number(rate.high)}]"
+            )
             good = found.goodput.share.value if found.goodput else float("nan")
             rows.append(
                 (
@@ -118,7 +132,9 @@ def _bound(scenes: Sequence[Scene]) -> float | None:
 def comparable(scenes: Sequence[Scene]) -> list[Scene]:
     """Those that lie on one axis of load, in order; none when there are fewer than two."""
     for kind in (RATE, CLIENTS):
-        held = sorted((scene for scene in scenes if scene.load.kind == kind), key=lambda scene: scene.load.value)
+        held = sorted(
+            (scene for scene in scenes if scene.load.kind == kind), key=lambda scene: scene.load.value
+        )
         if len({scene.load.value for scene in held}) > 1:
             return held
     return []

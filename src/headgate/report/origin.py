@@ -18,7 +18,9 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
     meta = [run.meta for run in runs]
     facts = {
         "Report": shell(["headgate", *command]) if command else "",
-        "Runs": _each(shell(["headgate", *map(str, one.get("command") or ())]) for one in meta if one.get("command")),
+        "Runs": _each(
+            shell(["headgate", *map(str, one.get("command") or ())]) for one in meta if one.get("command")
+        ),
         "Dates": _each(one.get("date") for one in meta),
         "Policies": _each(_policy(one) for one in meta),
         "Card": _each(_card(one) for one in meta),
@@ -58,7 +60,11 @@ def _each(values: Iterable[object]) -> str:
 
 def _policy(meta: dict[str, object]) -> str:
     parameters = meta.get("parameters")
-    shown = ", ".join(f"{key}={value}" for key, value in parameters.items()) if isinstance(parameters, dict) else ""
+    shown = (
+        ", ".join(f"{key}={value}" for key, value in parameters.items())
+        if isinstance(parameters, dict)
+        else ""
+    )
     return f"{meta.get('policy', '')}{f' ({shown})' if shown else ''}"
 
 
@@ -74,15 +80,24 @@ def _engine(meta: dict[str, object]) -> str:
     engine = meta.get("engine")
     if not isinstance(engine, dict):
         return ""
-    names = {"running": "seats", "batch_tokens": "tokens a step", "kv_tokens": "KV tokens", "max_model_len": "tokens a request"}
-    return ", ".join(f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int))
+    names = {
+        "running": "seats",
+        "batch_tokens": "tokens a step",
+        "kv_tokens": "KV tokens",
+        "max_model_len": "tokens a request",
+    }
+    return ", ".join(
+        f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int)
+    )
 
 
 def _workload(meta: dict[str, object]) -> str:
     about = meta.get("workload")
     if not isinstance(about, dict):
         return ""
-    plain = {key: value for key, value in about.items() if isinstance(value, str | int | float) and key != "name"}
+    plain = {
+        key: value for key, value in about.items() if isinstance(value, str | int | float) and key != "name"
+    }
     listed = ", ".join(f"{key} {value}" for key, value in plain.items())
     return f"{about.get('name', '')} ({listed})" if listed else str(about.get("name", ""))
 

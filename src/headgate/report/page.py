@@ -33,6 +33,13 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Printed:
+    """Text as a terminal shows it, line by line."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Figure:
     """A drawing with its data. `look` says in one line what to look for."""
 
@@ -45,12 +52,15 @@ class Figure:
     note: str = ""
 
 
+Block = Grid | Figure | Printed | str
+
+
 @dataclass(frozen=True)
 class Section:
     """A heading with what stands under it."""
 
     title: str
-    blocks: tuple[Grid | Figure | str, ...]
+    blocks: tuple[Block, ...]
     closed: bool = False  # folded away until asked for
 
 

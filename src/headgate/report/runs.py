@@ -11,7 +11,7 @@ from headgate.report.groups import class_blocks, tenant_blocks
 from headgate.report.latency import distributions
 from headgate.report.load import against_load, comparable, load_grid
 from headgate.report.origin import made, warnings
-from headgate.report.page import Chapter, Figure, Grid, Page, Section
+from headgate.report.page import Block, Chapter, Page, Section
 from headgate.report.scenes import Scene
 from headgate.report.timeline import ROWS, timeline
 from headgate.report.verdict import load_verdict, scene_verdict
@@ -19,7 +19,6 @@ from headgate.results.compare import Comparison
 from headgate.results.text import number
 
 MOST_CHAPTERS = 4  # scenes shown in full; of more, the highest loads
-Blocks = Sequence[Grid | Figure | str]
 
 
 def runs_page(scenes: Sequence[Scene], command: Sequence[str] = (), title: str = "") -> Page:
@@ -34,9 +33,12 @@ def runs_page(scenes: Sequence[Scene], command: Sequence[str] = (), title: str =
     chapters += [scene_chapter(scene, budget) for scene in shown]
     runs = [run for scene in scenes for own in scene.runs.values() for run in own]
     policies = list(dict.fromkeys(name for scene in scenes for name in scene.runs))
-    named = title or (f"{len(policies)} policies compared" if len(policies) > 1 else f"One run: {policies[0]}")
+    named = title or (
+        f"{len(policies)} policies compared" if len(policies) > 1 else f"One run: {policies[0]}"
+    )
     requests = sum(len(run.requests["id"]) for run in runs)
-    about = f"{', '.join(policies[:8])}{' ...' if len(policies) > 8 else ''}; {requests:,} requests in {len(runs)} runs"
+    listed = f"{', '.join(policies[:8])}{' ...' if len(policies) > 8 else ''}"
+    about = f"{listed}; {requests:,} requests in {len(runs)} run{'s' if len(runs) > 1 else ''}"
     return Page(named, about, tuple(chapters), made(runs, command), "runs", warnings(runs))
 
 
@@ -67,21 +69,23 @@ def _sentences(notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{note[:1].upper()}{note[1:]}." for note in notes)
 
 
-def _section(title: str, blocks: Blocks) -> Section:
+def _section(title: str, blocks: Sequence[Block]) -> Section:
     return Section(title, tuple(blocks))
 
 
-def _numbers(scene: Scene) -> list[Grid | Figure | str]:
+def _numbers(scene: Scene) -> list[Block]:
     found = scene.comparison
-    tables: list[Grid | Figure | str] = (
-        [overview(found)] if isinstance(found, Comparison) else [latencies(scene.metrics), engines(scene.metrics)]
+    tables: list[Block] = (
+        [overview(found)]
+        if isinstance(found, Comparison)
+        else [latencies(scene.metrics), engines(scene.metrics)]
     )
     if scene.bound:
         best = max(metrics.request_rate.value for metrics in scene.metrics.values())
         share = 100 * best / scene.bound.rate
         tables.append(
-            f"On these requests no policy serves more than {number(scene.bound.rate)} requests/s (a bound from "
-            f"the card's step times); the most served here is {number(best)}, {share:.0f} % of it."
+            f"On these requests no policy serves more than {number(scene.bound.rate)} requests/s (a bound "
+            f"from the card's step times); the most served here is {number(best)}, {share:.0f} % of it."
         )
     return tables
 
@@ -89,7 +93,10 @@ def _numbers(scene: Scene) -> list[Grid | Figure | str]:
 def _loads(scenes: Sequence[Scene]) -> Chapter:
     figures = against_load(scenes)
     values = [scene.load.short for scene in scenes]
-    sections = (Section("Against load", tuple(figures)), Section("Every load", (load_grid(scenes),), closed=True))
+    sections = (
+        Section("Against load", tuple(figures)),
+        Section("Every load", (load_grid(scenes),), closed=True),
+    )
     return Chapter(f"From {values[0]} to {values[-1]}", load_verdict(scenes), sections)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 LINEAR, LOG, TAIL = "linear", "log", "tail"
-PERCENTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
+PERCENTILES = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 STEPS = (1, 2, 5, 10)
 
 
@@ -19,8 +20,8 @@ STEPS = (1, 2, 5, 10)
 class Scale:
     """Maps low..high to start..end in pixels.
 
-    "log" spaces decades evenly. "tail" is for shares: 0, 90, 99, 99.9 % lie evenly apart, so that the slowest
-    requests can be seen as well as the usual ones.
+    "log" spaces decades evenly. "tail" is for shares: by their odds, so that 90, 99 and 99.9 % lie evenly
+    apart and the slowest requests can be seen as well as the usual ones.
     """
 
     low: float
@@ -39,7 +40,7 @@ class Scale:
     def _straight(self, values: Any) -> Any:
         if self.kind == LOG:
             return np.log10(values)
-        return -np.log10(1 - values) if self.kind == TAIL else values
+        return np.log10(values / (1 - values)) if self.kind == TAIL else values
 
     def ticks(self, most: int = 6) -> list[tuple[float, str]]:
         """Values and their labels, at most so many."""
@@ -75,7 +76,7 @@ def _decades(low: float, high: float, most: int) -> list[float]:
 
 def labels(values: list[float]) -> list[str]:
     """Short numbers, each with as many decimals as tell it from its neighbours."""
-    gaps = [abs(b - a) for a, b in zip(values, values[1:], strict=False) if b != a]
+    gaps = [abs(b - a) for a, b in pairwise(values) if b != a]
     decimals = max(0, -math.floor(math.log10(min(gaps)) + 1e-9)) if gaps else 3
     return [_label(value, decimals) for value in values]
 

@@ -63,7 +63,12 @@ class Scene:
         """The paired comparison; in words why there is none; None of a single policy."""
         if len(self.runs) < 2:
             return None
-        broken = [name for name, own in self.runs.items() for run in own if run.meta.get("outcome", "finished") != "finished"]
+        broken = [
+            name
+            for name, own in self.runs.items()
+            for run in own
+            if run.meta.get("outcome", "finished") != "finished"
+        ]
         if broken:
             return f"not every run came to its end ({', '.join(dict.fromkeys(broken))})"
         try:
@@ -83,7 +88,9 @@ class Scene:
         try:
             cost = load_card(run.meta["card"]).cost
             engines = max(1, len(np.unique(run.steps["replica"])))
-            return engine_bound(cost, lengths, limits["running"], limits["batch_tokens"], limits["kv_tokens"], engines)
+            return engine_bound(
+                cost, lengths, limits["running"], limits["batch_tokens"], limits["kv_tokens"], engines
+            )
         except (InputError, KeyError):
             return None
 
@@ -121,12 +128,13 @@ def gather(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Scen
             again += 1
             name = f"{wanted} ({again})"
         own.setdefault(name, []).append(run)
-    return [_scene(own) for own in found.values()]
+    return [scene_of(own) for own in found.values()]
 
 
-def _scene(own: Mapping[str, list[Run]]) -> Scene:
+def scene_of(own: Mapping[str, Sequence[Run]], title: str = "") -> Scene:
+    """Runs that are known to be on the same requests."""
     run = next(iter(own.values()))[0]
-    return Scene(title_of(run), load_of(run), own)
+    return Scene(title or title_of(run), load_of(run), own)
 
 
 def _key(run: Run) -> tuple[object, ...]:

@@ -42,12 +42,12 @@ function shown(value) {
 
 function straight(kind, value) {
   if (kind === "log") return Math.log10(value);
-  return kind === "tail" ? -Math.log10(1 - value) : value;
+  return kind === "tail" ? Math.log10(value / (1 - value)) : value;
 }
 
 function bent(kind, value) {
   if (kind === "log") return 10 ** value;
-  return kind === "tail" ? 1 - 10 ** -value : value;
+  return kind === "tail" ? 1 / (1 + 10 ** -value) : value;
 }
 
 function valueAt(axis, pixel) {

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from headgate.report.scales import Floats
 from headgate.results.figures import quantiles
 
-POINTS = 110  # of a distribution's curve
-HIGHEST = 0.9999
+POINTS = 100  # of a distribution's curve
+LOWEST, HIGHEST = 0.01, 0.9999
 
 
 class Columns(NamedTuple):
@@ -52,11 +52,16 @@ def extremes(times: Floats, value: Floats, edges: Floats, otherwise: Floats) -> 
 
 
 def changes(times: Floats, value: Floats, most: int) -> tuple[Floats, Floats]:
-    """A series of moments as at most `most` points: the first of each stretch, and its extremes."""
+    """A value that holds until the next moment, as about `most` points: where it changes, else extremes."""
+    moved = np.flatnonzero(np.diff(value, prepend=np.nan) != 0)
+    rows = np.unique(np.concatenate((moved, [len(times) - 1])))
+    times, value = times[rows], value[rows]
     if len(times) <= most:
         return times, value
     parts = np.array_split(np.arange(len(times)), most // 2)
-    rows = np.unique([pick for part in parts for pick in (part[np.argmin(value[part])], part[np.argmax(value[part])])])
+    rows = np.unique(
+        [pick for part in parts for pick in (part[np.argmin(value[part])], part[np.argmax(value[part])])]
+    )
     return times[rows], value[rows]
 
 
@@ -69,7 +74,8 @@ def distribution(values: Floats, weights: NDArray[np.int64] | None = None) -> tu
     total = int(counted.sum())
     if not total:
         return np.empty(0), np.empty(0)
-    top = min(HIGHEST, 1 - 1 / (total + 1))
-    shares = 1 - 10 ** -np.linspace(0, -np.log10(1 - top), POINTS)
+    top = max(0.5, min(HIGHEST, 1 - 1 / (total + 1)))
+    odds = np.linspace(np.log(LOWEST / (1 - LOWEST)), np.log(top / (1 - top)), POINTS)
+    shares = 1 / (1 + np.exp(-odds))
     shares = np.unique(np.concatenate((shares, [share for share in (0.5, 0.9, 0.95, 0.99) if share <= top])))
     return np.array(quantiles(values, counted, shares.tolist())), shares

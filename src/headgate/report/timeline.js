@@ -4,7 +4,7 @@ const PHASES = ["prefill", "decode", "mixed"];
 const STRIP = { height: 20, step: 40 }, PANEL = { height: 76, step: 100 }, SIDE = { left: 52, right: 10, top: 16 };
 const LEAST = 2e-3; // seconds: nothing shorter is worth zooming into
 
-// Columns of 32-bit integers, the first of them as differences, bytes of equal weight together, deflated.
+// Columns of 32-bit integers, the first three of them as differences, bytes of equal weight together, deflated.
 async function unpack(packed, rows, columns) {
   const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
@@ -13,19 +13,21 @@ async function unpack(packed, rows, columns) {
   for (let column = 0; column < columns; column++) {
     const values = new Float64Array(rows), base = column * rows * 4;
     for (let row = 0; row < rows; row++) {
-      values[row] = plain[base + row] + 256 * plain[base + rows + row] + 65536 * plain[base + 2 * rows + row] + 16777216 * plain[base + 3 * rows + row];
+      values[row] = plain[base + row] | plain[base + rows + row] << 8 | plain[base + 2 * rows + row] << 16 | plain[base + 3 * rows + row] << 24;
+      if (row && column < 3) values[row] += values[row - 1];
     }
     found.push(values);
   }
-  for (let row = 1; row < rows; row++) found[0][row] += found[0][row - 1];
   return found;
 }
 
 async function readRun(run, line) {
-  const [start, seconds, phase, seats, queue, kv] = await unpack(run.data, run.rows, 6);
+  const [seats, queue, kv, start, seconds, phase] = await unpack(run.data, run.rows, 6);
+  let ended = line.low;
   for (let row = 0; row < run.rows; row++) {
-    start[row] = start[row] * line.tick + line.low;
     seconds[row] *= line.tick;
+    start[row] = ended + start[row] * line.tick; // it was the idle time before
+    ended = start[row] + seconds[row];
     kv[row] *= line.kv_tick;
   }
   return { name: run.name, style: run.style, start, seconds, phase, values: [queue, seats, kv] };
@@ -108,7 +110,7 @@ function panel(svg, about, lines, x, top) {
     const height = (value) => pixelAt(y, value).toFixed(1), all = [...line.mean.keys()];
     const upper = all.map((column) => `${at(column)} ${height(line.high[column])}`);
     const lower = all.map((column) => `${at(column)} ${height(line.low[column])}`).reverse();
-    svg.append(element("path", { class: `band ${line.style}`, d: `M${upper.concat(lower).join("L")}Z` }));
+    if (lines.length < 3) svg.append(element("path", { class: `band ${line.style}`, d: `M${upper.concat(lower).join("L")}Z` }));
     svg.append(element("path", { class: `line thin ${line.style}`, d: `M${all.map((column) => `${at(column)} ${height(line.mean[column])}`).join("L")}` }));
   }
   if (limit) {
@@ -158,7 +160,7 @@ function described(run, time, line) {
   if (row < 0) return `${run.name}: idle`;
   const [queue, seats, kv] = run.values.map((values) => shown(values[row]));
   const percent = line.panels[2].limit ? ` (${shown(100 * run.values[2][row] / line.panels[2].limit)} %)` : "";
-  return `${run.name}: ${PHASES[run.phase[row]]}, ${queue} waiting, ${seats} decoding, KV ${kv}${percent}`;
+  return `${run.name}: ${PHASES[run.phase[row]]}, ${queue} waiting, ${seats} in seats, KV ${kv}${percent}`;
 }
 
 function startTimeline(figure, line) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,19 +19,24 @@ from headgate.results.flow import waiting
 from headgate.results.tables import Integers, Run
 from headgate.results.text import number
 
-ROWS = 90_000  # steps that one report carries for zooming, over all its runs
+ROWS = 110_000  # steps that one report carries for zooming, over all its runs
 FEWEST = 2_000  # of one run
 WIDTH = 1000
 PHASES = ("prefill", "decode", "mixed")
 STRIP, STRIP_STEP, PANEL, PANEL_STEP = 20.0, 40.0, 76.0, 100.0  # as in timeline.js
 LEFT, RIGHT, TOP = 52.0, 10.0, 16.0
 MOST_STRIPS = 8
-COARSE = 180  # columns of the picture before the script draws it finer
+COARSE = 120  # columns of the picture before the script draws it finer
 LOOK = (
     "Height is share of time: prefill, decode and mixed steps, grey where the engine was idle. "
     "Decodes stand still during prefill, so wide prefill blocks are the gaps users see."
 )
-KEYS = (("prefill", "block prefill"), ("decode", "block decode"), ("mixed", "block mixed"), ("idle", "block idle-key"))
+KEYS = (
+    ("prefill", "block prefill"),
+    ("decode", "block decode"),
+    ("mixed", "block mixed"),
+    ("idle", "block idle-key"),
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ def timeline(runs: Sequence[tuple[str, Run]], rows: int = ROWS) -> Figure | None
     seats = dict(meta.get("engine") or {}).get("running")
     panels = (
         {"name": "queue", "unit": "requests", "limit": None, "bound": ""},
-        {"name": "seats in use", "unit": "decoding requests", "limit": seats, "bound": "seats"},
+        {"name": "seats in use", "unit": "requests", "limit": seats, "bound": "seats"},
         {"name": "KV", "unit": "tokens", "limit": meta.get("kv_tokens"), "bound": "memory"},
     )
     note = "Drag across it to zoom in, double-click for the whole run; arrow keys and + - 0 work too."
@@ -97,19 +102,35 @@ def _strip(name: str, colour: int, run: Run, replica: int | None, most: int) -> 
     steps = run.steps
     rows = np.ones(len(steps["start"]), bool) if replica is None else steps["replica"] == replica
     start, seconds = steps["start"][rows].astype(float), steps["seconds"][rows].astype(float)
-    decodes, prefill = steps["decodes"][rows], steps["prefill"][rows] > 0
-    phase = np.where(prefill & (decodes > 0), 2, np.where(prefill, 0, 1)).astype(np.int64)
-    queue = waiting(run, start).astype(float)
-    kv, seats = steps["kv"][rows].astype(float), decodes.astype(float)
-    strip = Strip(name, colour, start, seconds, phase, seats, queue, kv, False)
+    decodes, prefill = steps["decodes"][rows] > 0, steps["prefill"][rows] > 0
+    phase = np.where(prefill & decodes, 2, np.where(prefill, 0, 1)).astype(np.int64)
+    own = run if replica is None else _of_engine(run, replica)
+    queue, seats = waiting(own, start).astype(float), _seated(own, start)
+    strip = Strip(name, colour, start, seconds, phase, seats, queue, steps["kv"][rows].astype(float), False)
     return strip if len(start) <= most else _stretched(strip, most)
+
+
+def _of_engine(run: Run, replica: int) -> Run:
+    """The same with the requests of one engine only."""
+    mine = run.requests["replica"] == replica
+    return replace(run, requests={name: column[mine] for name, column in run.requests.items()})
+
+
+def _seated(run: Run, times: Floats) -> Floats:
+    """How many had been admitted and not left, at each moment; who was evicted keeps counting."""
+    admitted, left = (run.requests[name] for name in ("admitted", "finished"))
+    left = left[~np.isnan(admitted) & ~np.isnan(left)]
+    came = np.searchsorted(np.sort(admitted[~np.isnan(admitted)]), times, side="right")
+    return np.asarray(came - np.searchsorted(np.sort(left), times, side="right"), np.float64)
 
 
 def _stretched(strip: Strip, most: int) -> Strip:
     """Equal stretches of time; each phase of a stretch becomes one step as long as its share of it."""
     begin, end = float(strip.start[0]), float(strip.start[-1] + strip.seconds[-1])
     edges = np.linspace(begin, end, most // len(PHASES) + 1)
-    by = [over_time(strip.start, strip.seconds, (strip.phase == phase) * 1.0, edges).mean for phase in range(3)]
+    by = [
+        over_time(strip.start, strip.seconds, (strip.phase == phase) * 1.0, edges).mean for phase in range(3)
+    ]
     busy = np.maximum(sum(by), 1e-12)
     level = {
         name: over_time(strip.start, strip.seconds, getattr(strip, name), edges).mean / busy
@@ -120,14 +141,17 @@ def _stretched(strip: Strip, most: int) -> Strip:
     start = edges[:-1, None] + np.cumsum(seconds, axis=1) - seconds
     kept = (seconds > 1e-9 * width).ravel()
     phase = np.tile(np.arange(3), len(edges) - 1)[kept]
-    columns = (np.repeat(level[name], 3)[kept] for name in ("seats", "queue", "kv"))
-    return Strip(strip.name, strip.colour, start.ravel()[kept], seconds.ravel()[kept], phase, *columns, True)
+    seats, queue, kv = (np.repeat(level[name], 3)[kept] for name in ("seats", "queue", "kv"))
+    times = start.ravel()[kept], seconds.ravel()[kept]
+    return Strip(strip.name, strip.colour, *times, phase, seats, queue, kv, True)
 
 
-def _packed(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float) -> dict[str, Any]:
-    """For timeline.js: whole numbers, differences of the starts, bytes of equal weight together, deflated."""
-    tick = max(1e-6, (high - low) / 2e9)
-    kv_tick = max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e5)
+def _packed(
+    strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float
+) -> dict[str, Any]:
+    """For timeline.js: whole numbers, levels as differences, bytes of equal weight together, deflated."""
+    tick = max(1e-5, (high - low) / 2e9)
+    kv_tick = max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e4)
     return {
         "low": low,
         "high": high,
@@ -135,25 +159,26 @@ def _packed(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: floa
         "kv_tick": kv_tick,
         "panels": list(panels),
         "runs": [
-            {"name": strip.name, "style": strip.style, "rows": len(strip.start), "data": _pack(strip, low, tick, kv_tick)}
+            {
+                "name": strip.name,
+                "style": strip.style,
+                "rows": len(strip.start),
+                "data": _pack(strip, low, tick, kv_tick),
+            }
             for strip in strips
         ],
     }
 
 
 def _pack(strip: Strip, low: float, tick: float, kv_tick: float) -> str:
-    starts = np.rint((strip.start - low) / tick)
-    columns = (
-        np.diff(starts, prepend=0.0),
-        strip.seconds / tick,
-        strip.phase,
-        strip.seats,
-        strip.queue,
-        strip.kv / kv_tick,
+    begin, end = (
+        np.rint((times - low) / tick).astype(np.int64) for times in (strip.start, strip.start + strip.seconds)
     )
-    whole = b"".join(
-        np.rint(column).astype("<u4").view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns
-    )
+    idle = begin - np.concatenate(([0], end[:-1]))  # nearly always zero, which takes no room
+    levels = (strip.seats, strip.queue, strip.kv / kv_tick)
+    changes = (np.diff(np.rint(level), prepend=0.0) for level in levels)
+    columns = (*changes, idle, end - begin, strip.phase)
+    whole = b"".join(column.astype("<i4").view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns)
     return base64.b64encode(zlib.compress(whole, 9)).decode("ascii")
 
 
@@ -168,14 +193,25 @@ def _draw(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float,
         parts.append(tag("line", class_="grid", x1=at, x2=at, y1=TOP, y2=bottom))
         parts.append(tag("text", label, class_="tick", x=at, y=bottom + 15, text_anchor="middle"))
     middle = (x.start + x.end) / 2
-    parts.append(tag("text", "time since the start (s)", class_="axis", x=middle, y=bottom + 32, text_anchor="middle"))
+    parts.append(
+        tag("text", "time since the start (s)", class_="axis", x=middle, y=bottom + 32, text_anchor="middle")
+    )
     for place, strip in enumerate(strips):
         parts += _phases(strip, x, edges, TOP + place * STRIP_STEP)
     top = TOP + len(strips) * STRIP_STEP + 8
     for place, (panel, field) in enumerate(zip(panels, ("queue", "seats", "kv"), strict=True)):
-        found = [(strip.style, over_time(strip.start, strip.seconds, getattr(strip, field), edges)) for strip in strips]
+        found = [
+            (strip.style, over_time(strip.start, strip.seconds, getattr(strip, field), edges))
+            for strip in strips
+        ]
         parts += _panel(panel, found, x, top + place * PANEL_STEP)
-    return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {position(bottom + 36)}", role="img", aria_label="Phases over time")
+    return tag(
+        "svg",
+        *parts,
+        viewBox=f"0 0 {WIDTH} {position(bottom + 36)}",
+        role="img",
+        aria_label="Phases over time",
+    )
 
 
 def _phases(strip: Strip, x: Scale, edges: Floats, top: float) -> list[Markup]:
@@ -184,7 +220,9 @@ def _phases(strip: Strip, x: Scale, edges: Floats, top: float) -> list[Markup]:
     left, size = x(edges[:-1]), (x.end - x.start) / (len(edges) - 1)
     base = np.full(len(left), top + STRIP)
     for phase, name in enumerate(PHASES):
-        tall = STRIP * np.clip(over_time(strip.start, strip.seconds, (strip.phase == phase) * 1.0, edges).mean, 0, 1)
+        tall = STRIP * np.clip(
+            over_time(strip.start, strip.seconds, (strip.phase == phase) * 1.0, edges).mean, 0, 1
+        )
         outline = "".join(
             f"M{position(at)} {position(foot - high)}h{size:.2f}v{position(high)}h-{size:.2f}z"
             for at, foot, high in zip(left.tolist(), base.tolist(), tall.tolist(), strict=True)

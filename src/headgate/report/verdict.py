@@ -93,7 +93,8 @@ def load_verdict(scenes: Sequence[Scene]) -> str:
     if not gains:
         return f"No policy serves more requests than {baseline}: {none}." if without else ""
     _, winner, scene, gain = max(gains, key=lambda each: each[0])
-    said = f"{winner} serves up to {_amount(gain)} more requests than {baseline}{_percents(gain)}, at {scene.load.short}"
+    said = f"{winner} serves up to {_amount(gain)} more requests than {baseline}{_percents(gain)}"
+    said += f", at {scene.load.short}"
     return f"{said}; {none}." if without else f"{said}."
 
 
@@ -106,7 +107,9 @@ def _winner(served: Row) -> str | None:
 def _nothing_to_gain(found: Comparison, rows: dict[str, Row]) -> str:
     served = rows["request throughput"]
     fewer = [name for name, other in served.others.items() if other.verdict == WORSE]
-    said = f"No policy serves more requests than {found.baseline}: at this load there is no throughput to gain"
+    said = (
+        f"No policy serves more requests than {found.baseline}: at this load there is no throughput to gain"
+    )
     if fewer:
         said += f" ({_listed(fewer)} serve{'s' if len(fewer) == 1 else ''} fewer)"
     wins = []
@@ -146,11 +149,11 @@ def _amount(gain: Difference) -> str:
 
 def _percents(other: Difference) -> str:
     low, high = other.percent.low, other.percent.high
-    return "" if low is None or high is None else f" [{low:+.1f}, {high:+.1f} %]"
+    return "" if low is None or high is None else f" (95 % interval {low:+.1f} to {high:+.1f} %)"
 
 
 def _span(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
+    return "" if low is None or high is None else f" (95 % interval {number(low)} to {number(high)})"
 
 
 def _timed(seconds: float) -> str:
@@ -165,5 +168,3 @@ def _values(row: Row, found: Comparison) -> str:
 
 def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
-
-

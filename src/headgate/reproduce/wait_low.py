@@ -37,9 +37,9 @@ def least(machine: Machine, mix: Mix) -> tuple[str, dict[str, object]]:
 
 
 def hurried(machine: Machine, mix: Mix) -> tuple[str, dict[str, object]]:
-    """The same with patience: no decode stands still for more than 10 ms."""
+    """The same with patience: nobody stands still, or waits for a cohort, for more than 10 ms."""
     name, words = least(machine, mix)
-    return name, words | {"max_pause": 0.01}
+    return name, words | {"max_pause": 0.01, "max_wait": 0.01}
 
 
 WAIT: dict[str, Way] = {
@@ -77,9 +77,9 @@ def judge(found: Found, options: Options) -> Report:
             "token, 100,000 KV tokens, 512 seats for everybody. x1 is the paper's 1000 + 1000 requests/s; "
             f"the seats can carry x{1 / load_of(MACHINE, MIX):.2f}.",
             "(10,10): the least whole thresholds for x1, pausing as long as it takes. 10 ms: the same, but "
-            "no decode stands still for longer. printed: the paper's rule with B = 512. learned: `wait` as "
-            "it comes. no pause: the same with max_pause=0. v0 is vLLM-like (prefill first), mixed "
-            "Sarathi-like.",
+            "nobody stands still or waits for a cohort for longer. printed: the paper's rule with B = 512. "
+            "learned: `wait` as it comes. no pause: the same with max_pause=0. v0 is vLLM-like (prefill "
+            "first), mixed Sarathi-like.",
         ),
         (
             throughput(found, rows, names),

@@ -29,6 +29,7 @@ from headgate.workloads.synthetic import Share, Stage, generate
 from headgate.workloads.traces import BadRows, read_trace
 from headgate.workloads.workload import Kind, Workload
 
+EXAMPLES = {"policy": "eb:refill=48", "router": "split:prefill=2"}
 DEFAULT_LENGTH = 512.0
 DEFAULT_REQUESTS = 1000
 DEFAULT_CLIENTS = 64
@@ -59,7 +60,7 @@ def make_engine(words: Experiment, card: Card) -> Engine:
     return Engine(card.cost, kv_tokens, length, budget, slots, words.block or card.block).checked()
 
 
-def split_policy(text: str) -> tuple[str, dict[str, str]]:
+def split_policy(text: str, what: str = "policy") -> tuple[str, dict[str, str]]:
     """`eb:refill=48,slots=256` as a name and its settings."""
     file, own, tail = text.partition(".py:")
     name, _, rest = (tail if own else text).partition(":")
@@ -68,9 +69,9 @@ def split_policy(text: str) -> tuple[str, dict[str, str]]:
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
-            raise InputError(f"policy {text!r}: {part!r} is not NAME=VALUE; write it as eb:refill=48")
+            raise InputError(f"{what} {text!r}: {part!r} is not NAME=VALUE; write it as {EXAMPLES[what]}")
         if key.strip() in settings:
-            raise InputError(f"policy {text!r}: {key.strip()} is set twice; drop one of the two")
+            raise InputError(f"{what} {text!r}: {key.strip()} is set twice; drop one of the two")
         settings[key.strip()] = value.strip()
     return name.strip(), settings
 
@@ -85,7 +86,7 @@ def make_policy(name: str, settings: dict[str, Any], engine: Engine) -> tuple[Ba
             raise unknown(f"parameter of policy {name}", given, [word for word in wanted if word != "cost"])
     for parameter in wanted.values():
         if parameter.name in settings:
-            values[parameter.name] = _typed(name, parameter, settings[parameter.name])
+            values[parameter.name] = typed(f"policy {name}", parameter, settings[parameter.name])
         elif parameter.name in limits:
             values[parameter.name] = limits[parameter.name]
         elif parameter.default is parameter.empty:
@@ -115,7 +116,7 @@ def policy_class(name: str) -> type[BatchPolicy]:
     return BATCH[name]
 
 
-def _typed(policy: str, parameter: inspect.Parameter, value: object) -> object:
+def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     """A setting in the type its parameter has (annotations are text)."""
     written = parameter.annotation
     kind = (written if isinstance(written, str) else getattr(written, "__name__", "")).removesuffix(" | None")
@@ -126,7 +127,7 @@ def _typed(policy: str, parameter: inspect.Parameter, value: object) -> object:
     except (ValueError, KeyError):
         found = None
     if found is None or (isinstance(found, float) and not isfinite(found)):
-        raise InputError(f"policy {policy}: {parameter.name}={text!r} is not {what}; mend it")
+        raise InputError(f"{about}: {parameter.name}={text!r} is not {what}; mend it")
     return found
 
 

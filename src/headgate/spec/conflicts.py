@@ -9,6 +9,7 @@ from headgate.workloads.lengths import FROM_FILE
 
 MAKE_LENGTHS = ("prompt", "output", "workload", "prompt_law", "output_law", "shape", "sigma", "spread")
 ABOUT_TRACES = ("format", "slice", "scale_rate", "skip_bad_rows", "sort")
+ABOUT_FLEETS = ("router", "routers", "set_router", "transfer_delay", "kv_bytes", "bandwidth")
 LOADS = ("clients", "rate", "all_at_once")
 AT_ONCE = "all-at-once"
 OWN = {"shape": "gamma", "sigma": "lognormal", "spread": "uniform"}  # a parameter belongs to one length law
@@ -23,6 +24,8 @@ def refuse_conflicts(words: Experiment) -> None:
         _check_trace(words, words.trace)
     if words.classes:
         _check_classes(words)
+    if words.engines is None:
+        _refuse(words, ABOUT_FLEETS, "is about fleets; give --engines or drop it")
     _check_load(words)
     if words.stages:
         _check_stages(words)

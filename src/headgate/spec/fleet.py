@@ -1,9 +1,9 @@
-"""A router by name for a plan, and a stochastic network run under it."""
+"""A router by name for a fleet, and a stochastic network run under it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headgate.core.errors import InputError, unknown
@@ -13,19 +13,24 @@ from headgate.drivers.network import Network
 from headgate.drivers.source import LAWS, Poisson, uniforms
 from headgate.planners.fluid_plan import FluidPlan
 from headgate.policies import ROUTE
+from headgate.spec.build import typed
 from headgate.workloads.streams import stream
 
 GIVEN = ("plan", "engines", "draw")  # what the run itself brings; the rest are settings
+Planned = FluidPlan | Callable[[], FluidPlan]  # a plan, or how to make one if the router wants it
 
 
-def make_router(
-    name: str, plan: FluidPlan, engines: int, seed: int = 0, settings: Mapping[str, Any] | None = None
-) -> RoutePolicy:
-    """A router by name; chance comes from the seed's stream for routers."""
+def router_parameters(name: str) -> dict[str, inspect.Parameter]:
+    """What one may set of a router."""
     if name not in ROUTE:
         raise unknown("router", name, ROUTE)
-    wanted = inspect.signature(ROUTE[name]).parameters
-    own = [word for word in wanted if word not in GIVEN]
+    parameters = inspect.signature(ROUTE[name]).parameters
+    return {word: each for word, each in parameters.items() if word not in GIVEN}
+
+
+def router_settings(name: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings in the types their parameters have; unknown ones are refused."""
+    own = router_parameters(name)
     for word in settings or {}:
         if word not in own:
             raise (
@@ -33,8 +38,26 @@ def make_router(
                 if own
                 else InputError(f"router {name} has no parameters; drop {word}")
             )
-    have = {"plan": plan, "engines": engines, "draw": uniforms(stream(seed, "router"))}
-    return ROUTE[name](**{word: have[word] for word in GIVEN if word in wanted}, **(settings or {}))
+    return {word: typed(f"router {name}", own[word], value) for word, value in (settings or {}).items()}
+
+
+def make_router(
+    name: str, plan: Planned, engines: int, seed: int = 0, settings: Mapping[str, Any] | None = None
+) -> RoutePolicy:
+    """A router by name; chance comes from the seed's stream for routers."""
+    values = router_settings(name, settings)
+    wanted = inspect.signature(ROUTE[name]).parameters
+    have: dict[str, Any] = {"engines": engines, "draw": uniforms(stream(seed, "router"))}
+    if "plan" in wanted:
+        have["plan"] = plan() if callable(plan) else plan
+    missing = [
+        word
+        for word, each in router_parameters(name).items()
+        if each.default is each.empty and word not in values
+    ]
+    if missing:
+        raise InputError(f"router {name} needs {missing[0]}; write {name}:{missing[0]}=VALUE")
+    return ROUTE[name](**{word: have[word] for word in GIVEN if word in wanted}, **values)
 
 
 def run_network(

@@ -15,13 +15,18 @@ from headgate.core.errors import RunError
 from headgate.cost.card import Card, load_card
 from headgate.drivers.engine import Engine
 from headgate.drivers.simulator import Simulator
+from headgate.planners.flows import Prices
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
 from headgate.spec.build import make_engine, make_policy, make_workload, too_long
 from headgate.spec.coverage import outside
+from headgate.spec.fleet_run import PRICES, FleetSetup, transfer_time
 from headgate.spec.library import described
 from headgate.spec.words import Experiment
 from headgate.workloads.workload import Workload
+
+DEFAULT_ROUTER = "least-loaded"
+Routed = tuple[str, dict[str, Any]]  # a router's name and its settings
 
 
 class Prepared:
@@ -48,6 +53,16 @@ class Prepared:
             )
         return notes
 
+    def fleet(self) -> FleetSetup | None:
+        """The engines and what lies between them; None: one engine without a router."""
+        words = self.words
+        if words.engines is None:
+            return None
+        prompt = PRICES.prompt if words.prompt_price is None else words.prompt_price
+        output = PRICES.output if words.output_price is None else words.output_price
+        prices = Prices(prompt, output)
+        return FleetSetup(self.engine, words.engines, transfer_time(words), prices, words.watchdog)
+
     def requests(self, seed: int) -> Workload:
         """The requests of one seed; every policy meets the same."""
         if seed not in self._seeds:
@@ -62,11 +77,31 @@ def carry_out(
     seed: int | None = None,
     label: str = "",
     progress: Callable[[int], None] | None = None,
+    router: Routed | None = None,
 ) -> Run:
     """Serve the requests under the policy. An interrupted or failed run comes back too, marked as such."""
     seed = prepared.words.seed if seed is None else seed
     workload = prepared.requests(seed)
-    chosen, parameters = make_policy(policy, settings, prepared.engine)
+    _, parameters = make_policy(policy, settings, prepared.engine)
+    about = _meta(prepared, workload, policy, parameters, seed) | {"label": label or policy}
+    setup = prepared.fleet()
+    if setup is None:
+        run = _one_engine(prepared, policy, settings, workload, about, progress)
+    else:
+        run = _fleet(setup, router or (DEFAULT_ROUTER, {}), policy, settings, workload, about, progress)
+    run.meta["outside_card"] = outside(run, prepared.card.region)
+    return run
+
+
+def _one_engine(
+    prepared: Prepared,
+    policy: str,
+    settings: dict[str, Any],
+    workload: Workload,
+    about: dict[str, Any],
+    progress: Callable[[int], None] | None,
+) -> Run:
+    chosen, _ = make_policy(policy, settings, prepared.engine)
     recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
     simulator = Simulator(
         prepared.engine,
@@ -83,13 +118,24 @@ def carry_out(
         outcome = "interrupted"
     except RunError as error:
         outcome = f"failed: {error}"
-    meta = _meta(prepared, workload, policy, parameters, seed) | {
-        "label": label or policy,
-        "outcome": outcome,
-    }
-    run = Run(meta, **recorder.tables())
-    run.meta["outside_card"] = outside(run, prepared.card.region)
-    return run
+    return Run({**about, "outcome": outcome}, **recorder.tables())
+
+
+def _fleet(
+    setup: FleetSetup,
+    router: Routed,
+    policy: str,
+    settings: dict[str, Any],
+    workload: Workload,
+    about: dict[str, Any],
+    progress: Callable[[int], None] | None,
+) -> Run:
+    name, wanted = router
+    made, values = setup.router(name, wanted, workload, about["seed"])
+    about |= {"driver": "fleet", "router": name, "router_parameters": values}
+    return setup.run(
+        lambda role: make_policy(policy, settings, setup.engine)[0], made, workload, progress, about
+    )
 
 
 def _meta(

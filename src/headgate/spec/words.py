@@ -38,6 +38,8 @@ def _some(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 NotEmpty = AfterValidator(_some)
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(strict=True, gt=0)]
+Delay = Annotated[float, BeforeValidator(_seconds), Field(strict=True, ge=0)]
+NotNegative = Annotated[float, Field(strict=True, ge=0)]
 Setting = Annotated[Any, BeforeValidator(_setting)]
 
 
@@ -102,7 +104,21 @@ class StageWords(Words):
     output: Tokens | None = None
 
 
-class Experiment(Lengths):
+class ManyEngines(Words):
+    """A fleet: its engines, its router, what it costs to hand KV over, what tokens bring."""
+
+    engines: Count | None = None  # None: one engine and no router
+    router: str | None = None  # NAME or NAME:PARAMETER=VALUE,...
+    set_router: dict[str, Setting] = {}
+    routers: Annotated[tuple[str, ...], NotEmpty] = ()  # for compare
+    transfer_delay: Delay | None = None
+    kv_bytes: Positive | None = None  # of one token
+    bandwidth: Positive | None = None  # GB/s
+    prompt_price: NotNegative | None = None
+    output_price: NotNegative | None = None
+
+
+class Experiment(Lengths, ManyEngines):
     """Everything that decides a run. See `headgate simulate --help` for each word."""
 
     policy: str = "mixed"

@@ -41,6 +41,8 @@ class Campaign:
         seconds: time for all of it, filling the pools included.
         passes: most visits of each cell; less where KV or time end, or the fit is good.
         seed: of the order of the cells; each pass has its own.
+        temperature: of sampling. With made-up weights greedy decodes all say the same word, and a mixture of experts
+            then sends all of them to the same few experts; at 1.0 they say random words and meet all experts.
         report: hears how far it is: cells done, cells in all, and what is being done.
     """
 
@@ -50,6 +52,7 @@ class Campaign:
     seconds: float
     passes: int = 3
     seed: int = 0
+    temperature: float = 0.0
     report: Report = lambda done, total, doing: None
     log: StepLog = field(init=False)
     walk: Walk = field(init=False)  # all passes
@@ -85,6 +88,15 @@ class Campaign:
             said = " ".join(str(error).split())[:200]
             self.outcome = f"the engine died: {type(error).__name__}: {said}"
         return self.save()
+
+    def leave(self) -> None:
+        """Give the engine back as it was, empty and with vLLM deciding."""
+        engine, core = self.llm.llm_engine, core_of(self.llm)
+        engine.abort_request([f"probe-{number}" for number in range(self._sent)])
+        self.scheduler._headgate.take_over(None)
+        while self.scheduler.has_requests() or getattr(core, "batch_queue", None):
+            engine.step()
+        self.log.close()
 
     def save(self) -> StepTable:
         """Write the steps so far."""
@@ -181,7 +193,7 @@ class Campaign:
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
-            temperature=0.0,
+            temperature=self.temperature,
             max_tokens=output,
             ignore_eos=True,
             detokenize=False,

@@ -68,6 +68,10 @@ class StepLog:
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
         scheduler.schedule, scheduler.update_from_output = self._scheduled, self._updated
 
+    def close(self) -> None:
+        """The scheduler is as it was; who wrapped it later must have gone before."""
+        self._scheduler.schedule, self._scheduler.update_from_output = self._schedule, self._update
+
     def disturbed(self) -> None:
         """The host does something that is no part of serving: the steps around it do not count."""
         self._ignore = SETTLE

@@ -132,7 +132,7 @@ def test_unknown_field_without_a_neighbour_lists_those_known() -> None:
 def test_straight_lines_or_tiles_but_one_of_them() -> None:
     card = document()
     lines = card.pop("coefficients")
-    wanted = "a card has either coefficients (straight lines) or tiles; give one of the two"
+    wanted = "a card has one of coefficients (straight lines), tiles and work; give one"
     assert complaint(card) == f"card my.json: {wanted}"
     card["tiles"] = json.loads(load_card("derived-h200-qwen3-8b").text())["tiles"]
     assert parse_card(json.dumps(card), "my.json").cost == load_card("derived-h200-qwen3-8b").cost

@@ -280,6 +280,21 @@ def test_lines_follow_other_cards(card):
         assert said / 1.06 <= seconds(lines, parts, [part.rate * pace for part in parts]) <= 1.12 * said
 
 
+@pytest.mark.parametrize("card", CARDS)
+def test_what_a_card_carries_does_not_depend_on_what_is_asked(card):
+    """The same mix, a thousandth or a thousandfold of it: as many requests/s; and when idle, a short step."""
+    cost = load_card(card).cost
+    found = []
+    for times in (1e-3, 1.0, 1e3):
+        parts = [kind(8 * times, 400, 200), kind(4 * times, 900, 100)]
+        lines = lines_of(cost, parts, 500_000)
+        found.append(times * most_rate(lines, parts, 500_000, seats=256))
+        if times < 1:
+            idle = cost.seconds(Shape(1, parts[0].work // 200))
+            assert keeping_up(lines, parts).shortest == pytest.approx(idle, rel=0.1)
+    assert found == pytest.approx([found[1]] * 3, rel=0.02)
+
+
 def test_rare_prompts_run_whole_now_and_then():
     """Half a prompt per iteration is a whole one in every other: the mean of both steps."""
     cost = load_card("pub-rtx-pro-6000-qwen3-8b").cost

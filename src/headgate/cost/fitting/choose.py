@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.cost.fitting.family import LEAST_TOKENS, TILES, Law, offered
+from headgate.cost.fitting.family import TILES, Law, offered, offered_floors
 from headgate.cost.fitting.pieces import Pieces
 from headgate.cost.fitting.solve import Problem
 from headgate.cost.fitting.steps import KINDS, Floats
@@ -49,11 +49,11 @@ def choose(problem: Problem) -> Choice:
     difference to the best law, paired by part and region. Neighbouring steps are alike, so holding out rows
     instead of parts would prefer any law that can follow noise.
     """
-    extras = offered(problem.table)
+    extras, floors = offered(problem.table), offered_floors(problem.table)
     path = [Tried(Law(), _held_out(problem, Law()))]
     idle = 0
     while idle < HOPELESS:
-        grown = [Tried(law, _held_out(problem, law)) for law in _additions(path[-1].law, extras)]
+        grown = [Tried(law, _held_out(problem, law)) for law in _additions(path[-1].law, extras, floors)]
         problem.forget()
         if not grown:
             break
@@ -85,11 +85,11 @@ def _simplest(path: list[Tried]) -> Law:
     return best.law
 
 
-def _additions(law: Law, extras: tuple[str, ...]) -> list[Law]:
+def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...]) -> list[Law]:
     """The law with one thing more."""
     grown = [replace(law, extras=(*law.extras, name)) for name in extras if name not in law.extras]
     if not law.least_tokens:
-        grown += [replace(law, least_tokens=least) for least in LEAST_TOKENS]
+        grown += [replace(law, least_tokens=least) for least in floors]
     if law.tile == 1:
         grown += [replace(law, tile=tile) for tile in TILES]
     if not law.host:

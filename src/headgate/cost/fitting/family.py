@@ -115,3 +115,14 @@ def offered(table: StepTable) -> tuple[str, ...]:
         if np.isfinite(values).all() and len(np.unique(table.part[values > 0])) >= fewest:
             found.append(name)
     return tuple(found)
+
+
+def offered_floors(table: StepTable) -> tuple[int, ...]:
+    """Numbers of tokens that may be the least charged for: half as many decodes were timed, in two parts.
+
+    Without them a floor would be a guess about batches nobody has seen.
+    """
+    fewest = min(2, len(np.unique(table.part)))
+    alone = table.kind == DECODE
+    below = {least: table.part[alone & (table.tokens <= least / 2)] for least in LEAST_TOKENS}
+    return tuple(least for least, parts in below.items() if len(np.unique(parts)) >= fewest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -90,8 +90,8 @@ class Fitted:
 
 HOW = (
     "Step by step inside the engine, from the end of the step before (or its own scheduling, if later) to "
-    "its end; bursts of prompts summed; least squares on relative errors, none negative, Huber weights; the law was "
-    "chosen by cross-validation over parts, the simplest within one standard error."
+    "its end; bursts of prompts summed; least squares on relative errors, none negative, Huber weights; "
+    "law chosen by cross-validation over parts, the simplest within one standard error."
 )
 
 
@@ -103,8 +103,9 @@ def fit(table: StepTable, about: About) -> Fitted:
     table.checked()
     problem = Problem(table)
     choice = choose(problem)
-    law = choice.law
     everything = np.ones(len(problem.pieces), bool)
+    law = _without_zeros(choice.law, problem.solve(choice.law, everything)[0])
+    choice = replace(choice, law=law)
     found, weights = problem.solve(law, everything)
     return Fitted(
         about,
@@ -114,6 +115,12 @@ def fit(table: StepTable, about: About) -> Fitted:
         _intervals(problem, law, weights),
         measure(table, unseen(problem, law)),
     )
+
+
+def _without_zeros(law: Law, found: Floats) -> Law:
+    """The law without extras that came out as nothing."""
+    there = dict(zip(law.names, found > 0, strict=True))
+    return replace(law, extras=tuple(name for name in law.extras if there[name]))
 
 
 def region(table: StepTable) -> Region:

@@ -11,7 +11,8 @@ from headgate.cost.fitting.steps import DECODE, Floats, StepTable
 
 Starts = NDArray[np.intp]
 
-TOGETHER = 8  # rows that make a piece at most
+TOGETHER = 8  # equal decode steps in a piece, at most
+LONGEST = 12  # rows of a burst, at most
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Pieces:
     An engine that schedules ahead sees a step end late while it launches one with prompts, which takes tens
     of milliseconds: the step before looks longer and the one with prompts shorter, by as much. So a log is
     cut only before steps of decodes alone, whose launch takes next to nothing: a burst of prompts and the
-    decode step before it are one piece, and their sum is right. A burst that does not end is cut after eight
-    rows, where the error no longer matters.
+    decode step before it are one piece, and their sum is right. A burst is cut where another part begins, for
+    both ends are late there, and after twelve rows, where it no longer matters. A piece belongs to the part in which it spent most time.
     """
 
     starts: Starts
@@ -48,33 +49,29 @@ def cut(table: StepTable, together: int = TOGETHER) -> Pieces:
         starts,
         np.add.reduceat(table.seconds, starts),
         np.maximum.reduceat(table.kind, starts),
-        table.part[starts],
+        _mostly(table, starts),
     )
 
 
-def _broken(table: StepTable) -> NDArray[np.bool_]:
-    """Rows that do not follow the row above: another part, or the step before was another."""
-    part, kind = table.part, table.kind
-    follows = (part[1:] == part[:-1]) & (table.before[1:] == kind[:-1])
-    return np.concatenate(([True], ~follows))
-
-
 def _fine(table: StepTable) -> Starts:
-    starts, broken, quiet = [0], _broken(table).tolist(), (table.prefill == 0).tolist()
+    """Before every step of decodes alone, between two parts that both have prompts, in long bursts."""
+    quiet = table.prefill == 0
+    between = np.concatenate(([True], (table.part[1:] != table.part[:-1]) & ~quiet[:-1]))
+    starts, cuts = [0], (quiet | between).tolist()
     for row in range(1, len(table)):
-        if broken[row] or quiet[row] or row - starts[-1] >= TOGETHER:
+        if cuts[row] or row - starts[-1] >= LONGEST:
             starts.append(row)
     return np.array(starts, dtype=np.intp)
 
 
 def _merged(table: StepTable, starts: Starts, together: int) -> Starts:
-    """Neighbouring pieces of one decode step each, joined."""
-    ends = np.append(starts[1:], len(table))
-    broken = _broken(table)
-    single = ((ends - starts == 1) & (table.kind[starts] == DECODE)).tolist()
+    """Neighbouring pieces of one decode step each, joined within their part."""
+    alone = (np.diff(np.append(starts, len(table))) == 1) & (table.kind[starts] == DECODE)
+    part, alike = table.part[starts].tolist(), alone.tolist()
     kept, held = [0], 1
     for piece in range(1, len(starts)):
-        if single[piece] and single[piece - 1] and held < together and not broken[starts[piece]]:
+        joins = alike[piece] and alike[piece - 1] and part[piece] == part[piece - 1]
+        if joins and held < together:
             held += 1
         else:
             kept.append(piece)
@@ -82,7 +79,16 @@ def _merged(table: StepTable, starts: Starts, together: int) -> Starts:
     return starts[np.array(kept, dtype=np.intp)]
 
 
+def _mostly(table: StepTable, starts: Starts) -> NDArray[np.int32]:
+    """The part of each piece's longest row."""
+    piece = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(table))))
+    order = np.lexsort((table.seconds, piece))  # the longest row of each piece comes last
+    last = np.append(starts[1:], len(table)) - 1
+    found: NDArray[np.int32] = table.part[order[last]]
+    return found
+
+
 def single(table: StepTable, pieces: Pieces) -> Starts:
-    """The starts of units: pieces of decode steps as they are, steps with prompts and beside them one by one."""
+    """The starts of units: pieces of decode steps as they are, those of bursts step by step."""
     bursts = np.repeat(pieces.kind != DECODE, np.diff(np.append(pieces.starts, len(table))))
     return np.union1d(pieces.starts, np.flatnonzero(bursts))

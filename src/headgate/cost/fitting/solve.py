@@ -12,8 +12,8 @@ from headgate.cost.fitting.steps import DECODE, KINDS, Floats, Rows, StepTable
 
 HUBER = 2.0  # residuals beyond so many deviations of their region count less
 ROUNDS = 5  # of reweighting
-TURNS = 8  # of deciding which steps the host held up
-GUESSES = (0.15, 0.5)  # shares of the decode steps, those with the least work, that the host may hold up
+TURNS, FEW_TURNS = 8, 3  # of deciding which steps the host held up: from a guess, from nearly right
+GUESSES = ((0.15, 0.0), (0.5, 0.0), (0.15, 0.3), (0.5, 0.3), (0.5, 0.6))  # shares the host may hold up
 MOST_BOOST = 10.0  # a region with few pieces weighs at most so much more than its pieces
 MOST_LEVEL = 0.02  # how far the level may be corrected
 WILD = 0.5  # relative error of pieces that do not count for the level
@@ -35,14 +35,15 @@ class Problem:
         self._piece_starts = np.searchsorted(units, self.pieces.starts)
         self._host = np.add.reduceat(host_columns(table), units, axis=0)
         self._laws: dict[Law, tuple[Floats, Floats]] = {}
+        self._held: dict[Law, Rows] = {}
         self._balance = _balance(self.pieces.kind)
-        work = table.context + 800.0 * table.decodes  # about the order in which decode steps take time
-        quiet = table.kind[units] == DECODE
-        self._work = np.where(quiet, work[units], np.inf)
+        self._quiet = table.kind[units] == DECODE
+        self._work = (table.context + 800.0 * table.tokens)[units]  # about the order of their times
 
     def forget(self) -> None:
-        """Drop the columns of laws."""
+        """Drop what is kept of laws."""
         self._laws.clear()
+        self._held.clear()
 
     def told(self, law: Law, found: Floats) -> Floats:
         """What a law with coefficients says of each piece."""
@@ -70,8 +71,9 @@ class Problem:
         if not law.host:
             found, ended = self._robust(self._columns(law)[1], use, weights)
         else:
-            tries = [self._settled(law, self._lightest(share), use, weights) for share in GUESSES]
-            found, ended = min(tries, key=lambda each: self._loss(law, each[0], use))
+            if law not in self._held:
+                self._held[law] = self._who_is_held(law)
+            found, ended, _ = self._settled(law, self._held[law], use, weights, FEW_TURNS)
         return found * self._level(law, found, use), ended
 
     def _columns(self, law: Law) -> tuple[Floats, Floats]:
@@ -85,26 +87,37 @@ class Problem:
         found: Floats = np.add.reduceat(units, self._piece_starts, axis=0)
         return found
 
-    def _lightest(self, share: float) -> Rows:
-        """Units of decodes alone with the least work."""
-        known = self._work[np.isfinite(self._work)]
-        return self._work <= (np.quantile(known, share) if len(known) else -1.0)
+    def _lightest(self, decodes: float, prompts: float) -> Rows:
+        """Units with the least work: a share of those of decodes alone, a share of those with prompts."""
+        held = np.zeros(len(self._work), bool)
+        for units, share in ((self._quiet, decodes), (~self._quiet, prompts)):
+            if share and units.any():
+                held |= units & (self._work <= np.quantile(self._work[units], share))
+        return held
 
-    def _settled(self, law: Law, held: Rows, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:
+    def _who_is_held(self, law: Law) -> Rows:
+        """Units that the host holds up, by all pieces and the best of a few first guesses."""
+        everything = np.ones(len(self.pieces), bool)
+        tries = [self._settled(law, self._lightest(*shares), everything, None, TURNS) for shares in GUESSES]
+        return min(tries, key=lambda each: self._loss(law, each[0]))[2]
+
+    def _settled(
+        self, law: Law, held: Rows, use: Rows, weights: Floats | None, turns: int
+    ) -> tuple[Floats, Floats, Rows]:
         """From a first guess of the units the host holds up to one that repeats itself."""
         units, _ = self._columns(law)
         count = units.shape[1]
-        for _ in range(TURNS):
+        for _ in range(turns):
             columns = np.hstack((units * ~held[:, None], self._host * held[:, None]))
             found, ended = self._robust(self._summed(columns), use, weights)
-            now = self._host @ found[count:] > units @ found[:count]
+            now: Rows = self._host @ found[count:] > units @ found[:count]
             if not np.any(now != held):
                 break
             held = now
-        return found, ended
+        return found, ended, held
 
-    def _loss(self, law: Law, found: Floats, use: Rows) -> float:
-        errors = np.abs(self.told(law, found) / self.pieces.seconds - 1)[use]
+    def _loss(self, law: Law, found: Floats) -> float:
+        errors = np.abs(self.told(law, found) / self.pieces.seconds - 1)
         return float(np.mean(np.minimum(errors, WILD)))
 
     def _robust(self, sums: Floats, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:

@@ -1,0 +1,145 @@
+"""The simulated half: `python -m benchmarks.fidelity.compare DIR --card CARD` prints how far it is from the real one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.fidelity.lag import Lagged
+from benchmarks.fidelity.measures import Tokens, compared, figures, simulated
+from benchmarks.h200.arms import PLAIN
+from headgate.core.errors import InputError
+from headgate.core.policy import BatchPolicy
+from headgate.cost.card import load_card
+from headgate.drivers.engine import Engine
+from headgate.spec.build import make_policy, split_policy
+from headgate.spec.library import simulate
+from headgate.workloads.workload import Workload
+
+SETTLE = 0.3  # of the scene is left out at its beginning
+GOALS = {
+    "tokens/s": 0.03, "tpot mean": 0.03, "ttft mean": 0.10, "itl p99": 0.10,
+}  # fmt: skip
+COLUMNS = (
+    "tokens/s", "ttft mean", "ttft p99", "tpot mean", "tpot p99", "itl p50", "itl p99", "itl KS",
+)  # fmt: skip
+NOTES = """\
+Errors are simulated / real - 1; `itl KS` is the largest difference between the two distribution functions. Bold: beyond the goal
+(throughput and mean TPOT 3 %, mean TTFT and p99 ITL 10 %). The first 30 % of each scene are left out on both sides, and requests are cut at its
+end on both sides. *Lag*: the simulator as it is composes a step when the one before it has ended; an asynchronous engine has composed it by
+then, so whoever comes during a step enters one step later. `yes` puts that into the policy (benchmarks/fidelity/lag.py). Not simulated: the
+host's work per request where the GPU does not hide it, except as far as the card's constants hold it; the time a request takes from
+`add_request` to the queue; detokenisation and HTTP, which these runs do not have either."""
+
+
+def options(argv: list[str]) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.compare", description=__doc__)
+    add = parser.add_argument
+    add("folder", type=Path, help="what benchmarks.fidelity.run wrote")
+    add("--card", required=True, help="fitted on other runs: a name or a file")
+    add("--json", type=Path, help="every figure of both, to a file")
+    add("--lag", choices=("yes", "no", "both"), default="both")
+    return parser.parse_args(argv)
+
+
+def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the engine was, and the scenes that were played; the last time of each counts."""
+    try:
+        lines = [json.loads(line) for line in (folder / "scenes.jsonl").read_text().splitlines()]
+    except (OSError, json.JSONDecodeError) as error:
+        raise InputError(f"{folder}/scenes.jsonl: {error}; give a folder of benchmarks.fidelity.run") from None
+    about = [line["about"] for line in lines if "about" in line]
+    scenes = {line["file"]: line for line in lines if "scene" in line}
+    if not about or not scenes:
+        raise InputError(f"{folder}/scenes.jsonl holds no scene; run benchmarks.fidelity.run again")
+    return about[-1], list(scenes.values())
+
+
+def real_tokens(saved: dict[str, Any]) -> Tokens:
+    """What the engine put out."""
+    times = np.repeat(saved["token_time"], saved["token_count"])
+    return Tokens(times, saved["token_of"].astype(np.int64), saved["arrival"])
+
+
+def workload(scene: dict[str, Any], saved: dict[str, Any]) -> Workload:
+    """The same requests for the simulator."""
+    if scene["clients"]:
+        return Workload.of(saved["prompt"], saved["output"], clients=scene["clients"])
+    return Workload.of(saved["prompt"], saved["output"], arrival=saved["times"])
+
+
+def policy(arm: str, engine: Engine, lag: bool) -> BatchPolicy:
+    """Plain vLLM is `mixed`."""
+    made = make_policy(*split_policy("mixed" if arm == PLAIN else arm), engine)[0]
+    return Lagged(made) if lag else made
+
+
+def one(folder: Path, line: dict[str, Any], about: dict[str, Any], card: str, lag: bool) -> dict[str, Any]:
+    """One scene, one arm."""
+    scene = line["scene"]
+    with np.load(folder / line["file"], allow_pickle=False) as stored:
+        saved = {name: stored[name] for name in stored.files}
+    kv = scene["kv"] or about["kv_tokens"]
+    engine = Engine(
+        load_card(card).cost, kv, about["max_model_len"], about["max_batch_tokens"],
+        about["max_running"], about["block"],
+    ).checked()  # fmt: skip
+    run = simulate(engine, policy(line["arm"], engine, lag), workload(scene, saved))
+    end = scene["seconds"]
+    window = SETTLE * end, end
+    found = compared(figures(real_tokens(saved), *window), figures(simulated(run), *window))
+    return {
+        "scene": scene["name"],
+        "arm": line["arm"],
+        "lag": lag,
+        "preempted": {"real": line["preempted"], "simulated": int(run.requests["evictions"].sum())},
+        "figures": found,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """In markdown."""
+    head = ["scene", "arm", "lag", *COLUMNS, "preemptions, real / simulated"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = [row["scene"], f"`{row['arm']}`", "yes" if row["lag"] else "no"]
+        cells += [_cell(name, row["figures"][name]["error"]) for name in COLUMNS]
+        cells.append(f"{row['preempted']['real']} / {row['preempted']['simulated']}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(name: str, error: float) -> str:
+    if np.isnan(error):
+        return "-"
+    shown = f"{error:.3f}" if name == "itl KS" else f"{100 * error:+.1f} %"
+    return f"**{shown}**" if abs(error) > GOALS.get(name, np.inf) else shown
+
+
+def main(argv: list[str]) -> None:
+    """The table, and every figure."""
+    asked = options(argv)
+    try:
+        about, lines = read(asked.folder)
+        lags = {"yes": [True], "no": [False], "both": [False, True]}[asked.lag]
+        rows = []
+        for line in lines:
+            for lag in lags:
+                rows.append(one(asked.folder, line, about, asked.card, lag))
+                print(f"{line['file']} done", file=sys.stderr, flush=True)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    if asked.json:
+        asked.json.write_text(json.dumps({"about": about, "card": asked.card, "rows": rows}, indent=1) + "\n")
+    print(table(rows))
+    print(f"\n{NOTES}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

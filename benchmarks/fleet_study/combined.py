@@ -1,0 +1,178 @@
+"""Exclusive batches on the engines, a gate before them, or both: revenue and latencies at token level."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.fleet_study.worlds import RESULTS
+from headgate.cost.card import load_card
+from headgate.drivers.engine import Engine
+from headgate.drivers.fleet import FleetSimulator
+from headgate.planners.capacity import Requests, engine_bound
+from headgate.planners.flows import Flow, Instance, Prices
+from headgate.planners.fluid import plan_fluid
+from headgate.planners.fluid_plan import FluidPlan
+from headgate.results.errors import half_width
+from headgate.spec.build import make_engine, make_policy
+from headgate.spec.fleet import make_router
+from headgate.spec.flow_words import Demand
+from headgate.spec.fluid_words import StepWords, make_pace
+from headgate.spec.words import Experiment, experiment
+from headgate.workloads.streams import stream
+from headgate.workloads.workload import Kind, Workload
+
+CLASSES = {"chat": (400, 300, 0.5), "code": (300, 1000, 0.25), "paper": (3000, 400, 0.25)}
+PATIENCE = 20.0  # mean seconds
+PRICES = Prices(0.1, 0.2)
+CARDS = ("h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b")
+ROUTERS = ("round-robin", "gate-and-route+", "density-first", "density-deep")
+POLICIES = ("mixed", "eb+")
+LOADS = (0.9, 1.3)  # of λ*
+ENGINES, SEATS, SEEDS = 8, 256, 4
+SECONDS, WARM = 240.0, 90.0
+
+
+class Arm(NamedTuple):
+    """One run."""
+
+    card: str
+    load: float
+    router: str
+    policy: str
+    seed: int
+    engines: int = ENGINES
+    seconds: float = SECONDS
+
+
+def requests(rate: float, until: float, seed: int) -> Workload:
+    """A Poisson stream of the classes; lengths geometric, patience exponential."""
+    rng = stream(seed, "combined")
+    count = int(rate * until * 1.1 + 100)
+    time = np.cumsum(rng.exponential(1 / rate, count))
+    count = int(np.searchsorted(time, until))
+    shares = np.cumsum([share for *_, share in CLASSES.values()])
+    kind = np.searchsorted(shares, rng.random(count), side="right").clip(max=len(shares) - 1)
+    prompts, outputs = (np.array([row[place] for row in CLASSES.values()])[kind] for place in (0, 1))
+    return Workload.of(
+        rng.geometric(1 / prompts),
+        rng.geometric(1 / outputs),
+        arrival=time[:count],
+        kind=kind,
+        patience=rng.exponential(PATIENCE, count),
+        kinds=tuple(Kind(name) for name in CLASSES),
+    )
+
+
+def words(card: str) -> Experiment:
+    return experiment({"card": card, "slots": SEATS})
+
+
+@lru_cache
+def highest_rate(card: str) -> float:
+    """λ* of one engine."""
+    one, drawn = engine(card), requests(100.0, 200.0, 0)
+    fits = drawn.prompt < one.longest
+    lengths = Requests.of(drawn.prompt[fits], drawn.output[fits] - 1)
+    return engine_bound(one.cost, lengths, one.running, one.batch_tokens, one.kv_tokens).rate
+
+
+@lru_cache
+def engine(card: str) -> Engine:
+    return make_engine(words(card), load_card(card))
+
+
+@lru_cache
+def plan(card: str, load: float) -> FluidPlan:
+    """The gate's targets, as `headgate plan fluid` makes them from a card."""
+    rate = load * highest_rate(card)
+    flows = tuple(
+        Flow(name, prompt, output, rate * share, 1 / PATIENCE)
+        for name, (prompt, output, share) in CLASSES.items()
+    )
+    tokens = sum(flow.rate * flow.output for flow in flows)
+    context = sum(flow.rate * flow.output * (flow.prompt + flow.output) for flow in flows) / tokens
+    pace, _, _ = make_pace(words(card), StepWords(), Demand("classes", flows, context))
+    return plan_fluid(Instance(flows, pace, PRICES))
+
+
+def serve(arm: Arm) -> dict[str, float]:
+    """Value of finished requests per second and engine after warming up, and what users saw."""
+    one, goal, until = engine(arm.card), plan(arm.card, arm.load), WARM + arm.seconds
+    rate = arm.load * highest_rate(arm.card) * arm.engines
+    router = make_router(arm.router, goal, arm.engines, arm.seed)
+    fleet = FleetSimulator(
+        one,
+        arm.engines,
+        lambda role: make_policy(arm.policy, {}, one)[0],
+        router,
+        requests(rate, until, arm.seed),
+    )
+    fleet.run()
+    return measured(fleet.recorder.tables()["requests"], goal, arm)
+
+
+def measured(table: dict[str, Any], goal: FluidPlan, arm: Arm) -> dict[str, float]:
+    finished, first, arrival = table["finished"], table["first_token"], table["arrival"]
+    done = (finished >= WARM) & (finished < WARM + arm.seconds) & (table["how"] <= 1)
+    came = (arrival >= WARM) & (arrival < WARM + arm.seconds)
+    flows = goal.instance.flows
+    worth = PRICES.prompt * table["prompt"][done] + PRICES.output * table["output"][done]
+    space = arm.engines * arm.seconds
+    gaps = np.maximum(table["output"][done] - 1, 1)
+    return {
+        "revenue": float(worth.sum()) / space,
+        "optimum": goal.revenue,
+        "requests": float(done.sum()) / space,
+        "lost": float(np.mean(table["how"][came] > 1)),
+        "ttft": float(np.mean((first - arrival)[done])),
+        "tpot": float(np.mean((finished - first)[done] / gaps)),
+    } | {f"served.{flow.name}": float((done & (table["kind"] == n)).sum()) / space for n, flow in enumerate(flows)}
+
+
+def main(quick: bool) -> None:
+    path = RESULTS / "combined.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() and not quick else []
+    keys = ("card", "load", "router", "policy", "seed")
+    done = {tuple(row[key] for key in keys) for row in rows}
+    for card in CARDS:
+        for load in LOADS:
+            for seed in range(SEEDS):
+                for router in ROUTERS:
+                    for policy in POLICIES:
+                        arm = Arm(card, load, router, policy, seed)
+                        if tuple(arm[:5]) in done:
+                            continue
+                        if quick:
+                            arm = arm._replace(engines=2, seconds=20.0)
+                        rows.append(arm._asdict() | serve(arm))
+                        print(" ".join(map(str, arm)), file=sys.stderr, flush=True)
+                        if not quick:
+                            with path.open("a") as file:
+                                file.write(json.dumps(rows[-1]) + "\n")
+    for card in CARDS:
+        for load in LOADS:
+            table(card, load, [row for row in rows if (row["card"], row["load"]) == (card, load)])
+
+
+def table(card: str, load: float, rows: list[dict[str, Any]]) -> None:
+    """Every arm, and its revenue against mixed engines behind round robin, paired by seed."""
+    print(f"\n{card}, {load:g} of λ*, {ENGINES} engines: fluid optimum {rows[0]['optimum']:.0f}\n")
+    print("| router | policy | revenue | against mixed, round robin | lost | TTFT, s | TPOT, ms |")
+    print("|---|---|---|---|---|---|---|")
+    base = {row["seed"]: row["revenue"] for row in rows if (row["router"], row["policy"]) == ("round-robin", "mixed")}
+    for router in ROUTERS:
+        for policy in POLICIES:
+            mine = [row for row in rows if (row["router"], row["policy"]) == (router, policy)]
+            revenue, lost, ttft, tpot = (
+                np.array([row[key] for row in mine]) for key in ("revenue", "lost", "ttft", "tpot")
+            )
+            gain = 100 * (revenue / np.array([base[row["seed"]] for row in mine]) - 1)
+            half = half_width(gain)
+            said = f"{gain.mean():+.1f} %" + (f" ± {half:.1f}" if half else "")
+            latencies = f"{100 * lost.mean():.1f} % | {ttft.mean():.2f} | {1000 * tpot.mean():.1f}"
+            print(f"| `{router}` | `{policy}` | {revenue.mean():.0f} | {said} | {latencies} |")

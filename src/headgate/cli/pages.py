@@ -1,0 +1,46 @@
+"""Reports that commands write: the flag, and the file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from headgate.cli.output import NO_REPORT
+
+if TYPE_CHECKING:
+    from headgate.report.page import Page
+    from headgate.results.tables import Run
+
+Report = Annotated[
+    str | None, typer.Option(help=f"HTML report to this file, or {NO_REPORT} (README says which write one)")
+]
+
+
+def report_runs(
+    scenes: Sequence[Mapping[str, Sequence[Run]]],
+    target: str | None,
+    say: IO[str],
+    title: str = "",
+    names: Sequence[str] = (),
+) -> None:
+    """The report of runs that were just made; each scene has its own requests."""
+    if target is None or target == NO_REPORT or not any(scenes):
+        return
+    from headgate.report import runs_page
+    from headgate.report.scenes import scene_of
+
+    made = [scene_of(runs, names[place] if names else "") for place, runs in enumerate(scenes)]
+    save_page(runs_page(made, sys.argv[1:], title), target, say)
+
+
+def save_page(page: Page, target: str | None, say: IO[str]) -> None:
+    """Write it and say where."""
+    if target is None or target == NO_REPORT:
+        return
+    from headgate.report import write
+
+    path = write(page, target)
+    print(f"report: {path} ({path.stat().st_size / 1000:,.0f} kB, open it in a browser)", file=say)

@@ -1,0 +1,101 @@
+"""`headgate report`: runs that exist already, as one HTML file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headgate.cli.output import REPORT, check_json, check_report, write_json
+from headgate.cli.pages import save_page
+from headgate.cli.progress import bar
+from headgate.core.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from headgate.report.scenes import Scene
+
+EXAMPLES = """Show runs in one HTML file that needs nothing else: no network, no program but a browser.
+
+Takes run folders, folders of them (what compare, demo and sweep write), and step traces of a live
+engine (.jsonl). Runs on the same requests are compared; runs at several loads are drawn against load.
+
+\b
+Examples:
+  headgate report runs/0001-compare
+  headgate report runs/0003-mixed-seed0 runs/0004-eb-seed0 --out both.html
+  headgate report runs/0002-demo --baseline v0
+  headgate report serve.jsonl
+"""
+
+
+def report(
+    runs: Annotated[list[str], typer.Argument(help="run folders, folders of them, or live traces")],
+    out: Annotated[str, typer.Option(help="the file to write")] = REPORT,
+    baseline: Annotated[str | None, typer.Option(help="the policy others are compared with")] = None,
+    title: Annotated[str, typer.Option(help="heading of the report")] = "",
+    json: Annotated[str | None, typer.Option(help="verdicts and comparisons as JSON, to a file or -")] = None,
+) -> None:
+    """Write it."""
+    from headgate.report import gather, runs_page
+    from headgate.results.tables import Run
+
+    check_json(json)
+    check_report(out)
+    places = [place for run in runs for place in find_runs(run)]
+    with bar("reading runs", len(places)) as progress:
+        loaded = []
+        for number, place in enumerate(places, 1):
+            loaded.append(Run.load(place))
+            progress(number)
+    scenes = gather(loaded)
+    if baseline is not None:
+        scenes = [_led_by(scene, baseline) for scene in scenes]
+    page = runs_page(scenes, sys.argv[1:], title)
+    say = sys.stderr if json == "-" else sys.stdout
+    for chapter in page.chapters:
+        print(f"{chapter.title}: {chapter.verdict}", file=say)
+    save_page(page, out, say)
+    write_json(json, _document(out, scenes))
+
+
+report.__doc__ = EXAMPLES
+
+
+def find_runs(text: str) -> list[Path]:
+    """The run, or all runs in a folder, in the order they were written."""
+    from headgate.results.tables import RECORD
+
+    place = Path(text)
+    if place.suffix == ".jsonl" or (place / RECORD).is_file() or not place.is_dir():
+        return [place]
+    found = sorted(place.rglob(RECORD), key=lambda record: (record.stat().st_mtime_ns, str(record)))
+    if not found:
+        raise InputError(f"no run in folder {place}; give a folder that simulate, compare or demo wrote")
+    return [record.parent for record in found]
+
+
+def _led_by(scene: Scene, baseline: str) -> Scene:
+    """The same scene with that policy first."""
+    from dataclasses import replace
+
+    if baseline not in scene.runs:
+        raise unknown("policy among these runs", baseline, scene.runs)
+    order = [baseline, *(name for name in scene.runs if name != baseline)]
+    return replace(scene, runs={name: scene.runs[name] for name in order})
+
+
+def _document(out: str, scenes: list[Scene]) -> dict[str, Any]:
+    from headgate.report.verdict import scene_verdict
+    from headgate.results.compare import Comparison
+
+    found = []
+    for scene in scenes:
+        result = scene.comparison
+        one: dict[str, Any] = {"title": scene.title, "load": scene.load.text, "verdict": scene_verdict(scene)}
+        one["bound"] = scene.bound.rate if scene.bound else None
+        one["comparison"] = result.as_dict() if isinstance(result, Comparison) else result
+        one["runs"] = {name: metrics.as_dict() for name, metrics in scene.metrics.items()}
+        found.append(one)
+    return {"report": out, "scenes": found}

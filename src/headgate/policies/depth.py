@@ -1,0 +1,69 @@
+"""A gate for engines that choose their own batches: the best kind first, a few prompts ready on every engine."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from headgate.core.errors import InputError
+from headgate.core.fleet import ANY, STAY, Fleet, Move, RoutePolicy, Routing
+from headgate.core.policy import End
+from headgate.core.request import Request
+from headgate.planners.fluid_plan import FluidPlan
+from headgate.policies.admission import Strict
+from headgate.policies.lines import Loads
+from headgate.policies.placement import Draw, pick
+
+SPARE = 1 / 16
+
+
+class DensityDeep(RoutePolicy):
+    """DP-I for real engines, ours: the kind with the most value per decode token first, kept ready in depth.
+
+    The gates of the paper start one prompt per engine at a time. A policy that refills many seats at once
+    (EB, EB+) then waits for prompts that the gate withholds. This one sends a request to the engine with
+    the fewest requests as long as that has fewer than its seats and a share `spare` more, so the engine
+    always has prompts to choose from, and those whom the fleet cannot serve still wait before the gate.
+    Where an engine takes one prompt at a time (the stochastic network) it is `density-first`.
+    """
+
+    sends_at_once = True
+
+    def __init__(self, plan: FluidPlan, engines: int, draw: Draw, spare: float = SPARE) -> None:
+        if not 0 <= spare < float("inf"):
+            raise InputError(f"router density-deep: spare={spare:g}; give 0 or more")
+        worth = zip(plan.instance.densities(), plan.instance.flows, strict=True)
+        self.admission = Strict([flow.name for _, flow in sorted(worth, key=lambda pair: -pair[0])])
+        self.most = ceil(plan.instance.pace.seats * (1 + spare))
+        self.draw = draw
+        self._loads = Loads(range(engines))
+        self._at: dict[int, int] = {}
+
+    def moved(self, request: Request, move: Move, now: float) -> None:
+        """One more there."""
+        self._at[request.id] = move.replica
+        self._loads.add(move.replica, 1)
+
+    def finished(self, request: Request, replica: int, now: float) -> None:
+        """One fewer."""
+        self._gone(request)
+
+    def left(self, request: Request, now: float, how: End) -> None:
+        """One fewer, if it was sent anywhere."""
+        self._gone(request)
+
+    def route(self, fleet: Fleet) -> Routing:
+        """The best kind to the emptiest engine, while that is not deep enough."""
+        kind = self.admission.choose(fleet)
+        if kind is None or not fleet.idle[ANY]:
+            return STAY
+        engine = self._loads.least()
+        if not fleet.replicas[engine].idle:
+            engine = pick(fleet.idle[ANY], self.draw)
+        if self._loads.load[engine] >= self.most:
+            return STAY
+        return Routing((Move(next(iter(fleet.queues[kind])), engine),))
+
+    def _gone(self, request: Request) -> None:
+        engine = self._at.pop(request.id, None)
+        if engine is not None:
+            self._loads.add(engine, -1)

@@ -1,0 +1,102 @@
+"""What routers that choose an engine at once keep: who was given to it and waits, and whose load is least."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from headgate.core.fleet import Fleet, Replica
+from headgate.core.request import Request
+
+SPARE = 64  # rows of the heap beyond some per engine before it is made anew
+
+
+class Lines:
+    """Requests that were given to an engine and are not sent there yet, first come first served.
+
+    Where engines take whatever they are sent, nobody ever waits in one.
+    """
+
+    def __init__(self, engines: Iterable[int], has_room: Callable[[Replica], bool]) -> None:
+        self._lines: dict[int, OrderedDict[int, None]] = {engine: OrderedDict() for engine in engines}
+        self._has_room = has_room
+        self._given: dict[int, int] = {}  # who waits in which line
+        self._touched: list[int] = []  # engines on which something has changed
+
+    def give(self, id: int, engine: int) -> None:
+        """It waits for that engine."""
+        self._lines[engine][id] = None
+        self._given[id] = engine
+        self._touched.append(engine)
+
+    def drop(self, id: int) -> None:
+        """It waits no more, if it did."""
+        engine = self._given.pop(id, None)
+        if engine is not None:
+            del self._lines[engine][id]
+
+    def touch(self, engine: int) -> None:
+        """There may be room."""
+        if self._given and engine in self._lines:
+            self._touched.append(engine)
+
+    def strangers(self, waiting: Sequence[Mapping[int, Request]]) -> list[Request]:
+        """Those who wait and were given to nobody: a router that takes over half-way must do that now."""
+        if sum(map(len, waiting)) == len(self._given):
+            return []
+        return [request for queue in waiting for request in queue.values() if request.id not in self._given]
+
+    def next(self, fleet: Fleet) -> tuple[int, int] | None:
+        """Somebody whose engine has room, and that engine; None: nobody now."""
+        while self._touched:
+            engine = self._touched[-1]
+            line = self._lines[engine]
+            if line and self._has_room(fleet.replicas[engine]):
+                id, _ = line.popitem(last=False)
+                del self._given[id]
+                return id, engine
+            self._touched.pop()
+        return None
+
+
+class Loads:
+    """What every engine of a pool has to carry; the least loaded is found without looking at all of them.
+
+    A heap of loads in which rows out of date are skipped when they come up. Of equals, the one that was
+    chosen longest ago.
+    """
+
+    def __init__(self, engines: Sequence[int]) -> None:
+        self.load = dict.fromkeys(engines, 0)
+        self.total = 0
+        self._chosen = dict.fromkeys(engines, 0)  # the number of the choice that fell on it
+        self._choices = 0
+        self._order = [(0, 0, engine) for engine in engines]
+
+    def add(self, engine: int, weight: int) -> None:
+        """Its load changes by so much."""
+        self.load[engine] += weight
+        self.total += weight
+        self._row(engine)
+
+    def least(self) -> int:
+        """The engine with the least load; it counts as chosen."""
+        order, load, chosen = self._order, self.load, self._chosen
+        while True:
+            top, choice, engine = order[0]
+            if load[engine] == top and chosen[engine] == choice:
+                break
+            heappop(order)
+        self._choices += 1
+        chosen[engine] = self._choices
+        self._row(engine)
+        return engine
+
+    def _row(self, engine: int) -> None:
+        order = self._order
+        if len(order) > SPARE + 8 * len(self.load):
+            order[:] = [(load, self._chosen[each], each) for each, load in self.load.items()]
+            heapify(order)
+        else:
+            heappush(order, (self.load[engine], self._chosen[engine], engine))

@@ -1,0 +1,199 @@
+"""The reports of the other plans: capacity, fleets, and whatever is best read as printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+import numpy as np
+
+from headgate.planners.frontier import Point
+from headgate.report.bars import Bar, Bars
+from headgate.report.chart import COLOURS, Axis, Chart, Mark, Series
+from headgate.report.origin import plan_made
+from headgate.report.page import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
+from headgate.results.text import number
+from headgate.spec.plan_capacity import CapacityPlan
+from headgate.spec.plan_fluid import FluidAnswer
+
+FRONTIERS = {
+    "prefill-fairness": Axis("largest difference of prefill shares", "share of an engine"),
+    "decode-fairness": Axis("largest difference of solo decodes", "seats per engine"),
+    "tpot": Axis("cap on the time per token", "ms"),
+}
+
+
+def printed_page(title: str, about: str, verdict: str, printed: str, command: Sequence[str]) -> Page:
+    """A plan that is words and numbers."""
+    chapter = Chapter("", verdict, (Section("The plan", (Printed(printed),)),))
+    return Page(title, about, (chapter,), plan_made(command), "plan")
+
+
+def capacity_page(plan: CapacityPlan, verdict: str, printed: str, command: Sequence[str]) -> Page:
+    """The rate each policy sustains under the levels, beside the rate none exceeds."""
+    found = sorted(plan.found, key=lambda each: -each.rate.value)
+    bars = [
+        Bar(
+            each.policy,
+            (("sustained", f"c{place % COLOURS}", each.rate.value),),
+            each.rate.low,
+            each.rate.high,
+        )
+        for place, each in enumerate(found)
+    ]
+    mark = Mark(f"λ* = {number(plan.ideal.rate)}", plan.ideal.rate)
+    look = "How close each comes to λ*, the rate no policy exceeds; the thin line is the interval over seeds."
+    figure = Bars("sustained", "requests/s", bars, mark).figure("What each policy sustains", look)
+    rows = []
+    for each in found:
+        span = (
+            "-"
+            if each.rate.low is None or each.rate.high is None
+            else f"[{number(each.rate.low)}, {number(each.rate.high)}]"
+        )
+        reason = Cell(each.limited_by or "nothing up to λ*", tone="words")
+        rate = Cell(number(each.rate.value), each.rate.value)
+        share = Cell(f"{100 * each.share:.0f} %", 100 * each.share)
+        rows.append(
+            (Cell(each.policy), rate, Cell(span), share, reason, Cell(f"{each.runs}", float(each.runs)))
+        )
+    heads = ("policy", "sustained\nrequests/s", "95 % interval", "of λ*", "gives way first", "runs")
+    kept = "; ".join(str(level) for level in plan.levels if level.statistic)
+    sections = (
+        Section(
+            "What is sustained", (Grid("Sustained rates", heads, tuple(rows), (f"Levels: {kept}.",)), figure)
+        ),
+        Section("The whole plan, as printed", (Printed(printed),), closed=True),
+    )
+    chapter = Chapter("", verdict, sections, tuple(plan.notes))
+    about = f"card {plan.card}, {plan.workload}"
+    return Page("How much each policy sustains", about, (chapter,), plan_made(command), "plan")
+
+
+def fluid_page(answer: FluidAnswer, level: str | None, printed: str, command: Sequence[str]) -> Page:
+    """How a fleet splits its engines: who is served, who holds what, and what a service level costs."""
+    blocks: list[Block] = [_classes(answer), _served(answer), _occupancies(answer)]
+    if level is not None and answer.points:
+        blocks.append(_frontier(answer.points, FRONTIERS[level.replace("_", "-")]))
+    sections = (
+        Section("The plan", tuple(blocks)),
+        Section("What one percent more changes", (_sensitivity(answer),)),
+        Section("The whole plan, as printed", (Printed(printed),), closed=True),
+    )
+    about = f"{answer.costs}, {answer.demand.source}, {answer.engines:,} engines"
+    chapter = Chapter("", _fluid_verdict(answer), sections, tuple(answer.notes))
+    return Page("How the fleet splits its engines", about, (chapter,), plan_made(command), "plan")
+
+
+def _fluid_verdict(answer: FluidAnswer) -> str:
+    plan, staffing = answer.plan, answer.staffing
+    come, served = sum(flow.rate for flow in plan.instance.flows), sum(plan.served)
+    said = (
+        f"{staffing.mixed:,} of {answer.engines:,} engines take prompts and {staffing.solo:,} only decode; "
+    )
+    said += f"the fluid plan serves {100 * served / come if come else 0:.0f} % of the requests"
+    held = [flow.name for flow, cut in zip(plan.instance.flows, plan.throttled, strict=True) if cut]
+    said += f", holds back {', '.join(held)}" if held else ""
+    more = answer.gains[0]
+    worth = f"adds {number(more)} /s" if more > 1e-6 * max(1.0, plan.revenue) else "adds nothing"
+    said += f" and earns {number(plan.revenue * answer.engines)} /s; one more engine {worth}."
+    return f"{said} A fluid knows no chance: real fleets earn a little less."
+
+
+def _classes(answer: FluidAnswer) -> Grid:
+    plan, engines = answer.plan, answer.engines
+    heads = (
+        *(
+            "class",
+            "prompt\ntokens",
+            "output\ntokens",
+            "come\nper s",
+            "served\nper s",
+            "served\nof those who come",
+        ),
+        *(
+            "waiting\nrequests",
+            "engines\nprefilling",
+            "decodes beside\nprompts",
+            "decodes\nalone",
+            "one more\nis worth",
+        ),
+    )
+    rows = []
+    columns = zip(
+        plan.instance.flows,
+        plan.served,
+        plan.waiting,
+        plan.prefill,
+        plan.mixed,
+        plan.solo,
+        plan.shadows.arrival,
+        strict=True,
+    )
+    for flow, served, waiting, prefill, mixed, solo, worth in columns:
+        share = 100 * served / flow.rate if flow.rate else 0.0
+        held = Cell(number(waiting * engines), waiting * engines) if isfinite(waiting) else Cell("refused")
+        values = (flow.prompt, flow.output, flow.rate * engines, served * engines)
+        places = (prefill * engines, mixed * engines, solo * engines, worth)
+        rows.append(
+            (
+                Cell(flow.name),
+                *(Cell(number(value), value) for value in values),
+                Cell(f"{share:.1f} %", share),
+                held,
+                *(Cell(number(value), value) for value in places),
+            )
+        )
+    return Grid("By class, whole fleet", heads, tuple(rows))
+
+
+def _served(answer: FluidAnswer) -> Figure:
+    plan, engines = answer.plan, answer.engines
+    bars = []
+    for flow, served in zip(plan.instance.flows, plan.served, strict=True):
+        lost = max(flow.rate - served, 0.0) * engines
+        bars.append(Bar(flow.name, (("served", "c0", served * engines), ("not served", "c7", lost))))
+    look = "A grey end is demand the plan turns away or lets give up, because others pay more for the time."
+    return Bars("requests", "per s", bars).figure("Who is served", look)
+
+
+def _occupancies(answer: FluidAnswer) -> Figure:
+    """Where each class is, in seats of the whole fleet: the targets a router steers by."""
+    plan, engines = answer.plan, answer.engines
+    bars = []
+    for flow, prefill, mixed, solo in zip(
+        plan.instance.flows, plan.prefill, plan.mixed, plan.solo, strict=True
+    ):
+        parts = (("prefill", prefill), ("beside prompts", mixed), ("alone", solo))
+        styles = ("prefill", "mixed", "decode")
+        bars.append(
+            Bar(
+                flow.name,
+                tuple(
+                    (name, style, value * engines) for (name, value), style in zip(parts, styles, strict=True)
+                ),
+            )
+        )
+    look = "The LP's targets: requests of each class in prefill, decoding beside prompts, decoding alone."
+    return Bars("in the fleet at once", "requests", bars).figure("Class occupancies, planned", look)
+
+
+def _frontier(points: Sequence[Point], axis: Axis) -> Figure:
+    scale = 1000.0 if axis.unit == "ms" else 1.0
+    kept = [point for point in points if point.plan is not None]
+    x = np.array([point.value * scale for point in kept])
+    y = np.array([point.revenue for point in kept])
+    chart = Chart(axis, Axis("revenue", "per s and engine"), [Series("Pareto frontier", x, y, 0, "linked")])
+    lost = len(points) - len(kept)
+    note = f"{lost} tighter caps cannot be kept at all." if lost else ""
+    return chart.figure(
+        "What the service level costs", "Where the curve is steep, a little slack earns a lot.", note
+    )
+
+
+def _sensitivity(answer: FluidAnswer) -> Grid:
+    rows = tuple(
+        (Cell(name.replace("_", " ")), Cell(f"{value:+.3f} %", value))
+        for name, value in answer.sensitivity.items()
+    )
+    return Grid("Elasticities", ("one percent more of", "changes revenue by\n%"), rows)

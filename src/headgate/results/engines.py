@@ -1,0 +1,144 @@
+"""A fleet engine by engine: how busy each was, whom it served, and what the requests brought."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headgate.results.metrics import without_nan
+from headgate.results.tables import Floats, Integers, Run
+from headgate.results.windows import Window, choose
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Range:
+    """The least, the mean and the most over engines."""
+
+    least: float
+    mean: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Floats | Integers) -> Range:
+        """Of one value per engine."""
+        if not len(values):
+            return cls(math.nan, math.nan, math.nan)
+        return cls(float(values.min()), float(values.mean()), float(values.max()))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The engines of one role."""
+
+    role: str
+    engines: int
+    busy: Range  # share of the time in steps
+    requests: Range  # served to their end there
+    kv_peak: Range  # tokens
+
+
+@dataclass(frozen=True)
+class FleetFigures:
+    """What one sees only with many engines. Revenue is per second of the window, of the whole fleet."""
+
+    engines: int
+    router: str
+    pools: tuple[Pool, ...]
+    busy: tuple[float, ...]  # engine by engine
+    requests: tuple[int, ...]
+    revenue: float  # of requests served to their end; NaN where no prices are known
+    revenue_per_engine: float
+    kind_revenue: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for strict JSON."""
+        return dict(without_nan(asdict(self)))
+
+
+def fleet_figures(run: Run, window: str = "middle") -> FleetFigures | None:
+    """The figures of a fleet; None for a run of one engine without a router."""
+    engines = run.meta.get("engines")
+    if not engines:
+        return None
+    chosen = choose(run, window)
+    roles = np.array(run.meta.get("roles") or ["any"] * engines)
+    busy, peak = _busy(run, chosen, engines), _peaks(run, engines)
+    done = run.requests["replica"][run.completed()]
+    served = np.bincount(done[done >= 0], minlength=engines)
+    pools = tuple(
+        Pool(role, int(mine.sum()), Range.of(busy[mine]), Range.of(served[mine]), Range.of(peak[mine]))
+        for role in dict.fromkeys(roles.tolist())
+        if len(mine := roles == role)
+    )
+    by_kind = _revenue(run, chosen)
+    total = sum(by_kind.values()) if by_kind else math.nan
+    return FleetFigures(
+        engines, str(run.meta.get("router", "")), pools, tuple(busy.tolist()), tuple(served.tolist()), total,
+        total / engines, by_kind,
+    )  # fmt: skip
+
+
+def _busy(run: Run, window: Window, engines: int) -> Floats:
+    """The share of the window that each engine spent in steps."""
+    start, end = run.steps["start"], run.steps["start"] + run.steps["seconds"]
+    inside = np.clip(end, window.low, window.high) - np.clip(start, window.low, window.high)
+    spent = np.bincount(run.steps["replica"], inside, minlength=engines)
+    return np.asarray(spent / window.seconds if window.seconds > 0 else spent * math.nan, np.float64)
+
+
+def _peaks(run: Run, engines: int) -> Floats:
+    peak = np.zeros(engines)
+    np.maximum.at(peak, run.steps["replica"], run.steps["kv"].astype(np.float64))
+    return peak
+
+
+def _revenue(run: Run, window: Window) -> dict[str, float]:
+    """Per second, by kind: prompt and output tokens of the requests that finished in the window."""
+    prices = run.meta.get("prices")
+    if not prices or window.seconds <= 0:
+        return {}
+    requests, rows = run.requests, window.counted
+    worth = prices["prompt"] * requests["prompt"][rows] + prices["output"] * requests["output"][rows]
+    kinds = np.bincount(requests["kind"][rows].astype(np.int64), worth, minlength=len(run.kinds))
+    return {
+        str(kind.get("name", "")): float(amount) / window.seconds
+        for kind, amount in zip(run.kinds, kinds.tolist(), strict=True)
+    }
+
+
+def fleet_table(figures: FleetFigures) -> RenderableType:
+    """One line per role: least, mean and most over its engines; then the revenue."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from headgate.results.text import number
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("engines")
+    for name in ("busy, %", "requests served", "KV peak, tokens"):
+        table.add_column(f"{name}\nleast / mean / most", justify="right")
+    for pool in figures.pools:
+        busy = Range(*(100 * share for share in asdict(pool.busy).values()))
+        cells = (
+            " / ".join(number(value) for value in asdict(found).values())
+            for found in (busy, pool.requests, pool.kv_peak)
+        )
+        table.add_row(f"{pool.engines} {pool.role}", *cells)
+    lines: list[RenderableType] = [Text(f"Router {figures.router}"), table]
+    if not math.isnan(figures.revenue):
+        each = ", ".join(f"{name or 'all'} {number(value)}" for name, value in figures.kind_revenue.items())
+        lines.append(
+            Text(
+                f"Revenue {number(figures.revenue)} /s, {number(figures.revenue_per_engine)} per engine "
+                f"({each})"
+            )
+        )
+    return Group(*lines)

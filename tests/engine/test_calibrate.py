@@ -1,0 +1,121 @@
+"""Calibration of a real engine: the probe's walk, the card, and the simulator with that card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+
+import tiny
+from real import Ask, Real, engine
+
+from headgate.cost.card import load_card
+from headgate.cost.fitting.fit import fit
+from headgate.cost.fitting.steps import StepTable
+from headgate.drivers.engine import Engine
+from headgate.policies.probe_grid import Ground
+from headgate.spec.build import make_policy
+from headgate.spec.library import simulate
+from headgate.vllm.calibration import Campaign
+from headgate.vllm.calibration_engine import Wanted, about
+from headgate.workloads.workload import Workload
+
+GROUND = Ground(decodes=8, budget=256, kv_tokens=1 << 20, longest=512, passes=2, quick=True)
+WITHIN = 2.0  # of the real engine's time; both cores may be busy with something else
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+    model = tiny.model(tmp_path_factory.mktemp("llama"))
+    words = {"max_num_seqs": GROUND.seats, "max_num_batched_tokens": GROUND.budget, "max_model_len": 512}
+    with engine(model, request.param, **words) as made:
+        yield made
+
+
+def campaign(real: Real, folder: Path, passes: int = 2, seconds: float = 60.0) -> Campaign:
+    ground = GROUND.with_kv(int(real.scheduler._headgate.ledger.kv_total))
+    return Campaign(real.llm, ground, folder / "steps.npz", seconds, passes)
+
+
+def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
+    made = campaign(real, tmp_path)
+    said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
+    table = made.run(said)
+    made.leave()
+    assert made.outcome in ("2 passes", "good enough after 2 passes")
+    visited = shapes(table)
+    for cell in made.walk.cells:  # whatever is missing was under way when steps were written to disk
+        wanted = {(move.decodes, move.tokens, len(move.prompts)) for move in cell.moves}
+        assert visited.get(cell.name, set()) <= wanted
+    assert len(visited) >= 0.9 * made.each
+    asynchronous = bool(real.core.vllm_config.scheduler_config.async_scheduling)
+    assert np.mean(table.busy) > 0.9 if asynchronous else not table.busy.any()
+    assert table.seconds.min() > 0
+
+    fitted = fit(table, said)
+    fitted.card().save(tmp_path / "card.json")
+    card = load_card(tmp_path / "card.json")
+    assert card == fitted.card()
+    real_seconds, simulated = served(real, card.cost)
+    assert simulated / WITHIN < real_seconds < simulated * WITHIN
+
+
+def shapes(table: StepTable) -> dict[str, set[tuple[int, int, int]]]:
+    """Decodes, prompt tokens and prompts of the steps of each cell."""
+    return {
+        label: set(zip(*(getattr(part, name).astype(int).tolist() for name in ("decodes", "prefill", "prompts")), strict=True))
+        for label, part in table.split()
+        if label != "fill"
+    }
+
+
+def served(real: Real, cost: Any) -> tuple[float, float]:
+    """Seconds the real and the simulated engine take for the same requests, all there from the beginning."""
+    rng = np.random.default_rng(5)
+    prompts, outputs = rng.integers(20, 200, 60), rng.integers(4, 40, 60)
+    asks = [
+        Ask(rng.integers(2, tiny.VOCABULARY, prompt).tolist(), int(output), {"detokenize": False})
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    kv_tokens = int(real.scheduler._headgate.ledger.kv_total)
+    world = Engine(cost, kv_tokens, 512, GROUND.budget, GROUND.seats, real.scheduler.block_size)
+    began = perf_counter()
+    real.serve(asks, "mixed")
+    seconds = perf_counter() - began
+    run = simulate(world, make_policy("mixed", {}, world)[0], Workload.of(prompts, outputs))
+    return seconds, run.span()[1]
+
+
+def test_an_engine_that_dies_leaves_its_steps(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = campaign(real, tmp_path)
+    said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
+    step = real.front.step
+
+    def dies() -> Any:
+        if len(made.log.rows) > 60:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return step()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(real.front, "step", dies)
+        table = made.run(said)
+    made.leave()
+    assert made.outcome == "the engine died: RuntimeError: CUDA error: unspecified launch failure"
+    kept = StepTable.load(tmp_path / "steps.npz")
+    assert len(kept) == len(table) >= 50
+    assert fit(kept, said).card().name == "tiny"
+
+
+def test_time_ends(real: Real, tmp_path: Path) -> None:
+    made = campaign(real, tmp_path, seconds=0.2)
+    said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
+    made.run(said)
+    made.leave()
+    assert made.outcome == "time ended in pass 1"
+    assert (tmp_path / "steps.npz").exists()

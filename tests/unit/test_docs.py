@@ -1,0 +1,202 @@
+"""What the documentation says can be done can be done, and prints what stands there."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+import typer
+
+from headgate.cli import app, main
+from headgate.cost.card import list_cards
+from headgate.reproduce import EXPERIMENTS
+from headgate.spec.build import policy_parameters, split_policy
+from pages import OTHER_PAGES, PAGES, ROOT, Command, anchors, blocks, commands, links, name_of, quoted
+from same import assert_alike
+
+COMMANDS = typer.main.get_command(app)
+RUNNERS = ("headgate", "pip", "make", "curl", "vllm", "python", "HEADGATE_CONFIG=headgate.toml")
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """Runs a line in the page's own folder: what it printed on both streams, and its exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("headgate.cli.app", COMMANDS)
+
+    def run(line: str) -> tuple[str, int]:
+        monkeypatch.setattr("sys.argv", shlex.split(line))
+        out = io.StringIO()
+        with redirect_stdout(out), redirect_stderr(out), pytest.raises(SystemExit) as left:
+            main()
+        assert isinstance(left.value.code, int)
+        return out.getvalue(), left.value.code
+
+    return run
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_and_commands_run_and_print_what_stands_there(page, shell, tmp_path, request):
+    text, here = page.read_text(), {"__name__": "page"}
+    printed: list[tuple[tuple[int, int], str]] = []
+    for block in blocks(text):
+        if block.file:
+            name, inside = block.file
+            (tmp_path / name).write_text(inside)
+        if block.kind == "python":
+            _run_code(block.text, name_of(page), here)
+        for command in commands(block) if block.kind == "console" else ():
+            assert command.line.startswith(RUNNERS), f"nobody checks: {command.line}"
+            if command.line.startswith("headgate ") and not command.slow:
+                printed.append((command.span, _run_command(command, shell)))
+    if request.config.getoption("--update-golden"):
+        _rewrite(page, text, printed)
+
+
+def _run_code(code: str, where: str, here: dict[str, object]) -> None:
+    """Runs a block; blocks of a page share their names. Every line it prints stands in a comment of it."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        exec(compile(code, where, "exec"), here)
+    comments = [line.partition("# ")[2].strip() for line in code.splitlines() if "# " in line]
+    for line in out.getvalue().splitlines():
+        assert any(_alike(line, comment) for comment in comments), f"{where} printed {line!r}"
+
+
+def _alike(printed: str, expected: str) -> bool:
+    try:
+        assert_alike(printed, expected)
+    except (AssertionError, ValueError):
+        return False
+    return True
+
+
+def _run_command(command: Command, shell) -> str:
+    """Runs it and compares; in the end what it printed."""
+    out, code = shell(command.words)
+    if command.expected and not pytest.updating:
+        _compare(out, command.expected, command.line)
+    told = "headgate: " in command.expected or "BROKEN" in command.expected or pytest.updating
+    assert code == 0 or told, f"{command.line}: exit code {code}: {out}"
+    return out
+
+
+def _compare(out: str, expected: str, line: str) -> None:
+    """All of it, or the parts before and after a line of three dots."""
+    parts = [part for part in expected.split("...\n")]
+    printed = out.split()
+    if len(parts) == 1:
+        assert _alike(out, expected), f"{line} printed\n{out}"
+        return
+    head, tail = parts[0].split(), parts[-1].split()
+    assert _alike(" ".join(printed[: len(head)]), " ".join(head)), f"{line} printed\n{out}"
+    assert not tail or _alike(" ".join(printed[-len(tail) :]), " ".join(tail)), f"{line} printed\n{out}"
+
+
+def _rewrite(page: Path, text: str, printed: list[tuple[tuple[int, int], str]]) -> None:
+    for (begin, end), out in reversed(printed):
+        if text[begin:end] and "...\n" not in text[begin:end]:
+            text = text[:begin] + "\n".join(line.rstrip() for line in out.splitlines()) + "\n" + text[end:]
+    page.write_text(text)
+
+
+@pytest.fixture(autouse=True)
+def _updating(request, monkeypatch):
+    monkeypatch.setattr(pytest, "updating", request.config.getoption("--update-golden"), raising=False)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=name_of)
+def test_every_command_on_a_page_exists_with_its_flags(page):
+    text = page.read_text()
+    run = {c.words for b in blocks(text) if b.kind == "console" for c in commands(b) if not c.slow}
+    for line in quoted(text):
+        words = shlex.split(line)[1:]
+        if words and line not in run:  # else it is run for real, and some are wrong on purpose
+            _check_words(_parse(words), line)
+
+
+def _parse(words: list[str]) -> dict[str, object]:
+    """The values a command would get; a flag or a command that does not exist is an error."""
+    context, command = COMMANDS.make_context("headgate", list(words)), COMMANDS
+    while hasattr(command, "resolve_command"):
+        rest = [*context._protected_args, *context.args]
+        if not rest:
+            return {}
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+    return {"command": context.info_name, **context.params}
+
+
+def _check_words(values: dict[str, object], line: str) -> None:
+    policies = values.get("policy") or ()
+    for policy in [policies] if isinstance(policies, str) else policies:
+        name, settings = split_policy(policy)
+        if ".py:" not in name and name not in ("all", "vllm"):
+            assert set(settings) <= set(policy_parameters(name)), line
+    if values.get("command") == "reproduce" and values["name"] not in (None, "NAME"):
+        assert values["name"] in EXPERIMENTS, line
+    card = values.get("card")
+    assert card is None or card in list_cards() or str(card).endswith(".json"), line
+
+
+def test_every_experiment_is_on_the_page_with_its_own_title():
+    text = (ROOT / "docs" / "reproductions.md").read_text()
+    shown = {}
+    for block in blocks(text):
+        for command in commands(block):
+            words = command.words.split()
+            if words[:2] == ["headgate", "reproduce"]:
+                shown[words[2]] = command.expected
+    for name, output in shown.items():
+        assert output.startswith(f"{name}: "), f"{name}: the output does not begin with its name"
+        assert "As published" in output and "why" in output, f"{name}: not the whole output"
+    assert set(shown) <= set(EXPERIMENTS)
+    missing = [name for name in EXPERIMENTS if f"\n### {name}\n" not in text and name not in shown]
+    assert not missing, f"docs/reproductions.md says nothing of {missing}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=name_of)
+def test_links_lead_somewhere(page):
+    for link in links(page.read_text()):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{name_of(page)}: {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target.read_text()), f"{name_of(page)}: no heading for {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lists_and_tables_are_seen_as_such(page):
+    """The site's Markdown wants an empty line before a list or a table; others do not care."""
+    before, fenced = "", False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        fenced ^= line.startswith("```")
+        for mark in ("- ", "1. ", "|"):
+            fresh = not before.startswith((mark, "  ")) if mark != "1. " else not before[:1].isdigit()
+            if not fenced and line.startswith(mark) and before and fresh:
+                raise AssertionError(f"{name_of(page)}:{number}: no empty line before {line[:40]!r}")
+        before = line
+
+
+def test_a_wrong_page_is_noticed(shell, tmp_path, monkeypatch):
+    """The checks above can fail: each on a page that is wrong in one way."""
+    monkeypatch.setattr(pytest, "updating", False)
+    with pytest.raises(AssertionError, match="printed"):
+        _run_code("print(1 + 1)  # 3", "page", {})
+    command = Command("headgate --version", False, "headgate 9.9.9 and more", (0, 0))
+    with pytest.raises(AssertionError, match="printed"):
+        _run_command(command, shell)
+    with pytest.raises(Exception, match="No such option"):
+        _parse(["simulate", "--no-such-flag"])
+    with pytest.raises(Exception, match="No such command"):
+        _parse(["simulated"])
+    (block,) = blocks("text\n```console\n$ headgate a \\\n    --b   # takes 3 s\nout\n$ headgate c\n```\n")
+    first, second = commands(block)
+    assert (first.words, first.slow, first.expected) == ("headgate a --b", True, "out\n")
+    assert (second.words, second.slow, second.expected) == ("headgate c", False, "")
