@@ -30,7 +30,7 @@ lint: $(READY)
 	$(BIN)/codespell
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python tools/check_site.py site
 
 bench: $(READY)

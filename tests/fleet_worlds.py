@@ -35,6 +35,7 @@ class Watched(RoutePolicy):
 
     def __init__(self, inner: RoutePolicy) -> None:
         self.inner = inner
+        self.sends_at_once = inner.sends_at_once
         self.log: list[tuple[Any, ...]] = []
 
     def roles(self, engines):

@@ -1,9 +1,10 @@
 """The pages of the documentation as tests read them: blocks of code, commands, links.
 
-In a `console` block a line that begins with `$ headgate` is a command, and what stands under it is what it prints; with
-nothing under it only its exit code counts, and a line `...` stands for any lines. A command that ends in `# takes ...`
-is too slow for the tests: its words are checked, not its output. The same holds for commands in other blocks.
-A block whose first line is a comment with a file's name becomes that file in the folder where the page's commands run.
+In a `console` block a line that begins with `$ headgate` is a command, and what stands under it is what it
+prints; with nothing under it only its exit code counts, and a line `...` stands for any lines. A command that
+ends in `# takes ...` is too slow for the tests: its words are checked, not its output. The same holds for
+commands in other blocks. A block whose first line is a comment with a file's name becomes that file in the
+folder where the page's commands run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The simulated half: `python -m benchmarks.fidelity.compare DIR --card CARD` prints how far it is from the real one."""
+"""The simulated half, and how far it is from the real one: `python -m benchmarks.fidelity.compare --help`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ COLUMNS = (
     "tokens/s", "ttft mean", "ttft p99", "tpot mean", "tpot p99", "itl p50", "itl p99", "itl KS",
 )  # fmt: skip
 NOTES = """\
-Errors are simulated / real - 1; `itl KS` is the largest difference between the two distribution functions. Bold: beyond the goal
-(throughput and mean TPOT 3 %, mean TTFT and p99 ITL 10 %). The first 30 % of each scene are left out on both sides, and requests are cut at its
-end on both sides. *Lag*: the simulator as it is composes a step when the one before it has ended; an asynchronous engine has composed it by
-then, so whoever comes during a step enters one step later. `yes` puts that into the policy (benchmarks/fidelity/lag.py). Not simulated: the
-host's work per request where the GPU does not hide it, except as far as the card's constants hold it; the time a request takes from
-`add_request` to the queue; detokenisation and HTTP, which these runs do not have either."""
+Errors are simulated / real - 1; `itl KS` is the largest difference between the two distribution functions.
+Bold: beyond the goal (throughput and mean TPOT 3 %, mean TTFT and p99 ITL 10 %). The first 30 % of each
+scene are left out on both sides, and requests are cut at its end on both sides. *Lag*: the simulator as it
+is composes a step when the one before it has ended; an asynchronous engine has composed it by then, so
+whoever comes during a step enters one step later. `yes` puts that into the policy
+(benchmarks/fidelity/lag.py). Not simulated: the host's work per request where the GPU does not hide it,
+except as far as the card's constants hold it; the time a request takes from `add_request` to the queue;
+detokenisation and HTTP, which these runs do not have either."""
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -53,7 +55,9 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
         lines = [json.loads(line) for line in (folder / "scenes.jsonl").read_text().splitlines()]
     except (OSError, json.JSONDecodeError) as error:
-        raise InputError(f"{folder}/scenes.jsonl: {error}; give a folder of benchmarks.fidelity.run") from None
+        raise InputError(
+            f"{folder}/scenes.jsonl: {error}; give a folder of benchmarks.fidelity.run"
+        ) from None
     about = [line["about"] for line in lines if "about" in line]
     scenes = {line["file"]: line for line in lines if "scene" in line}
     if not about or not scenes:

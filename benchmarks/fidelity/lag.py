@@ -26,10 +26,10 @@ class Seen(NamedTuple):
 class Lagged(BatchPolicy):
     """Any policy inside an engine that composes step n + 1 while step n runs.
 
-    The simulator composes a step when the one before it has ended, and whoever came or left meanwhile is known. An
-    asynchronous engine has composed it by then: who came during step n enters in step n + 2, and the seat of who
-    left with step n is given away in step n + 2. KV that came free with step n is not hidden; that is a
-    difference of one step in when a prompt fits.
+    The simulator composes a step when the one before it has ended, and whoever came or left meanwhile is
+    known. An asynchronous engine has composed it by then: who came during step n enters in step n + 2, and
+    the seat of who left with step n is given away in step n + 2. KV that came free with step n is not
+    hidden; that is a difference of one step in when a prompt fits.
     """
 
     def __init__(self, inner: BatchPolicy) -> None:
@@ -76,7 +76,5 @@ class Lagged(BatchPolicy):
         }
         seats = max(1, view.limits.running - self._left)
         limits = view.limits._replace(running=seats)
-        seen = Seen(
-            view.now, known, view.prefilling, view.decoding, view.kv_free, view.kv_total, limits
-        )
+        seen = Seen(view.now, known, view.prefilling, view.decoding, view.kv_free, view.kv_total, limits)
         return self._inner.plan(seen)._replace(until=EACH_STEP)

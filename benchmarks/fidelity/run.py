@@ -1,4 +1,4 @@
-"""The real half: every scene through one vLLM engine, saved as it ends; `python -m benchmarks.fidelity.run --help`."""
+"""The real half, every scene through one vLLM engine: `python -m benchmarks.fidelity.run --help`."""
 
 from __future__ import annotations
 
@@ -164,8 +164,15 @@ class Stage:
             token_of=(ids - first).astype(np.int32),
         )
         self.log.table().save(self.asked.out / f"{name}.steps.npz")
+        np.savez_compressed(self.asked.out / f"{name}.times.npz", **self.log.times())
         served = sum(len(each.ids) for each in tokens if each.time - begin > scene.seconds / 2)
-        line = {"scene": asdict(scene), "arm": arm, "file": f"{name}.npz", "sent": sent, "steps": len(self.log.rows)}
+        line = {
+            "scene": asdict(scene),
+            "arm": arm,
+            "file": f"{name}.npz",
+            "sent": sent,
+            "steps": len(self.log.rows),
+        }
         return line | {"output_tokens_per_s": served / (scene.seconds / 2)}
 
 

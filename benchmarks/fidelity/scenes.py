@@ -24,8 +24,8 @@ Times = npt.NDArray[np.float64]
 class Scene:
     """One load. Lengths are uniform on half to one and a half times their means.
 
-    Exactly one of `clients` (closed loop), `share` (Poisson, of the capacity) and `faster` (the trace, so many
-    times as fast) is not zero. `kv` is the KV the engine may use, in tokens; 0: all of it.
+    Exactly one of `clients` (closed loop), `share` (Poisson, of the capacity) and `faster` (the trace, so
+    many times as fast) is not zero. `kv` is the KV the engine may use, in tokens; 0: all of it.
     """
 
     name: str

@@ -131,7 +131,10 @@ def measured(table: dict[str, Any], goal: FluidPlan, arm: Arm) -> dict[str, floa
         "lost": float(np.mean(table["how"][came] > 1)),
         "ttft": float(np.mean((first - arrival)[done])),
         "tpot": float(np.mean((finished - first)[done] / gaps)),
-    } | {f"served.{flow.name}": float((done & (table["kind"] == n)).sum()) / space for n, flow in enumerate(flows)}
+    } | {
+        f"served.{flow.name}": float((done & (table["kind"] == n)).sum()) / space
+        for n, flow in enumerate(flows)
+    }
 
 
 def main(quick: bool) -> None:
@@ -164,7 +167,11 @@ def table(card: str, load: float, rows: list[dict[str, Any]]) -> None:
     print(f"\n{card}, {load:g} of λ*, {ENGINES} engines: fluid optimum {rows[0]['optimum']:.0f}\n")
     print("| router | policy | revenue | against mixed, round robin | lost | TTFT, s | TPOT, ms |")
     print("|---|---|---|---|---|---|---|")
-    base = {row["seed"]: row["revenue"] for row in rows if (row["router"], row["policy"]) == ("round-robin", "mixed")}
+    base = {
+        row["seed"]: row["revenue"]
+        for row in rows
+        if (row["router"], row["policy"]) == ("round-robin", "mixed")
+    }
     for router in ROUTERS:
         for policy in POLICIES:
             mine = [row for row in rows if (row["router"], row["policy"]) == (router, policy)]

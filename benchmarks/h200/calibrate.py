@@ -1,4 +1,4 @@
-"""Calibrate on a GPU without the command line's dependencies: `python -m benchmarks.h200.calibrate --help`."""
+"""Calibrate without the command line's dependencies: `python -m benchmarks.h200.calibrate --help`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
+
+import numpy as np
 
 from benchmarks.h200 import models
 from headgate.core.errors import InputError
@@ -97,6 +99,7 @@ def main(argv: list[str]) -> None:
         print(f"{said}\npools: {campaign.walk.pools}; {campaign.each} cells a pass", flush=True)
         table = campaign.run(said)
     print(f"{len(table)} steps in {campaign.steps_file}: {campaign.outcome}", flush=True)
+    np.savez_compressed(asked.out / f"{asked.model}.times.npz", **campaign.log.times())
     (asked.out / f"{asked.model}.about.json").write_text(json.dumps(asdict(said), indent=2) + "\n")
     try:
         fitted = fit(table, said)

@@ -60,8 +60,8 @@ class MoeShape(Shape):
     """The same of a mixture of experts; `inner` is then never used.
 
     With made-up weights a word decides alone which experts it meets. Greedy decodes all say the same word and
-    meet the same few experts; random words (a temperature of 1) meet all experts about equally, more evenly than with
-    real weights, so that batches of middling size read more experts than they would.
+    meet the same few experts; random words (a temperature of 1) meet all experts about equally, more evenly
+    than with real weights, so that batches of middling size read more experts than they would.
     """
 
     experts: int = 128

@@ -69,7 +69,12 @@ def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
 def shapes(table: StepTable) -> dict[str, set[tuple[int, int, int]]]:
     """Decodes, prompt tokens and prompts of the steps of each cell."""
     return {
-        label: set(zip(*(getattr(part, name).astype(int).tolist() for name in ("decodes", "prefill", "prompts")), strict=True))
+        label: set(
+            zip(
+                *(getattr(part, name).astype(int).tolist() for name in ("decodes", "prefill", "prompts")),
+                strict=True,
+            )
+        )
         for label, part in table.split()
         if label != "fill"
     }
@@ -92,7 +97,9 @@ def served(real: Real, cost: Any) -> tuple[float, float]:
     return seconds, run.span()[1]
 
 
-def test_an_engine_that_dies_leaves_its_steps(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_dies_leaves_its_steps(
+    real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = campaign(real, tmp_path)
     said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
     step = real.front.step

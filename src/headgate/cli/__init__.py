@@ -10,6 +10,8 @@ import typer
 
 from headgate import __version__
 from headgate.cli.check import check
+from headgate.cli.calibrate import EXAMPLES as CALIBRATE
+from headgate.cli.calibrate import calibrate
 from headgate.cli.compare import compare
 from headgate.cli.demo import demo
 from headgate.cli.doctor import doctor
@@ -56,6 +58,7 @@ app.command()(reproduce)
 app.add_typer(plan, name="plan")
 app.command(context_settings=PASSES)(serve)
 app.command()(trace)
+app.command(help=CALIBRATE)(calibrate)
 app.command()(report)
 
 

@@ -6,14 +6,14 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import typer
 
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, report_runs
 from headgate.cli.progress import bar
-from headgate.cli.words import takes_words
+from headgate.cli.words import FLEET, takes_fleet_words
 from headgate.core.errors import InputError, RunError, unknown
 from headgate.spec.words import Experiment
 
@@ -21,27 +21,41 @@ if TYPE_CHECKING:
     from headgate.results.tables import Run
     from headgate.spec.run import Prepared
 
-Chosen = tuple[str, dict[str, Any]]  # a policy's name in headgate, and its settings
+
+class Chosen(NamedTuple):
+    """What one of the runs compared is made of; without a router there is one engine."""
+
+    policy: str  # its name in headgate
+    settings: dict[str, Any]
+    router: tuple[str, dict[str, Any]] | None = None
+
+
 MOST_SEEDS = 10_000
 
 EXAMPLES = """Serve the same requests under several policies and print paired differences with intervals.
 
 The first policy is the baseline. With several seeds, runs are paired by seed; with one, by request.
+With --engines, routers are compared in the same way, or every router with every policy.
 
 \b
 Examples:
   headgate compare --policy mixed --policy v0 --policy eb:refill=48 --clients 1024 --slots 512
   headgate compare --policy mixed --policy eb:refill=16 --trace azure-conv --scale-rate 4
   headgate compare --policy mixed --policy eb:refill=64 --workload geometric --rate 20 --seeds 5
+  headgate compare --engines 8 --router round-robin --router power-of-two --trace azure-conv --scale-rate 30
 """
 
 
-@takes_words
+@takes_fleet_words
 def compare(
     words: Experiment,
     policy: Annotated[
         list[str] | None,
         typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel="Policy"),
+    ] = None,
+    router: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel=FLEET),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on")] = 1,
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-compare)")] = None,
@@ -57,11 +71,8 @@ def compare(
 
     check_json(json)
     check_report(report)
-    wanted = list(words.policies) if policy is None else policy
-    if len(wanted) < 2:
-        raise InputError("compare needs at least two different policies; pass --policy mixed --policy v0")
     prepared = Prepared(words)
-    chosen = choose(wanted, prepared)
+    chosen = choose_all(words, policy, router, prepared)
     if seeds > 1 and prepared.requests(words.seed) == prepared.requests(words.seed + 1):
         raise InputError("these requests are the same for every seed (nothing is drawn); drop --seeds")
     say = sys.stderr if json == "-" else sys.stdout
@@ -69,15 +80,16 @@ def compare(
         for note in prepared.notes():
             print(f"note: {note}", file=say)
         runs = run_all(prepared, chosen, seeds, folder, overwrite)
-    result = compare_runs(runs, wanted[0])
+    result = compare_runs(runs, next(iter(chosen)))
     show(overview_table(result), say)
     print(file=say)
     show(comparison_table(result), say)
+    fleets = _fleets(runs, say)
     for line in extrapolations(runs):
         print(f"note: {line}", file=say)
     print(f"run folders: {folder}", file=say)
     report_runs([runs], report or str(folder / REPORT), say)
-    write_json(json, result.as_dict())
+    write_json(json, result.as_dict() | fleets)
 
 
 compare.__doc__ = EXAMPLES
@@ -88,6 +100,45 @@ def extrapolations(runs: Mapping[str, list[Run]]) -> list[str]:
     from headgate.spec.coverage import warning
 
     return [line for each in runs.values() if (line := warning(each[0]))]
+
+
+def _fleets(runs: Mapping[str, list[Run]], say: TextIO) -> dict[str, Any]:
+    """Engine by engine, of the first seed; nothing where there is one engine."""
+    from headgate.results.engines import fleet_figures, fleets_table
+    from headgate.results.text import show
+
+    figures = {text: found for text, each in runs.items() if (found := fleet_figures(each[0])) is not None}
+    if not figures:
+        return {}
+    print(file=say)
+    show(fleets_table(figures), say)
+    return {"fleets": {text: found.as_dict() for text, found in figures.items()}}
+
+
+def choose_all(
+    words: Experiment, policy: list[str] | None, router: list[str] | None, prepared: Prepared
+) -> dict[str, Chosen]:
+    """What is compared: policies, routers, or every router with every policy."""
+    from headgate.spec.routing import choose_routers
+
+    wanted = list(words.policies) if policy is None else policy
+    routers = choose_routers(list(words.routers) if router is None else router, prepared)
+    if len(wanted) * max(1, len(routers)) < 2 and len(routers) < 2:
+        also = ", or --router round-robin --router split" if prepared.words.engines else ""
+        raise InputError(
+            f"compare needs at least two different policies; pass --policy mixed --policy v0{also}"
+        )
+    policies = choose(wanted or [words.policy], prepared)
+    if not routers:
+        return policies
+    if len(routers) == 1:
+        (routed,) = routers.values()
+        return {text: each._replace(router=routed) for text, each in policies.items()}
+    return {
+        name if len(policies) == 1 else f"{name} {text}": each._replace(router=routed)
+        for name, routed in routers.items()
+        for text, each in policies.items()
+    }
 
 
 def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
@@ -110,7 +161,7 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
         if same in made:
             raise InputError(f"compare needs different policies; {text!r} is there twice, drop one")
         made.append(same)
-        chosen[text] = name, settings
+        chosen[text] = Chosen(name, settings)
     for setting in common:
         if setting not in known:
             raise unknown("parameter of any of these policies", setting, known)
@@ -134,9 +185,9 @@ def run_all(
     for place in places.values():
         refuse_full(place, overwrite)
     for (text, seed), place in places.items():
-        name, settings = chosen[text]
+        name, settings, router = chosen[text]
         with bar(f"{text} seed {seed}", len(prepared.workload)) as progress:
-            run = carry_out(prepared, name, settings, seed, label=text, progress=progress)
+            run = carry_out(prepared, name, settings, seed, text, progress, router)
         save(run, place, overwrite)
         if run.meta["outcome"] != "finished":
             raise RunError(f"{text}: the run was {run.meta['outcome']}; what there is stands in {place}")

@@ -28,7 +28,7 @@ def engines_text(plan: EnginesPlan) -> RenderableType:
     parts.append(
         Text(
             "Enough: every level is kept with every seed; below it, if tried, one engine fewer. In time: "
-            "requests (TBT: gaps) within the limit. Busy: time in steps; seats: taken by decodes; of λ*: load.",
+            "percent of requests (TBT: of gaps) within the limit. Seats: taken by decodes. Of λ*: the load.",
             style="dim",
         )
     )
@@ -77,14 +77,14 @@ def _fleets(plan: EnginesPlan) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("router + policy")
+    table.add_column("router + policy", overflow="fold")
     checked = [level for level in plan.levels if level.statistic]
-    for name in ("engines", "seeds", *map(_short, checked), "busy", "seats", "of λ*"):
+    for name in ("engines", "seeds", *map(_short, checked), "seats", "of λ*"):
         table.add_column(name, justify="right")
     for found in plan.found:
         for place, size in enumerate(_shown(found)):
             shares = (_percent(size.shares[str(level)]) for level in checked)
-            used = (f"{100 * share:.0f} %" for share in (size.busy.value, size.seats.value, size.load))
+            used = (f"{100 * share:.0f} %" for share in (size.seats.value, size.load))
             row = (str(size.engines), f"{size.kept}/{size.seeds}", *shares, *used)
             style = "" if size.engines == found.engines else "dim"
             table.add_row("" if place else found.name, *row, style=style)
@@ -101,8 +101,8 @@ def _shown(found: FleetFound) -> list[Size]:
 
 def _short(level: Level) -> str:
     of = f" {level.kind}" if level.kind else ""
-    wanted = f" (want {level.statistic[1:]} %)" if level.statistic.startswith("p") else ""
-    return f"{level.metric.upper()}{of} in time{wanted}"
+    wanted = f" (want {level.statistic[1:]})" if level.statistic.startswith("p") else ""
+    return f"{level.metric.upper()}{of} in time, %{wanted}"
 
 
 def _percent(share: Estimate) -> str:
@@ -110,5 +110,5 @@ def _percent(share: Estimate) -> str:
     if isnan(share.value):
         return "-"
     if share.low is None or share.high is None:
-        return f"{100 * share.value:.1f} %"
-    return f"{100 * share.value:.1f} ± {50 * (share.high - share.low):.1f} %"
+        return f"{100 * share.value:.1f}"
+    return f"{100 * share.value:.1f} ± {50 * (share.high - share.low):.1f}"

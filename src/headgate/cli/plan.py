@@ -100,21 +100,28 @@ def flags(
     words: Experiment,
     check: Annotated[bool, typer.Option(help="simulate the advice and vLLM's defaults")] = False,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    report: Report = None,
 ) -> None:
     """Advise."""
     from headgate.cli.plan_text import check_text, flags_text
-    from headgate.results.text import show
+    from headgate.results.text import as_text, show
     from headgate.spec.plan_flags import check_flags, plan_flags
 
     check_json(json)
+    check_report(report)
     found = plan_flags(words)
     say = sys.stderr if json == "-" else sys.stdout
     show(flags_text(found), say)
-    document = found.as_dict()
+    document, printed = found.as_dict(), as_text(flags_text(found))
     if check:
         runs, load = check_flags(words, found, bar)
         document["check"] = {"load": load, "runs": [run.as_dict() for run in runs]}
         show(check_text(runs, load, found), say)
+        printed += as_text(check_text(runs, load, found))
+    if report is not None:
+        from headgate.report.plans import flags_page
+
+        save_page(flags_page(found, printed, sys.argv[1:]), report, say)
     write_json(json, document)
 
 

@@ -1,4 +1,4 @@
-"""`headgate plan capacity`: the largest rate each policy sustains, and the rate none can exceed."""
+"""`headgate plan capacity`: the largest rate each policy sustains, or the fewest engines for a load."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.output import check_json, write_json
+from headgate.cli.output import check_json, check_report, write_json
+from headgate.cli.pages import Report, save_page
 from headgate.cli.progress import bar
 from headgate.cli.words import takes_words
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, unknown
 from headgate.spec.words import Experiment
 
+RATE, ENGINES = "rate", "engines"
 SEARCH = "Search"
 MOST_SEEDS = 100
 
-EXAMPLES = """The largest rate a policy sustains under service levels, and how far that is from λ*.
+EXAMPLES = """The largest rate under service levels, or the fewest engines for a load.
 
 λ* is the rate beyond which every policy falls behind. Each policy is simulated
 at rates between zero and λ*, by bracketing, with several seeds in parallel.
+With --find engines the load is given (a trace's own, --scale-rate or --rate)
+and fleets are simulated at token level, from load / λ* engines up, under every
+--router with every --policy.
 A level is METRIC=TIME@STATISTIC:CLASS with the metrics ttft, tbt (every gap
 between two tokens), tpot and e2e, the statistics p50, p99, ... mean and max,
 and a class or all requests. Without a statistic it is a promise that policies
@@ -34,6 +39,8 @@ Examples:
       --classes paying=5%,free=95% --trace sharegpt-8k --policy sarathi --policy slai \\
       --card pub-rtx-ada-6000-mistral-7b --slots 128 --budget 512
   headgate plan capacity --slo e2e=20s@p95 --policy all --trace azure-conv --seeds 2
+  headgate plan capacity --find engines --slo ttft=500ms@p95,tpot=40ms@p95 \\
+      --trace azure-conv --scale-rate 30 --router least-loaded --policy mixed --policy eb+
 """
 
 
@@ -51,6 +58,9 @@ Seeds = Annotated[int, _flag("so many seeds, from --seed on", min=1, max=MOST_SE
 Precision = Annotated[float, _flag("of a bracket, as a share of the rate", min=0.001, max=0.5)]
 Jobs = Annotated[int | None, _flag("processes (default: one per core)", min=1)]
 Recorded = Annotated[bool, _flag("a trace's own times, faster or slower, instead of Poisson")]
+Find = Annotated[str, _flag("rate: of one engine; engines: how few bear the load")]
+Routers = Annotated[list[str] | None, _flag("with --find engines (default: least-loaded); may be repeated")]
+MostEngines = Annotated[int, _flag("with --find engines: look no further", min=1)]
 
 
 @takes_words
@@ -63,21 +73,44 @@ def capacity(
     precision: Precision = 0.04,
     jobs: Jobs = None,
     as_recorded: Recorded = False,
+    find: Find = RATE,
+    router: Routers = None,
+    most_engines: MostEngines = 512,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    report: Report = None,
 ) -> None:
     """Search."""
-    from headgate.cli.capacity_text import capacity_text
-    from headgate.results.text import show
+    from headgate.cli.capacity_text import capacity_text, verdict
+    from headgate.results.text import as_text, show
     from headgate.spec.plan_capacity import Options, plan_capacity
     from headgate.spec.slo import parse_levels
 
     check_json(json)
+    check_report(report)
     if not slo:
         raise InputError("plan capacity needs --slo, such as --slo ttft=500ms@p50,tbt=100ms@p99")
-    wanted = policy or list(words.policies) or [words.policy]
-    options = Options(classes, seeds, jobs or os.cpu_count() or 1, precision, as_recorded)
-    found = plan_capacity(words, wanted, parse_levels(slo), options, bar)
-    show(capacity_text(found), sys.stderr if json == "-" else sys.stdout)
+    if find not in (RATE, ENGINES):
+        raise unknown("thing to --find", find, (RATE, ENGINES))
+    wanted, levels = policy or list(words.policies) or [words.policy], parse_levels(slo)
+    jobs = jobs or os.cpu_count() or 1
+    if find == ENGINES:
+        from headgate.cli.find_engines import find_engines
+        from headgate.spec.plan_engines import FleetOptions
+
+        fleets = FleetOptions(classes, seeds, jobs, as_recorded, most_engines)
+        find_engines(words, router or [], wanted, levels, fleets, (json, report))
+        return
+    if router:
+        raise InputError("--router is about fleets; say --find engines, or drop it")
+    options = Options(classes, seeds, jobs, precision, as_recorded)
+    found = plan_capacity(words, wanted, levels, options, bar)
+    say = sys.stderr if json == "-" else sys.stdout
+    show(capacity_text(found), say)
+    if report is not None:
+        from headgate.report.plans import capacity_page
+
+        text = as_text(capacity_text(found))
+        save_page(capacity_page(found, verdict(found), text, sys.argv[1:]), report, say)
     write_json(json, found.as_dict())
 
 

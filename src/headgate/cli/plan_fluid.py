@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headgate.cli.output import check_json, write_json
+from headgate.cli.output import check_json, check_report, write_json
+from headgate.cli.pages import Report, save_page
 from headgate.cli.words import takes_words
 from headgate.spec.words import Experiment
 
@@ -57,12 +58,12 @@ Classes = Annotated[
 def fluid(
     words: Experiment,
     classes: Classes = None,
-    engines: Annotated[int, _fleet("engines in the fleet")] = 1,
+    engines: Annotated[int | None, _fleet("engines in the fleet (default: 1)")] = None,
     clusters: Annotated[int, _fleet("classes to cut a trace into, at most")] = 3,
     mixed: Annotated[int | None, _fleet("engines that take prompts (default: as planned)")] = None,
     solo: Annotated[int | None, _fleet("engines that only decode (default: as planned)")] = None,
-    prompt_price: Annotated[float, _fleet("of a prompt token")] = 1.0,
-    output_price: Annotated[float, _fleet("of an output token")] = 2.0,
+    prompt_price: Annotated[float | None, _fleet("of a prompt token (default: 1)")] = None,
+    output_price: Annotated[float | None, _fleet("of an output token (default: 2)")] = None,
     separate: Annotated[bool, _fleet("each finished stage pays, not only finished requests")] = False,
     chunk: Annotated[int | None, _cost("prompt tokens in a mixed step (default: 512; 256)")] = None,
     whole_chunks: Annotated[bool, _cost("a prompt takes whole steps, not P/C of one")] = False,
@@ -75,20 +76,27 @@ def fluid(
     serve: Annotated[list[str] | None, _level("CLASS=SHARE, at least; repeated")] = None,
     frontier: Annotated[str | None, _level("revenue along prefill-fairness, decode-fairness, tpot")] = None,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    report: Report = None,
 ) -> None:
     """Plan it."""
     from headgate.cli.fluid_text import fluid_text
-    from headgate.results.text import show
-    from headgate.spec.fluid_words import FleetWords, LevelWords, StepWords
+    from headgate.results.text import as_text, show
+    from headgate.spec.fluid_words import LevelWords, StepWords, fleet_words
     from headgate.spec.plan_fluid import make_fluid_plan
 
     check_json(json)
+    check_report(report)
     roles, prices = (mixed, solo), (prompt_price, output_price)
-    fleet = FleetWords(tuple(classes or ()), engines, clusters, *roles, *prices, separate)
+    fleet = fleet_words(words, tuple(classes or ()), engines, clusters, roles, prices, separate)
     steps = StepWords(chunk, whole_chunks, mixed_fixed, mixed_per_token, solo_step)
     levels = LevelWords(prefill_fairness, decode_fairness, tpot_over, tuple(serve or ()), frontier)
     answer = make_fluid_plan(words, fleet, steps, levels)
-    show(fluid_text(answer), sys.stderr if json == "-" else sys.stdout)
+    say = sys.stderr if json == "-" else sys.stdout
+    show(fluid_text(answer), say)
+    if report is not None:
+        from headgate.report.plans import fluid_page
+
+        save_page(fluid_page(answer, frontier, as_text(fluid_text(answer)), sys.argv[1:]), report, say)
     write_json(json, answer.as_dict())
 
 

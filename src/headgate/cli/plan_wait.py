@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headgate.cli.output import check_json, write_json
+from headgate.cli.output import check_json, check_report, write_json
+from headgate.cli.pages import Report, save_page
 from headgate.cli.words import takes_words
 from headgate.spec.words import Experiment
 
@@ -47,15 +48,17 @@ def wait(
     batch: Annotated[int | None, _option("also the paper's rule for so many requests per batch")] = None,
     thresholds: Annotated[str, _option("check these: 10, chat=2+code=1, or 8/4/2 by segment")] = "",
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    report: Report = None,
 ) -> None:
     """Plan it."""
     from headgate.cli.wait_text import wait_text
-    from headgate.results.text import show
+    from headgate.results.text import as_text, show
     from headgate.spec.plan_wait import plan_wait
     from headgate.spec.wait_mix import Wishes
     from headgate.workloads.durations import duration
 
     check_json(json)
+    check_report(report)
     wishes = Wishes(
         load,
         slack,
@@ -69,7 +72,12 @@ def wait(
         None if every is None else duration(every),
     )
     found = plan_wait(words, wishes)
-    show(wait_text(found), sys.stderr if json == "-" else sys.stdout)
+    say = sys.stderr if json == "-" else sys.stdout
+    show(wait_text(found), say)
+    if report is not None:
+        from headgate.report.plans import wait_page
+
+        save_page(wait_page(found, as_text(wait_text(found)), sys.argv[1:]), report, say)
     write_json(json, found.as_dict())
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.output import check_json, write_json
+from headgate.cli.output import check_json, check_report, write_json
+from headgate.cli.pages import Report, save_page
 from headgate.cli.progress import bar
 
 EXAMPLES = """Run a published experiment in the simulator: published number, ours, ratio, and why they differ.
@@ -27,6 +28,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option(help="a tenth of the requests: to try it, not to quote it")] = False,
     seed: Annotated[int, typer.Option(min=0, help="one number for all randomness")] = 0,
     json: Annotated[str | None, typer.Option(help="all numbers as JSON, to a file or - for stdout")] = None,
+    report: Report = None,
 ) -> None:
     """Run it."""
     from headgate.reproduce import EXPERIMENTS, Options, find
@@ -34,6 +36,7 @@ def reproduce(
     from headgate.reproduce.text import print_report
 
     check_json(json)
+    check_report(report)
     if name is None:
         if json is not None:
             write_json(json, {key: experiment.about for key, experiment in EXPERIMENTS.items()})
@@ -47,12 +50,16 @@ def reproduce(
     options = Options(seed, quick)
     jobs = find(name).jobs(options)
     with bar(name, len(jobs)) as progress:
-        report = carry_out(name, options, jobs, progress)
+        found = carry_out(name, options, jobs, progress)
     say = sys.stderr if json == "-" else sys.stdout
-    print_report(report, say)
+    print_report(found, say)
     if quick:
         print("\n--quick: a tenth of the requests; do not quote these numbers", file=say)
-    write_json(json, {"seed": seed, "quick": quick, **report.as_dict()})
+    if report is not None:
+        from headgate.report.published import published_page
+
+        save_page(published_page(found, sys.argv[1:], quick), report, say)
+    write_json(json, {"seed": seed, "quick": quick, **found.as_dict()})
 
 
 reproduce.__doc__ = EXAMPLES

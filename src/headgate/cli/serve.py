@@ -67,6 +67,7 @@ def serve(
     metrics_port: Annotated[Number, _option("serve them on a port of their own, too")] = None,
     log_every: Annotated[Text, _option(LOG_EVERY)] = None,
     force: Annotated[Flag, _option("try a vLLM outside 0.26 to 0.32", "--force")] = None,
+    any_card: Annotated[Flag, _option("take a card of another model, too", "--any-card")] = None,
     config: Annotated[Text, _option(FILE)] = None,
     dry_run: Annotated[
         bool, _option("print the command and its environment, and leave", "--dry-run")
@@ -75,7 +76,7 @@ def serve(
     """Check the settings, and let vLLM serve."""
     flags: dict[str, Any] = {"policy": policy, "set": settings_of(set) if set else None, "card": card}
     flags |= {"trace": trace, "watchdog": watchdog, "metrics": metrics, "metrics_port": metrics_port}
-    flags |= {"log_every": log_every, "force": force}
+    flags |= {"log_every": log_every, "force": force, "any_card": any_card}
     given = {name: value for name, value in flags.items() if value is not None}
     code = _run(model, list(context.args), given, config, dry_run)
     raise typer.Exit(code)

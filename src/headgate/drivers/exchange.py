@@ -37,6 +37,7 @@ class Exchange(Replica):
     ) -> None:
         self.done: list[Entry] = []  # prompts that the step under way completes
         self._passing: dict[int, tuple[int, int | None]] = {}  # sent for their prompt: true limit and guess
+        self._brief: set[int] = set()  # of those, the ones whose first token is their last
         self._parked: dict[int, int] = {}  # request to the KV blocks kept for it until they are copied
         self._recorder, self._on_end, self._on_part = recorder, on_end, on_part
         super().__init__(engine, policy, lengths, (recorder,), leases)
@@ -93,6 +94,8 @@ class Exchange(Replica):
             self._passing[entry.id] = entry.limit, entry.guess
             entry.limit = CUT_TO
             entry.guess = None if entry.guess is None else CUT_TO
+        else:
+            self._brief.add(entry.id)
 
     def _complete(self, entry: Entry) -> None:
         super()._complete(entry)
@@ -100,13 +103,14 @@ class Exchange(Replica):
 
     def passes(self, entry: Entry) -> bool:
         """Is it here for its prompt alone?"""
-        return entry.id in self._passing
+        return entry.id in self._passing or entry.id in self._brief
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         passing = self._passing.pop(entry.id, None) if self._passing else None
         if passing is None or how not in (End.STOPPED, End.LIMIT):
             if passing is not None:
                 entry.limit, entry.guess = passing
+            self._brief.discard(entry.id)
             for hook in self.hear.finished:
                 hook(entry, now, how)
             self._on_end(entry, how)

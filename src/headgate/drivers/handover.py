@@ -46,6 +46,7 @@ class Handover:
     reserved: int = 0  # blocks taken at the receiver
     copying: bool = False
     dropped: bool = False  # its client hung up
+    stripped: bool = False  # its KV is gone and must be computed again
 
     @property
     def tokens(self) -> int:

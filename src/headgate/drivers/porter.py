@@ -13,8 +13,9 @@ class Porter:
     """All that are on their way. KV stays at the sender until its copy is complete, and is reserved at the
     receiver, between two of its steps, before the copy begins.
 
-    When nothing in the fleet can move any more, because every receiver's memory is full of KV that waits to
-    be copied elsewhere, the oldest goes without its KV, which is computed again.
+    When nothing in the fleet can move any more, because memory is full of KV that waits for a place or for
+    its copy, somebody's KV is dropped and computed again where it decodes: the oldest who waits for memory
+    at its receiver, or else who waits for a receiver.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Porter:
         """The router has found a place for its decode."""
         handover = self._handovers[id]
         handover.receiver = receiver
-        receiver.bound.append(handover)
+        (receiver.stripped if handover.stripped else receiver.bound).append(handover)
 
     def copy(self, handover: Handover, now: float) -> bool:
         """Begin to copy; False: it takes no time."""
@@ -74,21 +75,24 @@ class Porter:
             assert handover.receiver is not None
             handover.receiver.unneeded.append(handover)
             self._reach(handover.receiver)
-        elif not handover.reserved:
+        elif not handover.reserved and not handover.stripped:
             self._free_sender(handover)
         return handover
 
     def recompute_one(self) -> bool:
-        """Break a deadlock of memory: the oldest that waits for KV at its receiver goes there without."""
-        for handover in self._handovers.values():
-            receiver = handover.receiver
-            if receiver is not None and handover in receiver.bound:
-                receiver.bound.remove(handover)
-                receiver.stripped.append(handover)
-                self._free_sender(handover)
-                self._reach(receiver)
-                return True
-        return False
+        """Break a deadlock of memory; False: there is none that this could break."""
+        kept = [handover for handover in self._handovers.values() if not handover.stripped]
+        bound = (each for each in kept if each.receiver is not None and each in each.receiver.bound)
+        handover = next(bound, None) or next((each for each in kept if each.receiver is None), None)
+        if handover is None:
+            return False
+        handover.stripped = True
+        self._free_sender(handover)
+        if handover.receiver is not None:
+            handover.receiver.bound.remove(handover)
+            handover.receiver.stripped.append(handover)
+            self._reach(handover.receiver)
+        return True
 
     def _free_sender(self, handover: Handover) -> None:
         handover.sender.freed.append(handover)

@@ -208,8 +208,9 @@ class Station:
         for handover in self.unneeded:
             replica.give_up_reserved(handover)
         for handover in self.stripped:
-            self._porter.joined(handover)
-            replica.take_back(handover.entry)
+            if not handover.dropped:
+                self._porter.joined(handover)
+                replica.take_back(handover.entry)
         for done in (self.freed, self.unneeded, self.stripped):
             done.clear()
         while self.bound and (self.bound[0].dropped or self._expect(self.bound[0])):

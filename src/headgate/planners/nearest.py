@@ -9,6 +9,7 @@ from headgate.planners.iteration import Lines, Part, held, seconds
 
 MARGIN = 2e-3  # above what a condition asks for, so that four digits of it still satisfy the condition
 MOST_ROUNDS = 20_000  # of raising; close to saturation each round gains little
+FAR = 1e3  # times memory: sizes that grow beyond this grow for ever
 DIGITS = 4
 
 Least = Callable[[Sequence[float], float], list[float]]  # what sizes must be at least, in such an iteration
@@ -17,18 +18,24 @@ Least = Callable[[Sequence[float], float], list[float]]  # what sizes must be at
 def nearest(
     lines: Lines, parts: Sequence[Part], sizes: Sequence[float], capacity: float, least: Least
 ) -> list[float] | None:
-    """Given sizes raised until they satisfy `least`; else the same from sizes cut to memory, or from nothing.
+    """Given sizes, cut to memory where they do not fit, raised until they satisfy `least`; else the smallest.
 
     Raising a size makes iterations longer and so raises the others: the map is monotone, its first fixed
-    point is the smallest solution above where it began. None where memory ends first, wherever it begins.
+    point is the smallest solution above where it began. Where memory ends on the way the solution is cut and
+    raised once more. None where not even the smallest solution fits.
     """
-    share = min(1.0, (1 - MARGIN) * capacity / held(parts, sizes))
-    cut = [rounded(share * size, up=False) for size in sizes]
-    for start in (sizes, cut, [0.0] * len(sizes)):
-        found = _raised(lines, parts, start, capacity, least)
-        if found is not None:
+    for start in (_cut(parts, sizes, capacity), [0.0] * len(sizes)):
+        above = _raised(lines, parts, start, FAR * capacity, least)
+        found = above and _raised(lines, parts, _cut(parts, above, capacity), capacity, least)
+        if found:
             return found
     return None
+
+
+def _cut(parts: Sequence[Part], sizes: Sequence[float], capacity: float) -> list[float]:
+    """The same in proportion, a little less than memory holds."""
+    share = (1 - MARGIN) * capacity / held(parts, sizes)
+    return [rounded(share * size, up=False) for size in sizes] if share < 1 - MARGIN else list(sizes)
 
 
 def _raised(

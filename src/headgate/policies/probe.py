@@ -20,7 +20,7 @@ class Pool(NamedTuple):
 
     kind: str
     prompt: int
-    count: int
+    size: int
     fill: int  # prompt tokens in a step while the pool is filled
 
 
@@ -144,7 +144,7 @@ class Probe(BatchPolicy):
             prompts += [id for id in members if id in view.waiting]
             if prompts:
                 return Plan(NONE, tuple(prompts), pool.fill, until=Until(prefills=len(prompts)))
-            if self._arrived[pool.kind] < pool.count:
+            if self._arrived[pool.kind] < pool.size:
                 return NOT_YET
         cell = self.walk.cells[self.position]
         return NOT_YET if len(self._feed.get(self._kind, ())) < len(cell.feed) else None

@@ -1,4 +1,4 @@
-"""The shapes a probe visits: decodes, prompts, both together and changes between them, within an engine's limits."""
+"""The shapes a probe visits: decodes, prompts, both together and changes between them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _walk(ground: Ground, decodes: int, middle: int, few: float) -> Walk:
 
 def _needs(walk: Walk, passes: int) -> float:
     """KV tokens at the end of the last pass, and for the prompts of the largest cell on the way."""
-    held = sum(pool.prompt * pool.count for pool in walk.pools)
+    held = sum(pool.prompt * pool.size for pool in walk.pools)
     grown = sum(move.decodes * move.steps for cell in walk.cells for move in cell.moves)
     return held + passes * grown + max(sum(cell.feed) for cell in walk.cells)
 
@@ -116,15 +116,15 @@ def _needs(walk: Walk, passes: int) -> float:
 class _Builder:
     """Makes cells for one set of pools.
 
-    Every cell begins with a step of decodes alone. An asynchronous engine sees a step end late while it launches one
-    with prompts; the sum of the two is right, so both belong to the same cell.
+    Every cell begins with a step of decodes alone. An asynchronous engine sees a step end late while it
+    launches one with prompts; the sum of the two is right, so both belong to the same cell.
     """
 
     def __init__(self, ground: Ground, pools: tuple[Pool, ...]) -> None:
         self.budget = ground.budget
         self.longest = ground.longest - 1  # a prompt brings one token
         self.quick = ground.quick
-        self.counts = {pool.kind: pool.count for pool in pools}
+        self.counts = {pool.kind: pool.size for pool in pools}
         self.most = self.counts[SHORT] + self.counts[MIDDLE]
 
     def decode(self) -> Iterator[Cell]:
@@ -235,8 +235,8 @@ class _Builder:
         each = max(1, tokens // together)
         name = f"{number} decodes, {'+'.join(pools)}, {together} prompts of {each}"
         if together == 1:
-            moves = (Move(number, pools), Move(number, pools, (0,), tokens, steps))
-            return Cell(name, moves, (steps * tokens,))
+            mixed = Move(number, pools, (0,), tokens, steps)
+            return Cell(name, (Move(number, pools), mixed), (steps * tokens,))
         batches = [tuple(range(time * together, (time + 1) * together)) for time in range(steps)]
         moves = tuple(Move(number, pools, batch, each * together) for batch in batches)
         return Cell(name, (Move(number, pools), *moves), (each,) * (steps * together))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,11 +59,17 @@ class Series:
     shape: str = "line"  # line, step, points, linked (points on a line), band
     low: Floats | None = None  # of a band, or of intervals around points
     high: Floats | None = None
+    alone: bool = False  # in its chart
 
     @property
     def style(self) -> str:
         """Its CSS classes: a colour, and a dash so that colour is never the only sign."""
-        return f"c{self.colour % COLOURS} d{self.colour % 4}"
+        return f"c{self.colour % COLOURS} d{self.dash}"
+
+    @property
+    def dash(self) -> int:
+        """Alone it needs none."""
+        return 0 if self.alone else self.colour % 4
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,9 @@ class Chart:
 
     def figure(self, title: str, look: str, note: str = "") -> Figure:
         """With its legend."""
+        if len({each.name for each in self.series}) == 1 and not all(each.alone for each in self.series):
+            alone = [replace(each, alone=True) for each in self.series]
+            return replace(self, series=alone).figure(title, look, note)
         names = dict.fromkeys((each.name, each.style) for each in self.series)
         return Figure(title, look, self.draw(title), self._data(), tuple(names), note=note)
 

@@ -99,7 +99,7 @@ def _plain(block: Grid | Printed | str) -> Markup:
 
 def _figure(figure: Figure, number: int) -> Markup:
     timeline = "timeline" in figure.data
-    kind = "wide" if figure.wide else ""
+    kind = "wide" if figure.wide else "bars" if "rows" in figure.data else ""
     entries = [
         tag("button", tag("i", class_=style), name, type="button", class_="entry", data_for=name)
         for name, style in figure.legend
@@ -125,7 +125,11 @@ def _figure(figure: Figure, number: int) -> Markup:
 
 
 def _grid(grid: Grid) -> Markup:
-    heads = [tag("th", _head(head), scope="col") for head in grid.heads]
+    words = [cell.tone == "words" for cell in grid.rows[0]] if grid.rows else [False] * len(grid.heads)
+    heads = [
+        tag("th", _head(head), scope="col", class_="words" if left else None)
+        for head, left in zip(grid.heads, words, strict=True)
+    ]
     rows = [tag("tr", *(_cell(cell, place) for place, cell in enumerate(row))) for row in grid.rows]
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
     copy = tag("button", "Copy", type="button", data_copy="tsv", title="Copy for a spreadsheet")

@@ -21,7 +21,7 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
         "Runs": _each(
             shell(["headgate", *map(str, one.get("command") or ())]) for one in meta if one.get("command")
         ),
-        "Dates": _each(one.get("date") for one in meta),
+        "Dates": _dates([str(one["date"]) for one in meta if one.get("date")]),
         "Policies": _each(_policy(one) for one in meta),
         "Card": _each(_card(one) for one in meta),
         "Engine": _each(_engine(one) for one in meta),
@@ -56,6 +56,11 @@ def warnings(runs: Iterable[Run]) -> tuple[str, ...]:
 def _each(values: Iterable[object]) -> str:
     """All that differ, one after the other."""
     return "; ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+
+
+def _dates(dates: Sequence[str]) -> str:
+    """From the first to the last."""
+    return " to ".join(dict.fromkeys((min(dates), max(dates)))) if dates else ""
 
 
 def _policy(meta: dict[str, object]) -> str:

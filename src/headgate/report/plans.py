@@ -14,7 +14,9 @@ from headgate.report.origin import plan_made
 from headgate.report.page import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
 from headgate.results.text import number
 from headgate.spec.plan_capacity import CapacityPlan
+from headgate.spec.plan_flags import FlagsPlan
 from headgate.spec.plan_fluid import FluidAnswer
+from headgate.spec.plan_wait import WaitPlan
 
 FRONTIERS = {
     "prefill-fairness": Axis("largest difference of prefill shares", "share of an engine"),
@@ -23,10 +25,71 @@ FRONTIERS = {
 }
 
 
-def printed_page(title: str, about: str, verdict: str, printed: str, command: Sequence[str]) -> Page:
-    """A plan that is words and numbers."""
-    chapter = Chapter("", verdict, (Section("The plan", (Printed(printed),)),))
-    return Page(title, about, (chapter,), plan_made(command), "plan")
+def flags_page(plan: FlagsPlan, printed: str, command: Sequence[str]) -> Page:
+    """What to set in plain vLLM: words and numbers, as printed."""
+    listed = " ".join(f"{flag.name} {flag.value}" for flag in plan.flags)
+    verdict = f"vllm serve MODEL {listed}: predicted {number(plan.rate)} requests/s when saturated, at "
+    verdict += f"{number(1000 * plan.per_token)} ms per token."
+    rows = tuple(
+        (Cell(flag.name), Cell(str(flag.value)), Cell(flag.why, tone="words")) for flag in plan.flags
+    )
+    grid = Grid("Flags", ("flag", "value", "why"), rows)
+    sections = (Section("The advice", (grid,)), Section("As printed", (Printed(printed),), closed=True))
+    about = f"{plan.situation.source}, {plan.situation.workload}; {plan.model} on {plan.gpu}"
+    return Page(
+        "What to set in plain vLLM", about, (Chapter("", verdict, sections),), plan_made(command), "plan"
+    )
+
+
+def wait_page(plan: WaitPlan, printed: str, command: Sequence[str]) -> Page:
+    """Thresholds of WAIT, and the memory they need beside what there is."""
+    load = plan.mix.rate / plan.most
+    sizes = [
+        f"{size:.3g}{f' ({name})' if name else ''}"
+        for name, size in zip(plan.mix.names, plan.thresholds.sizes, strict=True)
+    ]
+    verdict = (
+        f"At {100 * load:.0f} % of what the card can carry, WAIT with thresholds {', '.join(sizes)} never "
+    )
+    verdict += f"holds more than {number(plan.need)} of {plan.capacity:,} KV tokens"
+    bars = [
+        Bar("fluid equilibrium", (("", "c0", plan.fluid.kv),)),
+        Bar("WAIT, at most", (("", "c1", plan.need),)),
+    ]
+    if plan.nested is not None and isfinite(plan.nested.bound.total):
+        total, chance = plan.nested.bound.total, 1 - plan.nested.miss
+        verdict += (
+            f"; Nested WAIT, which needs no forecast, needs {number(total)} with probability {chance:g}"
+        )
+        bars.append(Bar(f"Nested WAIT, with probability {chance:g}", (("", "c2", total),)))
+    mark = Mark(f"memory: {number(float(plan.capacity))}", float(plan.capacity))
+    look = "Bars that end before the dashed line fit; nobody is evicted then."
+    figure = Bars("KV", "tokens", bars, mark).figure("Memory that the thresholds need", look)
+    sections = (
+        Section("The memory", (figure,)),
+        Section("The thresholds", (_thresholds(plan),)),
+        Section("The whole plan, as printed", (Printed(printed),), closed=True),
+    )
+    about = f"{plan.source}, {plan.workload}, {number(plan.mix.rate)} requests/s"
+    chapter = Chapter("", f"{verdict}.", sections, tuple(plan.notes))
+    return Page("How many to wait for", about, (chapter,), plan_made(command), "plan")
+
+
+def _thresholds(plan: WaitPlan) -> Grid:
+    rows = []
+    for name, part, size in zip(plan.mix.names, plan.mix.parts, plan.thresholds.sizes, strict=True):
+        peak = Cell(number(part.peak), part.peak)
+        rows.append(
+            (
+                Cell(name or "all"),
+                Cell(number(part.stages), float(part.stages)),
+                peak,
+                Cell(f"{size:.4g}", size),
+            )
+        )
+    return Grid(
+        "WAIT, by type", ("type", "stages", "KV at its end\ntokens", "threshold\nrequests"), tuple(rows)
+    )
 
 
 def capacity_page(plan: CapacityPlan, verdict: str, printed: str, command: Sequence[str]) -> Page:

@@ -12,6 +12,7 @@ from headgate.report.origin import plan_made
 from headgate.report.page import Block, Cell, Chapter, Figure, Grid, Page, Section
 from headgate.reproduce.report import Report
 from headgate.reproduce.report import Section as Table
+from headgate.results.text import number
 
 WIDE = 20.0  # numbers that differ by more than this factor are drawn on log axes
 
@@ -82,11 +83,11 @@ def _grid(table: Table) -> Grid:
                 else Cell("-")
             )
             rows.append((Cell(row.setting), Cell(column, tone="words"), _cell(cell.published), own, shown))
-    return Grid(table.title, heads, tuple(rows))
+    return Grid("Published and ours", heads, tuple(rows))
 
 
 def _cell(value: float) -> Cell:
-    return Cell(f"{value:,.4g}", value) if isfinite(value) else Cell("-")
+    return Cell(number(value), value) if isfinite(value) else Cell("-")
 
 
 def _scatter(table: Table) -> Figure | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from headgate.planners.prediction import exclusive_rate, mixed_rate
 from headgate.planners.stationary import phase_share
-from headgate.report.chart import Axis, Chart, Mark, Series
+from headgate.report.chart import LOG, Axis, Chart, Mark, Series
 from headgate.report.origin import plan_made
 from headgate.report.page import Cell, Chapter, Figure, Grid, Page, Printed, Section
 from headgate.results.text import number, time_unit
@@ -46,15 +46,15 @@ def _curve(plan: ThresholdPlan) -> Figure:
         Mark(f"θ0 = {plan.thresholds.base.share:.3f}", plan.thresholds.base.share),
     ]
     chart = Chart(
-        Axis("share of seats refilled at once", ""),
-        Axis("time per request above the least", "%", low=0.0),
+        Axis("seats refilled at once", "share", LOG),
+        Axis("extra time per request", "%", low=0.0),
         [Series("refill and decode phases", shares[shown], extra[shown])],
         marks,
     )
-    look = "A flat bottom means the exact threshold hardly matters. θ* is the optimum, θ0 the base share."
-    return chart.figure(
-        "Threshold curve", look, "Only what the threshold changes: fixed costs of refills and idle seats."
+    look = (
+        "Time that the threshold alone decides. θ* is its optimum, θ0 the base share; a flat bottom forgives."
     )
+    return chart.figure("Threshold curve", look)
 
 
 def _rates(plan: ThresholdPlan) -> Figure:
@@ -67,7 +67,7 @@ def _rates(plan: ThresholdPlan) -> Figure:
     marks = [Mark(f"refill {chosen.refill} of {chosen.slots}", chosen.refill * running / chosen.slots)]
     marks.append(Mark("mixed batches", plan.mixed.rate, "y"))
     chart = Chart(
-        Axis("prompts refilled at once", "requests"),
+        Axis("prompts refilled at once", "requests", LOG),
         Axis("predicted", "requests/s"),
         [Series("exclusive batches", shares * running, np.array(rates))],
         marks,

@@ -21,12 +21,15 @@ from headgate.reproduce import (
     published_fleet,
     slai_bounds,
     slai_figures,
+    split_runs,
     table2,
     table3,
     table10,
     table11,
     table13,
     table18,
+    table19,
+    table20,
     wait_fig6,
     wait_high,
     wait_lmsys,
@@ -57,6 +60,10 @@ class Experiment(NamedTuple):
 EXPERIMENTS = {
     part.NAME: Experiment(part.ABOUT, part.jobs, part.judge)
     for part in (table2, table3, table10, table11, table13, gamma_shift, table18)
+}
+EXPERIMENTS |= {
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, split_runs.carry_out)
+    for part in (table19, table20)
 }
 EXPERIMENTS |= {  # these run traffic of their own
     part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, part.carry_out, part.SOURCE)

@@ -13,7 +13,10 @@ from headgate.results.tables import Floats, Integers, Run
 from headgate.results.windows import Window, choose
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import RenderableType
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Pool:
     role: str
     engines: int
     busy: Range  # share of the time in steps
-    requests: Range  # served to their end there
+    requests: Range  # served to their end there; those of a prefill engine end elsewhere
     kv_peak: Range  # tokens
 
 
@@ -114,31 +117,54 @@ def _revenue(run: Run, window: Window) -> dict[str, float]:
 
 def fleet_table(figures: FleetFigures) -> RenderableType:
     """One line per role: least, mean and most over its engines; then the revenue."""
-    from rich import box
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     from headgate.results.text import number
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("engines")
-    for name in ("busy, %", "requests served", "KV peak, tokens"):
-        table.add_column(f"{name}\nleast / mean / most", justify="right")
-    for pool in figures.pools:
-        busy = Range(*(100 * share for share in asdict(pool.busy).values()))
-        cells = (
-            " / ".join(number(value) for value in asdict(found).values())
-            for found in (busy, pool.requests, pool.kv_peak)
-        )
-        table.add_row(f"{pool.engines} {pool.role}", *cells)
-    lines: list[RenderableType] = [Text(f"Router {figures.router}"), table]
+    table = _table(f"router {figures.router}")
+    _add_rows(table, figures)
+    lines: list[RenderableType] = [table]
     if not math.isnan(figures.revenue):
-        each = ", ".join(f"{name or 'all'} {number(value)}" for name, value in figures.kind_revenue.items())
-        lines.append(
-            Text(
-                f"Revenue {number(figures.revenue)} /s, {number(figures.revenue_per_engine)} per engine "
-                f"({each})"
-            )
-        )
+        kinds = figures.kind_revenue
+        each = ", ".join(f"{name or '-'} {number(value)}" for name, value in kinds.items())
+        whole = f"Revenue {number(figures.revenue)} /s, {number(figures.revenue_per_engine)} per engine"
+        lines.append(Text(f"{whole}: {each}" if len(kinds) > 1 else whole))
     return Group(*lines)
+
+
+def fleets_table(figures: Mapping[str, FleetFigures]) -> RenderableType:
+    """Several fleets, one line per role of each."""
+    table = _table("engines")
+    for name, found in figures.items():
+        table.add_row(name, "", "", "" if math.isnan(found.revenue) else _number(found.revenue_per_engine))
+        _add_rows(table, found)
+    return table
+
+
+def _table(name: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(name, overflow="fold")
+    for head in (
+        "busy, %\nleast / mean / most",
+        "requests served\nleast / mean / most",
+        "revenue /s\nper engine",
+    ):
+        table.add_column(head, justify="right", no_wrap=True)
+    return table
+
+
+def _add_rows(table: Table, figures: FleetFigures) -> None:
+    for pool in figures.pools:
+        busy = (f"{100 * share:.1f}" for share in asdict(pool.busy).values())
+        served = (f"{value:,.0f}" for value in asdict(pool.requests).values())
+        table.add_row(f"  {pool.engines} {pool.role}", " / ".join(busy), " / ".join(served), "")
+
+
+def _number(value: float) -> str:
+    from headgate.results.text import number
+
+    return number(value)

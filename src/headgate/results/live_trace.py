@@ -174,14 +174,8 @@ def read_live_trace(path: str | Path) -> Run:
 
 def _survey(path: str | Path) -> tuple[dict[str, Any], int, dict[str, Slo]]:
     """The header, the largest request number plus one, and each kind with what all of it was promised."""
-    lines = _lines(path, header=True)
-    _, header = next(lines, (0, {}))
-    if not isinstance(header.get("trace"), int):
-        raise InputError(
-            f"{path} is no trace of a live engine; give a file that headgate serve --trace wrote"
-        )
-    if header["trace"] > TRACE:
-        raise InputError(f"trace {path} has format {header['trace']}, this version reads {TRACE}; upgrade")
+    lines = trace_lines(path)
+    _, header = next(lines)
     requests, promised = 0, dict[str, Slo]()
     for _, line in lines:
         if line["event"] == "arrived":
@@ -192,6 +186,20 @@ def _survey(path: str | Path) -> tuple[dict[str, Any], int, dict[str, Slo]]:
     if not promised:
         raise InputError(f"trace {path}: no request in it; let the engine serve some first")
     return header, requests, promised
+
+
+def trace_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The first line, which says whose trace it is, then all others; each with its number, checked."""
+    lines = _lines(path, header=True)
+    number, header = next(lines, (0, {}))
+    if not isinstance(header.get("trace"), int):
+        raise InputError(
+            f"{path} is no trace of a live engine; give a file that headgate serve --trace wrote"
+        )
+    if header["trace"] > TRACE:
+        raise InputError(f"trace {path} has format {header['trace']}, this version reads {TRACE}; upgrade")
+    yield number, header
+    yield from lines
 
 
 def _lines(path: str | Path, header: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -236,7 +236,7 @@ def _engine(run: Run, window: Window) -> Engine:
     busy, number = float(inside.sum()), float(count.sum())
     grown = (steps["count"] - 1) / 2 * (steps["decodes"] + steps["prefill"])
     level = np.maximum(steps["kv"] - grown, 0.0)
-    replicas = max(len(np.unique(steps["replica"])), 1)
+    replicas = int(run.meta.get("engines") or max(len(np.unique(steps["replica"])), 1))
     computed = float(((steps["decodes"] + steps["prefill"]) * steps["count"]).sum())
     return Engine(
         replicas,

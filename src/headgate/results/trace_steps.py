@@ -18,7 +18,8 @@ class _Steps:
 
     A trace tells of all prompts of a step together. Which of them ran is known: whoever is told as prefilled
     right after it got all its missing tokens, what is left went to the others in the order of
-    admission. Where that does not add up (prefix caching), the number of prompts stays and their pairs are unknown.
+    admission. Where that does not add up (prefix caching), the number of prompts stays and their pairs are
+    unknown.
     """
 
     def __init__(self) -> None:

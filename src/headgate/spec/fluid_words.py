@@ -33,6 +33,22 @@ class FleetWords(NamedTuple):
     separate: bool = False
 
 
+def fleet_words(
+    words: Experiment,
+    classes: tuple[str, ...],
+    engines: int | None,
+    clusters: int,
+    roles: tuple[int | None, int | None],
+    prices: tuple[float | None, float | None],
+    separate: bool,
+) -> FleetWords:
+    """Flags, and where there are none what an experiment file says of its fleet."""
+    said, usual = (words.prompt_price, words.output_price), (1.0, 2.0)
+    own = [next(p for p in each if p is not None) for each in zip(prices, said, usual, strict=True)]
+    count = words.engines or 1 if engines is None else engines
+    return FleetWords(classes, count, clusters, *roles, *own, separate)
+
+
 class StepWords(NamedTuple):
     """What a step costs; all costs None: a card says."""
 

@@ -27,9 +27,9 @@ from headgate.spec.plan_fluid import fluid_bound
 from headgate.spec.searching import Fewest
 from headgate.spec.slo import Level
 from headgate.spec.trials import Progress
-from headgate.spec.words import Experiment
+from headgate.spec.words import Experiment, ManyEngines
 
-PER_ENGINE = 600  # requests for each engine the bound asks for, unless told otherwise
+PER_ENGINE = 1000  # requests for each engine the bound asks for, unless told otherwise
 FEWEST, MOST = 1500, 60_000  # requests of a run
 CLUSTERS = 4  # classes that a trace is cut into for the fluid plan
 NEAR_FULL = 1e-9
@@ -135,6 +135,7 @@ def plan_engines(
     progress: Progress,
 ) -> EnginesPlan:
     """Search every way for itself, from the bound up, on the same requests."""
+    words = _without_fleet(words)
     card = load_card(words.card)
     engine = make_engine(words, card)
     rate, traffic = _load(words, levels, options, engine)
@@ -161,7 +162,15 @@ def plan_engines(
     found = tuple(tell.found(each, way, searches[each]) for each, way in ways.items())
     counts = rate, traffic.requests, len(seeds), options.most
     bounds = bound, _fluid(words, rate)
-    return EnginesPlan(card.name, name, engine, levels, traffic.classes, *counts, *bounds, found, tuple(notes))
+    return EnginesPlan(
+        card.name, name, engine, levels, traffic.classes, *counts, *bounds, found, tuple(notes)
+    )
+
+
+def _without_fleet(words: Experiment) -> Experiment:
+    """The same without a fleet's own words, which have done their work."""
+    left = {name: getattr(words, name) for name in words.model_fields_set - set(ManyEngines.model_fields)}
+    return Experiment.model_construct(set(left), **left)
 
 
 def _load(

@@ -87,7 +87,9 @@ class Fewest:
     def too_few(self) -> int:
         """The largest count below it that was not, or cannot be."""
         below = self.enough or self.most + 1
-        return max((n for n, ratio in self.tried.items() if not ratio <= 1 and n < below), default=self.least - 1)
+        return max(
+            (n for n, ratio in self.tried.items() if not ratio <= 1 and n < below), default=self.least - 1
+        )
 
     def tell(self, count: int, ratio: float) -> None:
         """What came of a count."""

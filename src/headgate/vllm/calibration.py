@@ -1,4 +1,4 @@
-"""Drives an engine through a probe's walk, keeps every step on disk, and stops when the fit is good enough."""
+"""Drives an engine through a probe's walk and keeps every step; stops when the fit is good enough."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.cost.fitting.fit import Fitted, fit
 from headgate.cost.fitting.steps import StepTable
 from headgate.policies.probe import FEED, Probe, Walk
 from headgate.policies.probe_grid import Ground, grid
-from headgate.vllm.calibration_engine import core_of
+from headgate.vllm.calibration_engine import Wanted, about, core_of, start
 from headgate.vllm.calibration_log import StepLog
 
 SAVE_EVERY = 20.0  # seconds
@@ -26,6 +26,8 @@ DECODED = 8  # output tokens of those
 ENDLESS = 100_000  # output tokens a request of a pool may have; cut to the model's length
 GOOD = 0.03  # relative error below which no further pass is made
 FEWEST_PASSES = 2  # unless time ends before
+
+ANY_KV = 1 << 30  # until the engine says how much it has
 
 Report = Callable[[int, int, str], None]
 
@@ -41,7 +43,8 @@ class Campaign:
         seconds: time for all of it, filling the pools included.
         passes: most visits of each cell; less where KV or time end, or the fit is good.
         seed: of the order of the cells; each pass has its own.
-        temperature: of sampling. With made-up weights greedy decodes all say the same word, and a mixture of experts
+        temperature: of sampling. With made-up weights greedy decodes all say the same word, and a mixture
+        of experts
             then sends all of them to the same few experts; at 1.0 they say random words and meet all experts.
         report: hears how far it is: cells done, cells in all, and what is being done.
     """
@@ -59,6 +62,7 @@ class Campaign:
     each: int = field(init=False)  # cells of one pass
     probe: Probe = field(init=False)
     outcome: str = "not begun"
+    cut_short: bool = False  # by the engine's death or the user
 
     def __post_init__(self) -> None:
         self.scheduler = core_of(self.llm).scheduler
@@ -73,20 +77,20 @@ class Campaign:
         self._words = rng.integers(2, vocabulary, 2 * self.ground.longest).tolist()
         self._sent, self._saved = 0, 0.0
 
-    def run(self, about: About) -> StepTable:
+    def run(self, said: About) -> StepTable:
         """Measure until time, KV or cells end, or the fit is good; whatever happens, steps are kept.
 
         An engine that dies, or a user who interrupts, ends it early: `outcome` says why.
         """
         try:
-            self._run(about)
+            self._run(said)
         except KeyboardInterrupt:
-            self.outcome = "interrupted"
+            self.outcome, self.cut_short = "interrupted", True
         except InputError:
             raise
         except Exception as error:  # the engine died: what was measured is kept
-            said = " ".join(str(error).split())[:200]
-            self.outcome = f"the engine died: {type(error).__name__}: {said}"
+            words = " ".join(str(error).split())[:200]
+            self.outcome, self.cut_short = f"the engine died: {type(error).__name__}: {words}", True
         return self.save()
 
     def leave(self) -> None:
@@ -109,16 +113,17 @@ class Campaign:
         self._saved = monotonic()
         return table
 
-    def _run(self, about: About) -> None:
+    def _run(self, said: About) -> None:
         began = monotonic()
         deadline = began + self.seconds
         self.report(0, len(self.walk.cells), "warming up")
         self._warm_up()
         self.log.rows.clear()
         self.log.label = lambda: self.probe.label
+        self._saved = monotonic()
         self.scheduler._headgate.take_over(self.probe)
         for pool in self.walk.pools:
-            for _ in range(pool.count):
+            for _ in range(pool.size):
                 self._send(pool.kind, pool.prompt, min(ENDLESS, self.ground.longest - pool.prompt))
         for number in range(self.passes):
             if number and not self._fits():
@@ -129,7 +134,7 @@ class Campaign:
                 self.outcome = f"time ended in pass {number + 1}"
                 return
             self.outcome = f"{number + 1} passes"
-            if number + 1 >= FEWEST_PASSES and number + 1 < self.passes and self._good(about):
+            if number + 1 >= FEWEST_PASSES and number + 1 < self.passes and self._good(said):
                 self.outcome = f"good enough after {number + 1} passes"
                 return
 
@@ -143,11 +148,12 @@ class Campaign:
                 raise RuntimeError(f"the probe was relieved: {live.fallen}")
             if self.log.empty > STANDSTILL:
                 raise RuntimeError(f"the engine stands still at cell {probe.label!r}")
-            if probe.position != last or not probe.position:
-                last, now = probe.position, monotonic()
+            now = monotonic()
+            if now > deadline:
+                return False
+            if probe.position != last:
+                last = probe.position
                 self.report(last, len(self.walk.cells), probe.label)
-                if now > deadline:
-                    return False
                 if now > self._saved + SAVE_EVERY:
                     self.log.disturbed()
                     self.save()
@@ -169,11 +175,11 @@ class Campaign:
         spread = self.ground.seats * self.scheduler.block_size  # each request may begin one more block
         return bool(free > grown + spread + max(sum(cell.feed) for cell in cells))
 
-    def _good(self, about: About) -> bool:
+    def _good(self, said: About) -> bool:
         self.log.disturbed()
         self.report(self.probe.position, len(self.walk.cells), "fitting")
         try:
-            fitted: Fitted = fit(self.save(), about)
+            fitted: Fitted = fit(self.save(), said)
         except Exception:  # a fit that fails must not cost the passes still to come
             return False
         return fitted.quality.good_enough(GOOD)
@@ -204,3 +210,32 @@ class Campaign:
         tokens = self._words[offset : offset + prompt]
         self.llm.llm_engine.add_request(f"probe-{self._sent}", {"prompt_token_ids": tokens}, params)
         self._sent += 1
+
+
+def measured(
+    model: str,
+    *,
+    ground: tuple[int, int, int, bool],
+    seconds: float,
+    passes: int,
+    seed: int,
+    dummy: bool,
+    more: dict[str, Any],
+    steps_file: Path,
+    report: Report,
+) -> tuple[StepTable, About, str, bool]:
+    """Start an engine for a model and measure it; steps, engine, how it ended, and whether it was cut short.
+
+    `ground` is the largest batch of decodes, the tokens of a step, those of a request, and whether the
+    small grid is enough.
+    """
+    slots, budget, longest, quick = ground
+    wide = Ground(slots, budget, ANY_KV, longest, min(passes, FEWEST_PASSES), quick)
+    grid(wide)  # refuse before the engine is started
+    wanted = Wanted(model, wide.seats, budget, longest, dummy, more=more)
+    llm = start(wanted)
+    said = about(llm, wanted, steps_file.name, slots)
+    heat = 1.0 if "experts" in said.model_shape and said.settings["weights"] == "made up" else 0.0
+    campaign = Campaign(llm, wide.with_kv(said.kv_tokens), steps_file, seconds, passes, seed, heat, report)
+    table = campaign.run(said)
+    return table, said, campaign.outcome, campaign.cut_short

@@ -95,6 +95,16 @@ class StepLog:
         }
         return StepTable.from_columns(columns, labels)
 
+    def times(self) -> dict[str, Any]:
+        """When each step that counts was composed and ended, beside its shape: for a closer look."""
+        rows = [row for row in self.rows if row.kept]
+        found = {
+            name: np.array([getattr(row, name) for row in rows]) for name in ("composed", "start", "end")
+        }
+        return found | {
+            name: np.array([getattr(row.held, name) for row in rows]) for name in ("decodes", "prefill")
+        }
+
     def _scheduled(self, *args: Any, **words: Any) -> Any:
         composed = self._clock()
         output = self._schedule(*args, **words)

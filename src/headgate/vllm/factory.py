@@ -12,9 +12,11 @@ from vllm.v1.request import Request
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
+from headgate.cost.likeness import Likeness
 from headgate.drivers.live import LiveObserver
 from headgate.drivers.vllm.plugin import Duties, Headgate, Renewal
 from headgate.drivers.vllm.seams import faults, unsupported, version
+from headgate.vllm.calibration_engine import shape_of
 from headgate.vllm.observers import Facts, Watcher, close, connect, observers, renewed
 from headgate.vllm.requests import promises
 from headgate.vllm.settings import Reload, build_policy, file_of, read_settings
@@ -100,7 +102,26 @@ def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy | None, dic
         max_model_len=scheduler.max_model_len,
         batch_tokens=scheduler.max_num_scheduled_tokens,
         running=scheduler._headgate_seats(),
+        like=_like(scheduler.vllm_config),
     )
+
+
+def _like(config: Any) -> Likeness:
+    """What engine this is, for cards; a GPU is asked for its name only through the driver's library."""
+    from vllm.platforms import current_platform
+
+    model = config.model_config
+    settings = {
+        "tensor parallel": str(config.parallel_config.tensor_parallel_size),
+        "quantization": str(model.quantization),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "asynchronous scheduling": str(bool(config.scheduler_config.async_scheduling)),
+    }
+    try:
+        gpu = str(current_platform.get_device_name()) if current_platform.is_cuda() else ""
+    except Exception:  # a platform that cannot say what it is
+        gpu = ""
+    return Likeness(shape_of(model.hf_text_config), ".".join(map(str, version())), gpu, settings)
 
 
 def _kv_tokens(scheduler: Any) -> int:

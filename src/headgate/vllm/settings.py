@@ -13,6 +13,7 @@ from typing import Any, cast
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import Card, load_card
+from headgate.cost.likeness import Likeness, doubts, refusals
 from headgate.cost.model import StepCost
 from headgate.drivers.engine import Engine
 from headgate.spec.build import make_policy, policy_class
@@ -26,6 +27,7 @@ FILE = "HEADGATE_CONFIG"  # the environment variable that names a file of settin
 KEY = "headgate"  # our key in vLLM's --additional-config
 LOOK_EVERY = 1.0  # seconds between two looks at the file
 CAN_BE_ANYTHING = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
+UNKNOWN = Likeness()
 MOST_TOKENS, MOST_REQUESTS = 1 << 20, 1 << 16  # where the engine's limits are not known yet
 
 
@@ -136,12 +138,22 @@ class Reload:
 
 
 def build_policy(
-    settings: Settings, *, kv_tokens: int, block: int, max_model_len: int, batch_tokens: int, running: int
+    settings: Settings,
+    *,
+    kv_tokens: int,
+    block: int,
+    max_model_len: int,
+    batch_tokens: int,
+    running: int,
+    like: Likeness = UNKNOWN,
 ) -> tuple[BatchPolicy, dict[str, Any]]:
-    """The policy for an engine of these limits, and its parameters."""
+    """The policy for an engine of these limits, and its parameters; `like` says what engine it is."""
     card = load_card(settings.card) if settings.card else None
     if card is not None:
-        for warning in beyond(card, batch_tokens, running, max_model_len):
+        wrong = refusals(card, like)
+        if wrong and not settings.any_card:
+            raise InputError(wrong[0])
+        for warning in (*wrong, *doubts(card, like), *beyond(card, batch_tokens, running, max_model_len)):
             LOG.warning("headgate: %s", warning)
     return _make(settings, card, Engine(_cost(card), kv_tokens, max_model_len, batch_tokens, running, block))
 

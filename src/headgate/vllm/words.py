@@ -36,6 +36,7 @@ class Settings(Words):
     metrics_port: Port | None = None
     classes: dict[str, Promise] = Field(default_factory=dict)
     force: Switch = False
+    any_card: Switch = False  # take a card of another model, too
     log_every: Seconds = 60.0
 
     def named(self) -> tuple[str, dict[str, Any]]:

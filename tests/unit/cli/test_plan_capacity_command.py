@@ -66,3 +66,71 @@ def test_the_help_has_examples(headgate, monkeypatch):
 )
 def test_mistakes(refused, words, says):
     refused([*WORDS, *words], says)
+
+
+FLEET = (
+    "plan",
+    "capacity",
+    "--find",
+    "engines",
+    "--requests",
+    300,
+    "--prompt",
+    200,
+    "--output",
+    20,
+    "--slots",
+    16,
+)
+FLEET += ("--rate", 300, "--jobs", 1, "--seeds", 2)
+
+
+def test_how_few_engines(headgate):
+    levels = ("--slo", "ttft=100ms@p90,e2e=5s@p50")
+    said = headgate(
+        *FLEET, *levels, "--router", "round-robin", "--policy", "mixed", "--policy", "eb:refill=4"
+    )
+    assert said.code == 0, said.err
+    assert max(len(line) for line in said.out.splitlines()) <= 80
+    flat = " ".join(said.out.split())
+    for part in (
+        "Engines: card h200-qwen3-8b, uniform lengths, 300.0 requests/s",
+        "Levels p90 TTFT <= 100 ms; p50 E2E <= 5 s",
+        "Runs 300 requests each, 2 seeds",
+        "No fleet of fewer than",
+        "a gate-and-route fleet serves everybody with",
+        "enough with round-robin + ",
+    ):
+        assert part in flat, part
+
+
+def test_engines_as_json_and_with_any_router(headgate, tmp_path):
+    page = tmp_path / "page.html"
+    words = ("--slo", "ttft=300ms@p50", "--router", "split", "--router", "density-deep", "--json", "-")
+    said = headgate(*FLEET, *words, "--report", page)
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert [each["router"] for each in found["fleets"]] == ["split", "density-deep"]
+    assert all(each["engines"] >= found["least_engines"] for each in found["fleets"])
+    assert found["fleets"][0]["engines"] >= 2  # a split needs two
+    assert "How few engines" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--slo", "ttft=1s@p50", "--find", "gpus"), "unknown thing to --find 'gpus'"),
+        (("--slo", "ttft=1s@p50", "--router", "round-robbin"), "did you mean 'round-robin'"),
+        (("--slo", "ttft=1s@p50", "--router", "split:prefil=1"), "did you mean 'prefill'"),
+        (("--slo", "ttft=1s@p50", "--policy", "mixd"), "did you mean 'mixed'"),
+        (("--slo", "ttft=1s@p50", "--policy", "mixed", "--policy", "mixed"), "is there twice"),
+        (("--slo", "ttft=1s@p50", "--most-engines", 1), "more than --most-engines 1"),
+        (("--slo", "ttft=1s@p50", "--scale-rate", 2), "scale-rate"),
+    ],
+)
+def test_mistakes_about_fleets(refused, words, says):
+    refused([*FLEET, *words], says)
+
+
+def test_routers_are_for_engines(refused):
+    refused([*WORDS, "--slo", "ttft=1s@p50", "--router", "round-robin"], "say --find engines, or drop it")

@@ -90,6 +90,11 @@ def test_classes_of_a_file(tmp_path):
     assert [each["name"] for each in found["classes"]] == ["code", "paper"]
     assert [each["impatience"] for each in found["classes"]] == pytest.approx([0.1, 0.1])
     assert found["revenue_per_engine"] == pytest.approx(297.7, rel=0.01)
+    whole = tmp_path / "fleet.toml"
+    whole.write_text("engines = 20\nprompt_price = 0.1\noutput_price = 0.2\n" + file.read_text())
+    again = document(str(whole), *COSTS)
+    assert again["engines"] == 20 and again["revenue"] == pytest.approx(found["revenue"])
+    assert document(str(whole), *COSTS, "--engines", "10")["engines"] == 10
 
 
 def test_a_trace_is_cut_into_classes():

@@ -162,12 +162,21 @@ def test_printed_ratios_violate_condition_10():
     assert printed_ratios(LMSYS, 66 / 55) == pytest.approx(printed)
     assert filled(LINES, LMSYS.parts(), printed).kv == 1_881_385
     faults = check_nested(LINES, LMSYS, printed, KV)
-    assert faults[0].startswith("(10) n_2/n_1 > p_1: 0.651515 <= 0.651515; the nearest that do: (0.8367, ")
+    assert faults[0].startswith("(10) n_2/n_1 > p_1: 0.651515 <= 0.651515; the nearest that do: (3.477, ")
     assert len(faults) == 10 and faults[-1].startswith("M^pi <= C")
     assert memory_bound(LINES, LMSYS, printed, 0.1, 1).total == inf
     slow = check_nested(LINES, SMALL, (4, 3, 2), KV)
     assert slow == ["(10) DT(n) < n_1/Lambda: 0.0081035 s >= 4/600 s; the nearest that do: (4.872, 3, 2)"]
     assert check_nested(LINES, SMALL, (5, 3, 2), KV) == []
+
+
+@given(st.lists(st.floats(1e-3, 1e4), min_size=4, max_size=4), st.floats(0.05, 0.97))
+def test_the_nearest_thresholds_do(sizes, load):
+    """What a complaint proposes, to the four digits it prints, satisfies (10) and fits."""
+    segments = FOUR._replace(reach=tuple(load / 0.8208 * reach for reach in FOUR.reach))
+    for fault in check_nested(LINES, segments, sizes, KV):
+        proposed = [float(size) for size in fault.rsplit("(", 1)[1].rstrip(")").split(", ")]
+        assert check_nested(LINES, segments, proposed, KV) == []
 
 
 def test_slack_makes_condition_10_hold():

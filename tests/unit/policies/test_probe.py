@@ -32,7 +32,7 @@ def engine(ground: Ground, block: int = 16) -> Engine:
 def requests(walk: Walk, output: int) -> Workload:
     """All that a walk needs, there from the beginning."""
     kinds = [pool.kind for pool in walk.pools] + [f"{FEED}{place}" for place in range(len(walk.cells))]
-    rows = [(pool.prompt, output, place) for place, pool in enumerate(walk.pools) for _ in range(pool.count)]
+    rows = [(pool.prompt, output, place) for place, pool in enumerate(walk.pools) for _ in range(pool.size)]
     for place, cell in enumerate(walk.cells, len(walk.pools)):
         rows += [(prompt, 1, place) for prompt in cell.feed]
     prompt, put_out, kind = zip(*rows, strict=True)
@@ -65,7 +65,7 @@ def expected(walk: Walk) -> list[tuple[int, int]]:
 
 def filling(steps: list[tuple[int, int]], walk: Walk) -> int:
     """Steps before the first cell: no decodes until every pool is full."""
-    tokens, count = sum(pool.prompt * pool.count for pool in walk.pools), 0
+    tokens, count = sum(pool.prompt * pool.size for pool in walk.pools), 0
     while tokens > 0:
         assert steps[count][0] == 0
         tokens -= steps[count][1]
@@ -165,7 +165,7 @@ def test_pools_shrink_to_the_memory_there_is() -> None:
     for kv in (812_000, 400_000, 120_000):
         walk = grid(replace(LARGE, kv_tokens=kv))
         grown = sum(move.decodes * move.steps for cell in walk.cells for move in cell.moves)
-        assert sum(pool.prompt * pool.count for pool in walk.pools) + LARGE.passes * grown < kv
+        assert sum(pool.prompt * pool.size for pool in walk.pools) + LARGE.passes * grown < kv
 
 
 def test_cells_have_names_of_their_own() -> None:

@@ -46,18 +46,21 @@ def choose(problem: Problem) -> Choice:
     """Greedy from the affine law on; then the smallest law within one standard error of the best.
 
     The error is that of pieces of parts that the fit had not seen; the standard error is that of the
-    difference to the best law, paired by part and region. Neighbouring steps are alike, so holding out rows
+    difference to the best law, paired by part and region. The size of a tile and of the least batch is the
+    one that fits best, not one more thing to hold out. Neighbouring steps are alike, so holding out rows
     instead of parts would prefer any law that can follow noise.
     """
     extras, floors = offered(problem.table), offered_floors(problem.table)
     path = [Tried(Law(), _held_out(problem, Law()))]
     idle = 0
     while idle < HOPELESS:
-        grown = [Tried(law, _held_out(problem, law)) for law in _additions(path[-1].law, extras, floors)]
-        problem.forget()
-        if not grown:
+        groups = _additions(path[-1].law, extras, floors)
+        if not groups:
             break
+        laws = [min(group, key=problem.loss) if len(group) > 1 else group[0] for group in groups]
+        grown = [Tried(law, _held_out(problem, law)) for law in laws]
         best = min(grown, key=lambda tried: tried.loss)
+        problem.grow_from(best.law)
         idle = 0 if best.loss < min(each.loss for each in path) * (1 - GAIN) else idle + 1
         path.append(best)
     return Choice(_simplest(path), tuple(path))
@@ -85,16 +88,16 @@ def _simplest(path: list[Tried]) -> Law:
     return best.law
 
 
-def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...]) -> list[Law]:
-    """The law with one thing more."""
-    grown = [replace(law, extras=(*law.extras, name)) for name in extras if name not in law.extras]
-    if not law.least_tokens:
-        grown += [replace(law, least_tokens=least) for least in floors]
+def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...]) -> list[list[Law]]:
+    """The law with one thing more; a list for each thing, with one law for each value it may have."""
+    groups = [[replace(law, extras=(*law.extras, name))] for name in extras if name not in law.extras]
+    if not law.least_tokens and floors:
+        groups.append([replace(law, least_tokens=least) for least in floors])
     if law.tile == 1:
-        grown += [replace(law, tile=tile) for tile in TILES]
+        groups.append([replace(law, tile=tile) for tile in TILES])
     if not law.host:
-        grown.append(replace(law, host=True))
-    return grown
+        groups.append([replace(law, host=True)])
+    return groups
 
 
 def _blocks(pieces: Pieces) -> Whole:

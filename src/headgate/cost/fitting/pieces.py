@@ -23,7 +23,8 @@ class Pieces:
     of milliseconds: the step before looks longer and the one with prompts shorter, by as much. So a log is
     cut only before steps of decodes alone, whose launch takes next to nothing: a burst of prompts and the
     decode step before it are one piece, and their sum is right. A burst is cut where another part begins, for
-    both ends are late there, and after twelve rows, where it no longer matters. A piece belongs to the part in which it spent most time.
+    both ends are late there, and after twelve rows, where it no longer matters. A piece belongs to the part
+    in which it spent most time.
     """
 
     starts: Starts

@@ -13,7 +13,7 @@ from headgate.cost.fitting.steps import DECODE, KINDS, Floats, Rows, StepTable
 HUBER = 2.0  # residuals beyond so many deviations of their region count less
 ROUNDS = 5  # of reweighting
 TURNS, FEW_TURNS = 8, 3  # of deciding which steps the host held up: from a guess, from nearly right
-GUESSES = ((0.15, 0.0), (0.5, 0.0), (0.15, 0.3), (0.5, 0.3), (0.5, 0.6))  # shares the host may hold up
+GUESSES = ((0.15, 0.0), (0.5, 0.0), (0.5, 0.3), (0.5, 0.6))  # shares of decode steps and others it held up
 MOST_BOOST = 10.0  # a region with few pieces weighs at most so much more than its pieces
 MOST_LEVEL = 0.02  # how far the level may be corrected
 WILD = 0.5  # relative error of pieces that do not count for the level
@@ -35,14 +35,16 @@ class Problem:
         self._piece_starts = np.searchsorted(units, self.pieces.starts)
         self._host = np.add.reduceat(host_columns(table), units, axis=0)
         self._laws: dict[Law, tuple[Floats, Floats]] = {}
-        self._held: dict[Law, Rows] = {}
+        self._held: dict[Law, Rows] = {}  # units that the host holds up
+        self._root: Rows | None = None  # the same for the law that others grow from
         self._balance = _balance(self.pieces.kind)
         self._quiet = table.kind[units] == DECODE
         self._work = (table.context + 800.0 * table.tokens)[units]  # about the order of their times
 
-    def forget(self) -> None:
-        """Drop what is kept of laws."""
+    def grow_from(self, law: Law) -> None:
+        """The next laws add something to this one: what was kept of others is dropped."""
         self._laws.clear()
+        self._root = self._held.get(law)
         self._held.clear()
 
     def told(self, law: Law, found: Floats) -> Floats:
@@ -76,6 +78,10 @@ class Problem:
             found, ended, _ = self._settled(law, self._held[law], use, weights, FEW_TURNS)
         return found * self._level(law, found, use), ended
 
+    def loss(self, law: Law) -> float:
+        """The mean relative error of the pieces the law was fitted to, all of them."""
+        return self._error(law, self.solve(law, np.ones(len(self.pieces), bool))[0])
+
     def _columns(self, law: Law) -> tuple[Floats, Floats]:
         """GPU columns of the law by unit and by piece."""
         if law not in self._laws:
@@ -96,10 +102,11 @@ class Problem:
         return held
 
     def _who_is_held(self, law: Law) -> Rows:
-        """Units that the host holds up, by all pieces and the best of a few first guesses."""
+        """Units that the host holds up, by all pieces: from the law before on, or the best of guesses."""
         everything = np.ones(len(self.pieces), bool)
-        tries = [self._settled(law, self._lightest(*shares), everything, None, TURNS) for shares in GUESSES]
-        return min(tries, key=lambda each: self._loss(law, each[0]))[2]
+        guesses = [self._lightest(*shares) for shares in GUESSES] if self._root is None else [self._root]
+        tries = [self._settled(law, guess, everything, None, TURNS) for guess in guesses]
+        return min(tries, key=lambda each: self._error(law, each[0]))[2]
 
     def _settled(
         self, law: Law, held: Rows, use: Rows, weights: Floats | None, turns: int
@@ -116,7 +123,7 @@ class Problem:
             held = now
         return found, ended, held
 
-    def _loss(self, law: Law, found: Floats) -> float:
+    def _error(self, law: Law, found: Floats) -> float:
         errors = np.abs(self.told(law, found) / self.pieces.seconds - 1)
         return float(np.mean(np.minimum(errors, WILD)))
 

@@ -1,0 +1,238 @@
+"""`headgate calibrate`: a cost card from a real engine, a live trace, saved steps or a benchmark's result."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headgate.cli.output import check_json, write_json
+from headgate.cli.progress import bar
+from headgate.core.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from headgate.cost.fitting.about import About
+    from headgate.cost.fitting.steps import StepTable
+
+EXAMPLES = """Write a cost card: how long steps take on your GPU with your model, vLLM version and settings.
+
+With MODEL, a vLLM engine is started in this process and taken through a grid of batch shapes (decodes,
+prompts, both, changes between them) in some minutes. Or take steps that exist: a live trace, saved steps,
+or what `vllm bench serve --save-detailed` wrote. All steps are kept beside the card (CARD.steps.npz), also
+when the engine dies or you interrupt; --from-steps fits them again.
+
+\\b
+Examples:
+  headgate calibrate Qwen/Qwen3-8B --out my-card.json --slots 512 --budget 16384
+  headgate calibrate shape/config.json --out my-card.json --grid quick --seconds 90
+  headgate calibrate Qwen/Qwen3-32B --out card.json --engine tensor_parallel_size=2
+  headgate calibrate --from-trace serve.jsonl --gpu H200 --out live-card.json
+  headgate calibrate --from-bench result.json --like h200-qwen3-8b --out guess.json
+"""
+GRIDS = ("full", "quick")
+SEARCHED = 3  # passes at most
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What was measured, on what, and what must be said about it."""
+
+    table: StepTable
+    about: About
+    notes: tuple[str, ...] = ()
+    failed: str | None = None
+
+
+def _option(help: str, panel: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=panel)
+
+
+ENGINE, FROM, WORDS = "Measure an engine", "Or take steps that exist", "What the card says"
+
+
+def calibrate(
+    model: Annotated[
+        str | None, typer.Argument(help="a model vLLM knows, a folder, or a config.json")
+    ] = None,
+    out: Annotated[str, typer.Option(help="the card to write")] = "card.json",
+    seconds: Annotated[float, _option("time to measure for, without the start", ENGINE)] = 180.0,
+    grid: Annotated[str, _option("full or quick", ENGINE)] = "full",
+    slots: Annotated[int, _option("largest batch of decodes, your --max-num-seqs", ENGINE)] = 512,
+    budget: Annotated[int, _option("tokens in one step, your --max-num-batched-tokens", ENGINE)] = 8192,
+    longest: Annotated[int, _option("tokens of one request, your --max-model-len", ENGINE)] = 16384,
+    dummy: Annotated[bool, _option("make weights up (a config.json is enough)", ENGINE, "--dummy")] = False,
+    seed: Annotated[int, _option("of the order of the grid", ENGINE)] = 0,
+    engine: Annotated[list[str] | None, _option("more for vLLM's engine, NAME=VALUE", ENGINE)] = None,
+    from_trace: Annotated[str | None, _option("a trace of `headgate serve --trace`", FROM)] = None,
+    from_steps: Annotated[list[str] | None, _option("CARD.steps.npz, once for each", FROM)] = None,
+    from_bench: Annotated[str | None, _option("a `vllm bench serve --save-detailed` result", FROM)] = None,
+    like: Annotated[
+        str | None, _option("a card of the same engine, for what the file does not say", FROM)
+    ] = None,
+    name: Annotated[str | None, _option("name of the card (default: from --out)", WORDS)] = None,
+    gpu: Annotated[str | None, _option("name of the GPU (default: asked from the driver)", WORDS)] = None,
+    json: Annotated[str | None, typer.Option(help="quality and steps as JSON, to a file or -")] = None,
+) -> None:
+    """Measure or read, fit, write."""
+    from headgate.cost.fitting.fit import fit
+
+    sources = [
+        ("MODEL", model),
+        ("--from-trace", from_trace),
+        ("--from-steps", from_steps),
+        ("--from-bench", from_bench),
+    ]
+    named = [flag for flag, value in sources if value]
+    if len(named) != 1:
+        what = " and ".join(named) if named else "nothing to measure"
+        raise InputError(f"{what}: give one of MODEL, --from-trace, --from-steps and --from-bench")
+    check_json(json)
+    card = _card_file(out)
+    if model is not None:
+        numbers = _Numbers(seconds, slots, budget, longest, seed, _one_grid(grid) == "quick")
+        found = _measured(model, numbers, _engine_words(engine), dummy, card)
+    elif from_trace is not None:
+        found = _traced(from_trace, like)
+    elif from_bench is not None:
+        found = _benched(from_bench, budget, like)
+    else:
+        found = _saved(from_steps or [], like)
+    about = replace(found.about, name=name or card.stem, gpu=gpu or found.about.gpu)
+    say = sys.stderr if json == "-" else sys.stdout
+    fitted = fit(found.table, about)
+    made = fitted.card()
+    made.save(card)
+    for line in (*fitted.lines(), *(f"note: {note}" for note in found.notes), f"card: {card}"):
+        print(line, file=say)
+    if not fitted.quality.good_enough():
+        print("note: errors above 3 %: measure longer or on a quiet machine before you trust it", file=say)
+    write_json(
+        json, {"card": json_module.loads(made.text()), "steps": len(found.table), "notes": list(found.notes)}
+    )
+    if found.failed is not None:
+        raise RunError(f"{found.failed}; the card rests on the {len(found.table)} steps measured before")
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    seconds: float
+    slots: int
+    budget: int
+    longest: int
+    seed: int
+    quick: bool
+
+
+def _card_file(out: str) -> Path:
+    card = Path(out)
+    if card.suffix != ".json":
+        raise InputError(f"--out {out}: a card is a JSON file; name it {card.with_suffix('.json').name}")
+    if not card.resolve().parent.is_dir():
+        raise InputError(f"--out {out}: its folder does not exist; create it or name another")
+    return card
+
+
+def _one_grid(grid: str) -> str:
+    if grid not in GRIDS:
+        raise InputError(f"--grid {grid}: choose from {', '.join(GRIDS)}")
+    return grid
+
+
+def _engine_words(given: list[str] | None) -> dict[str, Any]:
+    """NAME=VALUE, values as JSON where they are, else as text."""
+    words: dict[str, Any] = {}
+    for word in given or ():
+        name, mark, value = word.partition("=")
+        if not mark or not name:
+            raise InputError(f"--engine {word}: write NAME=VALUE, such as tensor_parallel_size=2")
+        try:
+            words[name.replace("-", "_")] = json_module.loads(value)
+        except ValueError:
+            words[name.replace("-", "_")] = value
+    return words
+
+
+def _measured(model: str, numbers: _Numbers, words: dict[str, Any], dummy: bool, card: Path) -> _Steps:
+    """Start an engine and take it through the grid."""
+    from headgate.vllm.calibration import measured
+
+    with bar("measuring", 1000) as progress:
+        table, about, outcome, failed = measured(
+            model,
+            ground=(numbers.slots, numbers.budget, numbers.longest, numbers.quick),
+            seconds=numbers.seconds,
+            passes=SEARCHED,
+            seed=numbers.seed,
+            dummy=dummy,
+            more=words,
+            steps_file=card.with_suffix(".steps.npz"),
+            report=lambda done, total, doing: progress(round(1000 * done / max(1, total))),
+        )
+    card.with_suffix(".about.json").write_text(json_module.dumps(asdict(about), indent=2) + "\n")
+    notes = (f"{len(table)} steps in {card.with_suffix('.steps.npz')}: {outcome}",)
+    return _Steps(table, about, notes, outcome if failed else None)
+
+
+def _traced(file: str, like: str | None) -> _Steps:
+    from headgate.results.trace_steps import steps_of_trace
+
+    table, header = steps_of_trace(file)
+    facts, limits = _facts(table, like), header.get("engine", {})
+    said = {"model": header.get("model"), "kv_tokens": header.get("kv_tokens")}
+    said |= {"max_model_len": limits.get("max_model_len"), "block": limits.get("block_size")}
+    said |= {
+        "max_running": limits.get("max_num_seqs"),
+        "max_batch_tokens": limits.get("max_num_batched_tokens"),
+    }
+    known = {name: value for name, value in said.items() if value}
+    versions = {str(name): str(value) for name, value in header.get("versions", {}).items()}
+    date = str(header.get("date", "unknown"))
+    about = replace(facts, **known, versions=versions, date=date, source=f"live trace {Path(file).name}")
+    note = "a live trace has the shapes of its traffic only; beyond them the card extrapolates"
+    return _Steps(table, about, (note,))
+
+
+def _benched(file: str, budget: int, like: str | None) -> _Steps:
+    from headgate.results.bench_steps import LIMITS, steps_of_bench
+
+    table, words = steps_of_bench(file, budget)
+    about = replace(_facts(table, like), source=f"vllm bench serve result {Path(file).name}")
+    if words.get("model_id"):
+        about = replace(about, model=str(words["model_id"]))
+    return _Steps(table, replace(about, date=str(words.get("date") or "unknown")), LIMITS)
+
+
+def _saved(files: list[str], like: str | None) -> _Steps:
+    """Steps that an earlier calibration kept, with what it wrote beside them."""
+    from headgate.cost.fitting.about import About
+    from headgate.cost.fitting.steps import StepTable, concat
+
+    table = concat(StepTable.load(file) for file in files)
+    beside = Path(files[0].removesuffix(".steps.npz") + ".about.json")
+    if like is None and beside.is_file():
+        try:
+            return _Steps(table, About(**json_module.loads(beside.read_text(encoding="utf-8"))))
+        except (TypeError, ValueError):
+            raise InputError(f"{beside}: not what headgate calibrate wrote; pass --like CARD") from None
+    return _Steps(table, _facts(table, like))
+
+
+def _facts(table: StepTable, like: str | None) -> About:
+    """The engine as another card has it, or as far as the steps show it."""
+    from headgate.cost.card import load_card
+    from headgate.cost.fitting.about import About
+
+    if like is not None:
+        card = load_card(like)
+        limits = {name: getattr(card, name) for name in ("kv_tokens", "max_model_len", "block")}
+        limits |= {name: getattr(card, name) for name in ("max_running", "max_batch_tokens")}
+        return About(name=card.name, gpu=card.gpu, model=card.model, **limits)
+    if not len(table):
+        raise InputError("no timed step at all; measure longer")
+    most = int(table.context.max() + table.behind.max() + table.tokens.max())
+    running, tokens = max(1, int(table.decodes.max())), int(table.tokens.max())
+    return About("card", "unknown", "unknown", most, most, running, tokens)

@@ -1,0 +1,47 @@
+"""`headgate plan capacity --find engines`: how few engines bear a load under service levels."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from headgate.cli.output import write_json
+from headgate.cli.pages import save_page
+from headgate.cli.progress import bar
+from headgate.spec.words import Experiment
+
+if TYPE_CHECKING:
+    from headgate.spec.plan_engines import FleetOptions
+    from headgate.spec.slo import Level
+
+
+def find_engines(
+    words: Experiment,
+    routers: list[str],
+    policies: list[str],
+    levels: tuple[Level, ...],
+    options: FleetOptions,
+    outputs: tuple[str | None, str | None],
+) -> None:
+    """Search, show, and write JSON and a report where asked."""
+    from headgate.cli.engines_text import engines_text, engines_verdict
+    from headgate.results.text import as_text, show
+    from headgate.spec.fleet_ways import Serving, make_ways
+    from headgate.spec.plan_engines import plan_engines
+    from headgate.spec.run import DEFAULT_ROUTER
+
+    json, report = outputs
+    say: TextIO = sys.stderr if json == "-" else sys.stdout
+    wanted = routers or list(words.routers) or [words.router or DEFAULT_ROUTER]
+    ways = make_ways(wanted, policies, words)
+    found = plan_engines(words, ways, levels, options, Serving.of(words), bar)
+    show(engines_text(found), say)
+    if report is not None:
+        from headgate.report.origin import plan_made
+        from headgate.report.page import Chapter, Page, Printed, Section
+
+        about = f"card {found.card}, {found.workload}, {found.rate:.4g} requests/s"
+        printed = Section("As printed", (Printed(as_text(engines_text(found))),))
+        chapter = Chapter("", engines_verdict(found), (printed,), tuple(found.notes))
+        save_page(Page("How few engines", about, (chapter,), plan_made(sys.argv[1:]), "plan"), report, say)
+    write_json(json, found.as_dict())

@@ -1,0 +1,66 @@
+"""Is a card about this engine? What differs in model, release, GPU and settings, as far as both sides say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from headgate.cost.card import Card
+
+Value = TypeVar("Value", int, str)
+
+DECISIVE = ("tensor parallel", "quantization")  # settings that change step times by far
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """What is known of an engine; empty where it is not known."""
+
+    model_shape: Mapping[str, int] = field(default_factory=dict)  # layers, hidden, heads, ...
+    vllm: str = ""
+    gpu: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def refusals(card: Card, engine: Likeness) -> list[str]:
+    """Why the card's prices must be wrong here: another model, or another number of GPUs. One line each."""
+    known = card.provenance
+    found = _differing(known.model_shape or {}, engine.model_shape)
+    other = [f"{name} {theirs} instead of {ours}" for name, (theirs, ours) in found.items()]
+    faults = [f"card {card.name} is of another model ({card.model}): {', '.join(other)}"] if other else []
+    for name, (theirs, ours) in _differing(known.settings or {}, engine.settings).items():
+        if name in DECISIVE:
+            faults.append(f"card {card.name} was measured with {name} {theirs}, this engine has {ours}")
+    return [f"{fault}; calibrate again, or give --any-card" for fault in faults]
+
+
+def doubts(card: Card, engine: Likeness) -> list[str]:
+    """Why its prices may be off: another release, GPU or setting. One line each."""
+    known, faults = card.provenance, []
+    theirs = known.versions.get("vllm", "")
+    if theirs and engine.vllm and _release(theirs) != _release(engine.vllm):
+        faults.append(f"card {card.name} was measured on vLLM {theirs}, this is {engine.vllm}")
+    if engine.gpu and not _same_gpu(card.gpu, engine.gpu):
+        faults.append(f"card {card.name} was measured on {card.gpu}, this is {engine.gpu}")
+    for name, (measured, ours) in _differing(known.settings or {}, engine.settings).items():
+        if name not in DECISIVE:
+            faults.append(f"card {card.name} was measured with {name} {measured}, this engine has {ours}")
+    return [f"{fault}; calibrate again if steps take other times" for fault in faults]
+
+
+def _differing(theirs: Mapping[str, Value], ours: Mapping[str, Value]) -> dict[str, tuple[Value, Value]]:
+    """What both name and is not the same."""
+    return {
+        name: (theirs[name], ours[name]) for name in theirs if name in ours and theirs[name] != ours[name]
+    }
+
+
+def _release(version: str) -> tuple[str, ...]:
+    return tuple(version.split("+")[0].split(".")[:2])
+
+
+def _same_gpu(one: str, other: str) -> bool:
+    """NVIDIA H200 and H200 are the same."""
+    words, others = set(one.lower().split()), set(other.lower().split())
+    return words <= others or others <= words

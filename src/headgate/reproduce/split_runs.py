@@ -1,0 +1,168 @@
+"""Fleets that serve whole requests, or split prompts from outputs: runs for reproductions, and their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from math import isfinite, nan
+from typing import NamedTuple
+
+from headgate.core.errors import InputError, RunError
+from headgate.reproduce.published import CARDS, H200, MEASURED, RTX
+from headgate.reproduce.published_split import METRICS, Numbers, Scene
+from headgate.reproduce.report import Cell, Count, Row, Section
+from headgate.reproduce.serving import BUDGET, Load, Options, Outcome, Outcomes, draw
+from headgate.spec.build import make_policy
+from headgate.spec.fleet_run import FleetSetup, transfer_time
+from headgate.spec.library import card_engine
+from headgate.spec.words import ManyEngines
+from headgate.workloads.lengths import Uniform
+
+SLOTS = 1024
+ROUTER = "least-loaded"  # of fleets that serve whole requests
+POLICIES = {"v1": "mixed", "EB+": "eb+"}
+GROUPS = ((RTX, CARDS[RTX, "8B"]), (H200, CARDS[H200, "8B"]), (H200, MEASURED))
+FIGURES = {"tok/s": ("tokens", 1e-3), "TTFT": ("ttft", 1.0), "TPOT": ("tpot", 1e3)}
+UNITS = {"tok/s": "ktok/s", "TTFT": "TTFT s", "TPOT": "TPOT ms"}
+PUBLISHED_SCALE = {"tok/s": 1e-3, "TTFT": 1.0, "TPOT": 1.0}
+
+
+class SplitJob(NamedTuple):
+    """One run: whole requests under a policy ("v1", "EB+"), or so many engines for prompts ("1P+3D")."""
+
+    key: Hashable
+    card: str
+    way: str
+    engines: int
+    load: Load
+
+
+def load_of(scene: Scene, requests: int, lengths: tuple[int, int]) -> Load:
+    """A closed loop with lengths within half of their means, as everywhere in the paper."""
+    prompt, output = lengths
+    return Load(requests, scene.clients, Uniform(prompt), Uniform(output))
+
+
+def carry_out(
+    jobs: list[SplitJob], seed: int, progress: Callable[[int], None] = lambda done: None
+) -> Outcomes:
+    """All of them, one after the other."""
+    outcomes = Outcomes()
+    for number, job in enumerate(jobs):
+        try:
+            outcomes.add(job.key, _run(job, seed))
+        except (RunError, InputError) as error:
+            outcomes.failures[job.key] = str(error)
+        progress(number + 1)
+    return outcomes
+
+
+def _run(job: SplitJob, seed: int) -> Outcome:
+    engine = card_engine(job.card, SLOTS, BUDGET)
+    setup = FleetSetup(engine, job.engines, transfer_time(ManyEngines()))
+    requests = draw(job.load, seed)
+    name, settings = ROUTER, {}
+    if job.way not in POLICIES:
+        name, settings = "split", {"prefill": int(job.way.partition("P")[0])}
+    router, _ = setup.router(name, settings, requests, seed)
+    policy = POLICIES.get(job.way, "mixed")
+    run = setup.run(lambda role: make_policy(policy, {}, engine)[0], router, requests)
+    if run.meta["outcome"] != "finished":
+        raise RunError(str(run.meta["outcome"]))
+    run.plans.pop("gauge.exclusive", None)  # of many engines: no one share of the time
+    return Outcome.of(run)
+
+
+def sections(
+    outcomes: Outcomes,
+    table: Mapping[Scene, Numbers],
+    ways: tuple[str, ...],
+    shown: tuple[tuple[str, ...], ...],
+) -> tuple[Section, ...]:
+    """A table for each card and metric, with the columns in such groups that they fit."""
+    found = []
+    for gpu, card in GROUPS:
+        for metric in METRICS:
+            for columns in shown:
+                rows = tuple(
+                    Row(
+                        label(scene),
+                        tuple(cell(outcomes, card, scene, way, metric, ways, numbers) for way in columns),
+                    )
+                    for scene, numbers in table.items()
+                    if scene.gpu == gpu
+                )
+                title = f"{gpu}, card {card}: {UNITS[metric]}"
+                found.append(Section(title, "load", columns, rows))
+    return tuple(found)
+
+
+def label(scene: Scene) -> str:
+    """How a row is called."""
+    return f"c={scene.clients} {scene.workload}"
+
+
+def cell(
+    outcomes: Outcomes,
+    card: str,
+    scene: Scene,
+    way: str,
+    metric: str,
+    ways: tuple[str, ...],
+    numbers: Numbers,
+) -> Cell:
+    """One published number and ours, in the units shown."""
+    figure, scale = FIGURES[metric]
+    published = numbers[metric][ways.index(way)] * PUBLISHED_SCALE[metric]
+    return Cell(published, outcomes.figure((card, scene, way), figure) * scale)
+
+
+def better(
+    outcomes: Outcomes,
+    table: Mapping[Scene, Numbers],
+    ways: tuple[str, ...],
+    way: str,
+    metric: str,
+    tie: float,
+) -> Count:
+    """How often a way lies on the published side of v1, where the paper has a difference beyond a tie."""
+    figure, _ = FIGURES[metric]
+    agree = of = 0
+    for gpu, card in GROUPS[:2]:
+        for scene, numbers in table.items():
+            if scene.gpu != gpu:
+                continue
+            published = numbers[metric][ways.index(way)] / numbers[metric][0] - 1
+            ours = (
+                outcomes.figure((card, scene, way), figure) / outcomes.figure((card, scene, "v1"), figure) - 1
+            )
+            if isfinite(published) and isfinite(ours) and abs(published) > tie:
+                of += 1
+                agree += published * ours > 0
+    return Count(f"{UNITS[metric]}: {way} on the published side of v1", agree, of)
+
+
+def same_best(outcomes: Outcomes, table: Mapping[Scene, Numbers], ways: tuple[str, ...]) -> Count:
+    """How often the way with the most tokens per second is the published one."""
+    agree = of = 0
+    for gpu, card in GROUPS[:2]:
+        for scene, numbers in table.items():
+            if scene.gpu == gpu:
+                known = {
+                    way: value for way, value in zip(ways, numbers["tok/s"], strict=True) if isfinite(value)
+                }
+                ours = {way: outcomes.figure((card, scene, way), "tokens") for way in known}
+                if all(map(isfinite, ours.values())):
+                    of += 1
+                    agree += max(known, key=known.__getitem__) == max(ours, key=ours.__getitem__)
+    return Count("the way with the most tokens per second", agree, of)
+
+
+def gain(outcomes: Outcomes, card: str, scene: Scene, way: str, figure: str = "tokens") -> float:
+    """Of a way over v1, in percent."""
+    first, other = (outcomes.figure((card, scene, each), figure) for each in ("v1", way))
+    return 100 * (other / first - 1) if first else nan
+
+
+def enough(options: Options, full: int, clients: int) -> int:
+    """Requests of a run: at least two rounds of all clients."""
+    return max(options.requests(full), 2 * clients if not options.quick else clients)

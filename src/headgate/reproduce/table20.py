@@ -1,0 +1,100 @@
+"""Table 20 of the EB paper: four GPUs, mixed or EB+ on each, or one to three of them for prompts only."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from headgate.reproduce.published import CARDS, H200, MEASURED, RTX
+from headgate.reproduce.published_split import LENGTHS20, TABLE20, WAYS20, Scene
+from headgate.reproduce.report import Count, Report
+from headgate.reproduce.serving import Options, Outcomes
+from headgate.reproduce.split_runs import (
+    GROUPS,
+    ROUTER,
+    SLOTS,
+    SplitJob,
+    better,
+    enough,
+    gain,
+    load_of,
+    same_best,
+    sections,
+)
+
+NAME = "eb-table20"
+ABOUT = "four GPUs: mixed, EB+, 1P+3D, 2P+2D, 3P+1D on three kinds of lengths; tok/s, TTFT, TPOT"
+ENGINES, REQUESTS = 4, 2000
+SPLITS = WAYS20[2:]
+
+
+def jobs(options: Options) -> list[SplitJob]:
+    """Every load, way and card."""
+    return [
+        SplitJob(
+            (card, scene, way),
+            card,
+            way,
+            ENGINES,
+            load_of(scene, enough(options, REQUESTS, scene.clients), LENGTHS20[scene.workload]),
+        )
+        for gpu, card in GROUPS
+        for scene in TABLE20
+        if scene.gpu == gpu
+        for way in WAYS20
+    ]
+
+
+def judge(outcomes: Outcomes, options: Options) -> Report:
+    """Ratios, signs, and which split is best."""
+    return Report(
+        NAME,
+        "EB+ against disaggregation, four GPUs, Qwen3-8B",
+        (
+            f"Closed loop; {REQUESTS} requests: prefill 1024/128, balanced 512/512, decode 128/1024 tokens (uniform, "
+            f"+-50 %); {SLOTS} seats and 16384 tokens a step on every engine. v1 and EB+: whole requests, {ROUTER}; "
+            "xP+yD: x engines do prompts only, y outputs only, all run our mixed.",
+            "KV is handed over in 2 ms and 147,456 bytes per token at 50 GB/s; the paper says neither.",
+        ),
+        sections(outcomes, TABLE20, WAYS20, (WAYS20[:2], SPLITS)),
+        (
+            same_best(outcomes, TABLE20, WAYS20),
+            _best_split(outcomes),
+            *(better(outcomes, TABLE20, WAYS20, "EB+", metric, 0.01) for metric in ("tok/s", "TTFT", "TPOT")),
+            *(better(outcomes, TABLE20, WAYS20, way, "tok/s", 0.01) for way in SPLITS),
+            *(better(outcomes, TABLE20, WAYS20, way, "TPOT", 0.01) for way in SPLITS),
+        ),
+        _remarks(outcomes),
+    )
+
+
+def _best_split(outcomes: Outcomes) -> Count:
+    """Which of the three splits serves most, load by load."""
+    agree = of = 0
+    for gpu, card in GROUPS[:2]:
+        for scene, numbers in TABLE20.items():
+            if scene.gpu == gpu:
+                known = {way: numbers["tok/s"][WAYS20.index(way)] for way in SPLITS}
+                known = {way: value for way, value in known.items() if isfinite(value)}
+                ours = {way: outcomes.figure((card, scene, way), "tokens") for way in known}
+                of += 1
+                agree += max(known, key=known.__getitem__) == max(ours, key=ours.__getitem__)
+    return Count("the split with the most tokens per second", agree, of)
+
+
+def _remarks(outcomes: Outcomes) -> tuple[str, ...]:
+    def gains(way: str, workload: str, card: str, gpu: str) -> str:
+        values = [gain(outcomes, card, Scene(gpu, clients, workload), way) for clients in (128, 256, 512)]
+        return ", ".join(f"{value:+.0f}" for value in values) + " %"
+
+    rtx, h200 = CARDS[RTX, "8B"], CARDS[H200, "8B"]
+    return (
+        f"EB+ over v1 with 512 clients, 128 per engine: "
+        f"{gain(outcomes, h200, Scene(H200, 512, 'balanced'), 'EB+'):+.1f} % on H200 (balanced; published -0.2 %), "
+        f"{gain(outcomes, MEASURED, Scene(H200, 512, 'balanced'), 'EB+'):+.1f} % on our card: engines are not full, "
+        "EB+ mixes, and there is nothing to gain, as published.",
+        f"The best split over v1 on prefill-heavy lengths (2P+2D; c = 128, 256, 512): {gains('2P+2D', 'prefill', rtx, RTX)} "
+        f"on RTX PRO 6000 (published +64, +19, -10 %), {gains('2P+2D', 'prefill', h200, H200)} on H200 (+22, -13, -26 %).",
+        f"On decode-heavy lengths 1P+3D against v1: {gains('1P+3D', 'decode', rtx, RTX)} (RTX PRO 6000; published -3, -4, "
+        f"-6 %), {gains('1P+3D', 'decode', h200, H200)} (H200; +3, -4, -18 %). A split keeps prompts out of the decodes' "
+        "steps, so its TPOT is low, and pays with engines that do half of the work.",
+    )

@@ -1,0 +1,71 @@
+"""Ways to serve with a fleet: routers times policies, and what carries one of them out at token level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headgate.core.errors import InputError, RunError
+from headgate.cost.card import load_card
+from headgate.drivers.engine import Engine
+from headgate.drivers.handover import Transfer
+from headgate.planners.flows import Prices
+from headgate.results.tables import Run
+from headgate.spec.build import make_engine, make_policy, policy_parameters, split_policy
+from headgate.spec.engine_trials import Way
+from headgate.spec.fleet import router_parameters, router_settings
+from headgate.spec.fleet_run import PRICES, FleetSetup, transfer_time
+from headgate.spec.words import Experiment
+from headgate.workloads.workload import Workload
+
+
+class Serving(NamedTuple):
+    """Runs any way to serve on any number of engines; it can be sent to another process."""
+
+    engine: Engine
+    transfer: Transfer
+    prices: Prices
+    watchdog: float
+
+    @classmethod
+    def of(cls, words: Experiment) -> Serving:
+        """As the words say."""
+        prompt = PRICES.prompt if words.prompt_price is None else words.prompt_price
+        output = PRICES.output if words.output_price is None else words.output_price
+        engine = make_engine(words, load_card(words.card))
+        return cls(engine, transfer_time(words), Prices(prompt, output), words.watchdog)
+
+    def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
+        """One run; one that could not go on is an error, and so is a fleet too small for its router."""
+        setup = FleetSetup(self.engine, engines, self.transfer, self.prices, self.watchdog)
+        try:
+            router, _ = setup.router(way.router, way.router_settings, requests, seed)
+        except InputError as error:
+            raise RunError(str(error)) from None
+        run = setup.run(lambda role: make_policy(way.policy, way.settings, self.engine)[0], router, requests)
+        outcome = str(run.meta["outcome"])
+        if outcome == "interrupted":
+            raise KeyboardInterrupt
+        if outcome != "finished":
+            raise RunError(outcome.removeprefix("failed: "))
+        return run
+
+
+def make_ways(routers: Sequence[str], policies: Sequence[str], words: Experiment) -> dict[str, Way]:
+    """Every router with every policy, by what the user called them; mistakes show before the work."""
+    engine = make_engine(words, load_card(words.card))
+    found: dict[str, Way] = {}
+    for router_text in routers:
+        router, router_own = split_policy(router_text, "router")
+        shared = {key: value for key, value in words.set_router.items() if key in router_parameters(router)}
+        asked = router_settings(router, shared | router_own)
+        for text in policies:
+            policy, own = split_policy(text)
+            mine = policy_parameters(policy)
+            settings = {key: value for key, value in words.set.items() if key in mine} | own
+            make_policy(policy, settings, engine)
+            name = f"{router_text} + {text}"
+            if name in found:
+                raise InputError(f"{name!r} is there twice; drop one")
+            found[name] = Way(router, policy, asked, settings)
+    return found

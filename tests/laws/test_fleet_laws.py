@@ -1,0 +1,119 @@
+"""The laws of a fleet at token level: every router before engines under any policy, with hand-over of KV."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from headgate.core.fleet import DECODE, SOLO, Stage
+from headgate.policies import ROUTE
+from headgate.results.gaps import Gaps
+from headgate.results.metrics import summarise
+from headgate.results.tables import ENDS
+from token_fleets import TokenWorld, token_worlds
+
+MEMBERS = [(name, {}) for name in ROUTE if name != "split"] + [("split", {"prefill": 1})]
+MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
+SERVED = ("arrived", "moved whole", "prefilled", "finished")
+PARTED = ("arrived", "moved prefill", "prefilled", "moved decode", "finished")
+STORIES = {SERVED[:n] + (end,) for n in (1, 2, 3) for end in ("left",)} | {SERVED}
+STORIES |= {PARTED[:n] + ("left",) for n in (2, 3, 4)} | {PARTED}
+STORIES |= {("arrived", "moved prefill", "finished")}  # its first token was its last
+some = settings(max_examples=settings.default.max_examples // 2)
+
+
+def members(world: TokenWorld):
+    """Those that can route so few engines."""
+    return [member for member in MEMBERS if member[0] != "split" or world.engines > 1]
+
+
+@pytest.mark.parametrize("name, more", MEMBERS)
+@some
+@given(world=token_worlds())
+def test_all_laws(name, more, world: TokenWorld):
+    if (name, more) not in members(world):
+        return
+    fleet, router = world.run(name, **more)
+    run = world.tables(fleet)
+    everybody_leaves_once(world, run, router.log)
+    seats_are_respected(world, fleet, router.log)
+    nothing_is_left_behind(fleet)
+    every_token_has_its_time(world, run)
+
+
+def everybody_leaves_once(world, run, log):
+    """One row each, one story each, and nobody has more tokens than it should."""
+    requests, workload = run.requests, world.workload
+    assert requests["id"].tolist() == list(range(len(workload)))
+    assert (requests["how"] >= 0).all()
+    stories: dict[int, tuple[str, ...]] = {}
+    for what, _, id, *rest in log:
+        told = f"moved {rest[1].value}" if what == "moved" else what
+        stories[id] = (*stories.get(id, ()), told)
+    refused = workload.prompt >= world.engine.longest
+    assert sorted(stories) == np.flatnonzero(~refused).tolist()
+    assert set(stories.values()) <= STORIES
+    whole = np.minimum(np.minimum(workload.output, workload.limit), world.engine.longest - workload.prompt)
+    done = run.completed()
+    assert (requests["output"][done] == whole[done]).all()
+    assert (requests["output"][~done] <= np.maximum(whole[~done], 0)).all()
+
+
+def seats_are_respected(world, fleet, log):
+    """No step holds more than the engine's seats, and the router kept to the room of each role."""
+    steps = fleet.recorder.tables()["steps"]
+    assert (steps["decodes"] <= world.engine.running).all()
+    assert (steps["decodes"] + steps["prefill"] <= world.engine.batch_tokens).all()
+    replicas = fleet.dispatch.roster.replicas
+    prompts: Counter[int] = Counter()
+    for what, _, id, *rest in log:
+        if what == "moved" and rest[1] is not Stage.DECODE:
+            assert replicas[rest[0]].role not in (SOLO, DECODE)
+            prompts[id] += 1
+    assert all(count == 1 for count in prompts.values())
+
+
+def nothing_is_left_behind(fleet):
+    """All memory is free again and all books are empty."""
+    roster = fleet.dispatch.roster
+    assert not roster.anybody and not any(roster.prefilling.values())
+    for seat, station in zip(roster.replicas, fleet.stations, strict=True):
+        assert seat.load == 0 and not any(seat.prefilling.values()) and not any(seat.decoding.values())
+        replica = station.replica
+        assert not replica.occupied
+        # KV that is free again is given back when its engine is next looked at, which may be never
+        waiting = [*station.freed, *station.unneeded]
+        station.begin(fleet.now)
+        assert replica.blocks.free == replica.blocks.total, waiting
+        assert not any(replica.blocks.growers)
+
+
+def every_token_has_its_time(world, run):
+    """The gaps between tokens of one request add up, whichever engines made them."""
+    requests, gaps = run.requests, Gaps(run).lists()
+    for row in np.flatnonzero(run.completed()).tolist():
+        assert len(gaps[row]) == requests["output"][row] - 1
+        assert min(gaps[row], default=1.0) > 0
+        last = requests["first_token"][row] + sum(gaps[row])
+        assert last == pytest.approx(requests["finished"][row], abs=1e-6)
+    assert set(requests["how"].tolist()) <= set(range(len(ENDS)))
+    if run.completed().any():
+        assert summarise(run, "all").engine.replicas == world.engines
+
+
+@some
+@given(world=token_worlds(), seed=st.integers(0, 3))
+def test_same_again_and_leases_change_nothing(world: TokenWorld, seed):
+    """The same history twice; and asking policies at every step gives the same times to the last bit."""
+    for name, more in members(world):
+        note(name)
+        first, second, asked = (
+            world.run(name, seed, leases, **more)[0].recorder.tables() for leases in (True, True, False)
+        )
+        for table in first:
+            for column, values in first[table].items():
+                assert np.array_equal(values, second[table][column], equal_nan=values.dtype.kind == "f")
+        for column, values in first["requests"].items():
+            assert np.array_equal(values, asked["requests"][column], equal_nan=values.dtype.kind == "f")

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from check_html import Reader
+from headgate.report.bars import Bar, Bars
+from headgate.report.chart import LOG, TAIL, Axis, Chart, Mark, Series
+from headgate.report.markup import embedded, tag
+from headgate.report.scales import Scale, labels, nice
+
+
+def test_markup_escapes_text_and_attributes():
+    made = tag("p", "<script>alert(1)</script>", tag("b", "x"), title='"><i>')
+    assert made == '<p title="&quot;&gt;&lt;i&gt;">&lt;script&gt;alert(1)&lt;/script&gt;<b>x</b></p>'
+
+
+def test_embedded_json_cannot_end_its_script():
+    assert "</script>" not in embedded({"name": "</script><script>alert(1)//", "and": "a&b"})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "kind", "expected"),
+    [
+        (0.0, 10.0, "linear", ["0", "2", "4", "6", "8", "10"]),
+        (0.0, 0.01, "linear", ["0", "0.002", "0.004", "0.006", "0.008", "0.01"]),
+        (0.0, 40_000.0, "linear", ["0", "10k", "20k", "30k", "40k"]),
+        (1.0, 1000.0, LOG, ["1", "3", "10", "30", "100", "300", "1,000"]),
+        (0.01, 0.999, TAIL, ["1 %", "10 %", "50 %", "90 %", "99 %", "99.9 %"]),
+    ],
+)
+def test_ticks_are_round_numbers(low, high, kind, expected):
+    assert [label for _, label in Scale(low, high, 0, 100, kind).ticks(7)] == expected
+
+
+def test_scales_map_ends_to_pixels_and_keep_what_is_outside_on_the_edge():
+    for kind in ("linear", LOG):
+        scale = Scale(1.0, 100.0, 50.0, 250.0, kind)
+        assert scale([1.0, 100.0, 0.5, 1000.0]).tolist() == [50.0, 250.0, 50.0, 250.0]
+    assert Scale(1.0, 100.0, 0.0, 100.0, LOG)(10.0) == pytest.approx(50.0)
+    assert Scale(0.1, 0.9, 0.0, 100.0, TAIL)(0.5) == pytest.approx(50.0)
+
+
+def test_ticks_of_nothing_and_of_one_value():
+    assert nice(3.0, 3.0, 5) == [3.0]
+    assert labels([]) == [] and labels([0.25]) == ["0.25"]
+
+
+def test_a_chart_has_units_marks_and_its_data():
+    x, y = np.array([1.0, 2.0, np.nan, 4.0]), np.array([10.0, 20.0, 15.0, np.nan])
+    chart = Chart(
+        Axis("load", "requests/s"),
+        Axis("TTFT", "ms", LOG),
+        [Series("a<b", x, y)],
+        [Mark("promised", 12.0, "y")],
+    )
+    figure = chart.figure("A title", "What to look for.")
+    drawn = Reader(figure.drawing)
+    assert (
+        "load (requests/s)" in drawn.text
+        and "TTFT (ms), log scale" in drawn.text
+        and "promised" in drawn.text
+    )
+    assert "nan" not in figure.drawing and figure.legend == (("a<b", "c0 d0"),)
+    assert figure.data["series"][0]["y"] == [10.0, 20.0, 15.0, None]
+
+
+def test_tick_labels_never_touch():
+    for high in (0.001, 7.0, 99_999.0, 3e7):
+        x = np.linspace(0, high, 20)
+        drawn = Reader(Chart(Axis("x", "s"), Axis("y", "s"), [Series("a", x, x)]).draw("t"))
+        ticks = [(float(drawn.attributes[place + 1][2]), None) for place, each in enumerate(drawn.attributes)
+                 if each == ("text", "class", "tick")]  # fmt: skip
+        assert ticks
+        across = sorted({at for at, _ in ticks if at > 62})
+        assert all(later - earlier > 20 for earlier, later in zip(across, across[1:], strict=False))
+
+
+def test_bars_have_parts_intervals_and_numbers():
+    bars = Bars(
+        "sustained",
+        "requests/s",
+        [Bar("one", (("a", "c0", 3.0), ("b", "c1", 1.0)), 3.5, 4.5)],
+        Mark("λ*", 5.0),
+    )
+    figure = bars.figure("Rates", "Longer is more.")
+    drawn = Reader(figure.drawing)
+    assert "sustained (requests/s)" in drawn.text and "λ*" in drawn.text and "4.000" in drawn.text
+    assert figure.data["rows"] == [["one", "a", 3.0, 3.5, 4.5], ["one", "b", 1.0, 3.5, 4.5]]
+    assert [name for name, _ in figure.legend] == ["a", "b"]
+
+
+def test_bars_of_nothing_are_drawn():
+    assert "<svg" in Bars("x", "s", [Bar("none", (("", "c0", 0.0),))]).draw("t")
