@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+BROWSER_READY := $(VENV)/.browser
 # The real vLLM (CPU build) has an environment of its own.
 VLLM_VENV  ?= .venv-vllm
 VLLM_BIN   := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
 
-.PHONY: demo test test-laws test-vllm lint docs bench clean
+.PHONY: demo test test-laws test-browser test-vllm lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -18,6 +19,12 @@ test: $(READY) lint
 
 test-laws: $(READY)
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 tests/laws tests/differential
+
+# Reports in a real browser, Debian's chromium; SCREENSHOTS=FOLDER keeps pictures of every kind to look at.
+test-browser: $(BROWSER_READY)
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q chromium; } \
+		|| { echo "test-browser needs chromium: install it (on Debian: apt install chromium)"; exit 1; }
+	$(BIN)/pytest tests/browser
 
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/pytest -n 2 --dist loadfile tests/engine
@@ -41,6 +48,10 @@ $(READY): pyproject.toml requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(READY)
+
+$(BROWSER_READY): $(READY) requirements-browser.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-browser.txt
+	touch $(BROWSER_READY)
 
 # The CPU build is sometimes resolved with torch's companions for another torch; nothing here needs them.
 $(VLLM_READY): pyproject.toml requirements-vllm.txt

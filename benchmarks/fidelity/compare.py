@@ -14,7 +14,8 @@ from benchmarks.fidelity.lag import Lagged
 from benchmarks.fidelity.measures import Tokens, compared, figures, simulated
 from benchmarks.h200.arms import PLAIN
 from headgate.core.errors import InputError
-from headgate.core.policy import BatchPolicy
+from headgate.core.policy import BatchPolicy, Observer
+from headgate.core.request import Request
 from headgate.cost.card import load_card
 from headgate.drivers.engine import Engine
 from headgate.spec.build import make_policy, split_policy
@@ -37,6 +38,17 @@ whoever comes during a step enters one step later. `yes` puts that into the poli
 (benchmarks/fidelity/lag.py). Not simulated: the host's work per request where the GPU does not hide it,
 except as far as the card's constants hold it; the time a request takes from `add_request` to the queue;
 detokenisation and HTTP, which these runs do not have either."""
+
+
+class Evictions(Observer):
+    """How many there were until the scene ended; a simulated one is served to its end."""
+
+    def __init__(self, end: float) -> None:
+        self.number, self._end = 0, end
+
+    def evicted(self, request: Request, now: float) -> None:
+        """One more."""
+        self.number += now <= self._end
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -94,15 +106,16 @@ def one(folder: Path, line: dict[str, Any], about: dict[str, Any], card: str, la
         load_card(card).cost, kv, about["max_model_len"], about["max_batch_tokens"],
         about["max_running"], about["block"],
     ).checked()  # fmt: skip
-    run = simulate(engine, policy(line["arm"], engine, lag), workload(scene, saved))
     end = scene["seconds"]
+    lost = Evictions(end)
+    run = simulate(engine, policy(line["arm"], engine, lag), workload(scene, saved), observers=(lost,))
     window = SETTLE * end, end
     found = compared(figures(real_tokens(saved), *window), figures(simulated(run), *window))
     return {
         "scene": scene["name"],
         "arm": line["arm"],
         "lag": lag,
-        "preempted": {"real": line["preempted"], "simulated": int(run.requests["evictions"].sum())},
+        "preempted": {"real": line["preempted"], "simulated": lost.number},
         "figures": found,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from functools import lru_cache
@@ -142,21 +143,15 @@ def main(quick: bool) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() and not quick else []
     keys = ("card", "load", "router", "policy", "seed")
     done = {tuple(row[key] for key in keys) for row in rows}
-    for card in CARDS:
-        for load in LOADS:
-            for seed in range(SEEDS):
-                for router in ROUTERS:
-                    for policy in POLICIES:
-                        arm = Arm(card, load, router, policy, seed)
-                        if tuple(arm[:5]) in done:
-                            continue
-                        if quick:
-                            arm = arm._replace(engines=2, seconds=20.0)
-                        rows.append(arm._asdict() | serve(arm))
-                        print(" ".join(map(str, arm)), file=sys.stderr, flush=True)
-                        if not quick:
-                            with path.open("a") as file:
-                                file.write(json.dumps(rows[-1]) + "\n")
+    for arm in itertools.starmap(Arm, itertools.product(CARDS, LOADS, ROUTERS, POLICIES, range(SEEDS))):
+        if tuple(arm[:5]) in done:
+            continue
+        arm = arm._replace(engines=2, seconds=20.0) if quick else arm
+        rows.append(arm._asdict() | serve(arm))
+        print(" ".join(map(str, arm)), file=sys.stderr, flush=True)
+        if not quick:
+            with path.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
     for card in CARDS:
         for load in LOADS:
             table(card, load, [row for row in rows if (row["card"], row["load"]) == (card, load)])

@@ -1,4 +1,4 @@
-"""The same requests through the stochastic network and through engines at token level: what differs, and why."""
+"""The same requests through the stochastic network and through engines at token level: what differs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.fleet_study.worlds import INSTANCES, RESULTS
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.drivers.engine import Engine
 from headgate.drivers.fleet import FleetSimulator
-from headgate.drivers.source import Poisson
+from headgate.drivers.source import Block, Poisson
 from headgate.planners.flows import Instance
 from headgate.planners.fluid import plan_fluid
 from headgate.policies.mixed import Mixed
@@ -54,7 +54,7 @@ def engine(instance: Instance) -> Engine:
 def requests(instance: Instance, run: Run) -> Workload:
     """The network's own requests, as tokens: prefill time over the time of a token, outputs rounded up."""
     source, until = Poisson(instance, run.engines, run.seed, run.law), run.warm + run.seconds
-    blocks = []
+    blocks: list[Block] = []
     while not blocks or blocks[-1].time[-1] < until:
         blocks.append(source.next_block())
     names = ("time", "kind", "prompt", "output", "patience")
@@ -72,7 +72,7 @@ def requests(instance: Instance, run: Run) -> Workload:
 
 
 def token_revenue(run: Run) -> float:
-    """Value of the requests that end between warming up and the end, per second and engine, over the plan's."""
+    """Value of the requests that end after warming up, per second and engine, over the plan's."""
     instance = INSTANCES[run.instance]
     plan, one = plan_fluid(instance), engine(instance)
     router = make_router(run.router, plan, run.engines, run.seed)

@@ -86,15 +86,17 @@ def _run_command(command: Command, shell) -> str:
 
 
 def _compare(out: str, expected: str, line: str) -> None:
-    """All of it, or the parts before and after a line of three dots."""
-    parts = [part for part in expected.split("...\n")]
-    printed = out.split()
-    if len(parts) == 1:
-        assert _alike(out, expected), f"{line} printed\n{out}"
-        return
-    head, tail = parts[0].split(), parts[-1].split()
-    assert _alike(" ".join(printed[: len(head)]), " ".join(head)), f"{line} printed\n{out}"
-    assert not tail or _alike(" ".join(printed[-len(tail) :]), " ".join(tail)), f"{line} printed\n{out}"
+    """All of it; or, where lines of three dots stand, the parts between them one after the other."""
+    first, *parts = expected.split("...\n")
+    printed, place = out.split(), len(first.split())
+    whole = printed if not parts else printed[:place]
+    assert _alike(" ".join(whole), first), f"{line} printed\n{out}"
+    for part in parts:
+        words = part.split()
+        starts = range(place, len(printed) - len(words) + 1)
+        ends = [at + len(words) for at in starts if _alike(" ".join(printed[at : at + len(words)]), part)]
+        assert ends, f"{line} printed\n{out}"
+        place = ends[0]
 
 
 def _rewrite(page: Path, text: str, printed: list[tuple[tuple[int, int], str]]) -> None:

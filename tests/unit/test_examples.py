@@ -12,10 +12,15 @@ from same import assert_alike
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HEADGATE = [sys.executable, "-c", "from headgate.cli import main; main()"]
+GPUS = ["--trace", "trace.csv", "--scale-rate", "20", "--requests", "1000", "--seeds", "2", "--jobs", "1"]
+GPUS += ["--slo", "ttft=500ms@p95,tbt=100ms@p99", "--policy", "mixed", "--policy", "eb+"]
 COMMANDS = {
     "first_simulation": [sys.executable, str(EXAMPLES / "first_simulation.py")],
     "write_a_policy": [sys.executable, str(EXAMPLES / "write_a_policy.py")],
     "eb_or_mixed": [*HEADGATE, "compare", str(EXAMPLES / "eb_or_mixed.toml"), "--out", "runs/eb_or_mixed"],
+    "how_many_gpus": [*HEADGATE, "plan", "capacity", "--find", "engines", *GPUS],
+    "serve_dry_run": [*HEADGATE, "serve", "MODEL", "--config", str(EXAMPLES / "headgate.toml"), "--dry-run"],
+    "check_a_policy": [*HEADGATE, "check", "write_a_policy.py:HalfFull"],
     "mix": [*HEADGATE, "simulate", "--rate", "12", "--mix", str(EXAMPLES / "mix.toml"), "--out", "runs/mix"],
 }
 

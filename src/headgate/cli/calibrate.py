@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from headgate.cost.fitting.about import About
     from headgate.cost.fitting.steps import StepTable
 
-EXAMPLES = """Write a cost card: how long steps take on your GPU with your model, vLLM version and settings.
+EXAMPLES = """Write a cost card: how long steps take on your GPU, with your model and settings.
 
-With MODEL, a vLLM engine is started in this process and taken through a grid of batch shapes (decodes,
-prompts, both, changes between them) in some minutes. Or take steps that exist: a live trace, saved steps,
-or what `vllm bench serve --save-detailed` wrote. All steps are kept beside the card (CARD.steps.npz), also
+With MODEL, a vLLM engine is started in this process and taken through a grid of
+batch shapes (decodes, prompts, both, changes between them) in some minutes. Or
+take steps that exist: a live trace, saved steps, or what `vllm bench serve
+--save-detailed` wrote. Steps are kept beside the card (CARD.steps.npz), also
 when the engine dies or you interrupt; --from-steps fits them again.
 
-\\b
+\b
 Examples:
-  headgate calibrate Qwen/Qwen3-8B --out my-card.json --slots 512 --budget 16384
-  headgate calibrate shape/config.json --out my-card.json --grid quick --seconds 90
-  headgate calibrate Qwen/Qwen3-32B --out card.json --engine tensor_parallel_size=2
-  headgate calibrate --from-trace serve.jsonl --gpu H200 --out live-card.json
-  headgate calibrate --from-bench result.json --like h200-qwen3-8b --out guess.json
+  headgate calibrate Qwen/Qwen3-8B --out my-card.json --slots 512
+  headgate calibrate shape/config.json --grid quick --seconds 90
+  headgate calibrate Qwen/Qwen3-32B --engine tensor_parallel_size=2
+  headgate calibrate --from-trace serve.jsonl --gpu H200 --out live.json
+  headgate calibrate --from-bench result.json --like h200-qwen3-8b
 """
 GRIDS = ("full", "quick")
 SEARCHED = 3  # passes at most
@@ -78,41 +79,41 @@ def calibrate(
     json: Annotated[str | None, typer.Option(help="quality and steps as JSON, to a file or -")] = None,
 ) -> None:
     """Measure or read, fit, write."""
-    from headgate.cost.fitting.fit import fit
-
-    sources = [
-        ("MODEL", model),
-        ("--from-trace", from_trace),
-        ("--from-steps", from_steps),
-        ("--from-bench", from_bench),
-    ]
+    sources = [("MODEL", model), ("--from-trace", from_trace)]
+    sources += [("--from-steps", ", ".join(from_steps or ())), ("--from-bench", from_bench)]
     named = [flag for flag, value in sources if value]
     if len(named) != 1:
         what = " and ".join(named) if named else "nothing to measure"
         raise InputError(f"{what}: give one of MODEL, --from-trace, --from-steps and --from-bench")
     check_json(json)
     card = _card_file(out)
-    if model is not None:
+    if model:
         numbers = _Numbers(seconds, slots, budget, longest, seed, _one_grid(grid) == "quick")
         found = _measured(model, numbers, _engine_words(engine), dummy, card)
-    elif from_trace is not None:
+    elif from_trace:
         found = _traced(from_trace, like)
-    elif from_bench is not None:
+    elif from_bench:
         found = _benched(from_bench, budget, like)
     else:
         found = _saved(from_steps or [], like)
     about = replace(found.about, name=name or card.stem, gpu=gpu or found.about.gpu)
+    _write(replace(found, about=about), card, json)
+
+
+def _write(found: _Steps, card: Path, json: str | None) -> None:
+    """Fit, say how well, and write the card; steps that ended early make a card, and exit code 1."""
+    from headgate.cost.fitting.fit import fit
+
     say = sys.stderr if json == "-" else sys.stdout
-    fitted = fit(found.table, about)
+    fitted = fit(found.table, found.about)
     made = fitted.card()
     made.save(card)
     for line in (*fitted.lines(), *(f"note: {note}" for note in found.notes), f"card: {card}"):
         print(line, file=say)
     if not fitted.quality.good_enough():
-        print("note: errors above 3 %: measure longer or on a quiet machine before you trust it", file=say)
-    write_json(
-        json, {"card": json_module.loads(made.text()), "steps": len(found.table), "notes": list(found.notes)}
-    )
+        print("note: errors above 3 %; measure longer, or on a quieter machine", file=say)
+    document = {"card": json_module.loads(made.text()), "steps": len(found.table), "notes": [*found.notes]}
+    write_json(json, document)
     if found.failed is not None:
         raise RunError(f"{found.failed}; the card rests on the {len(found.table)} steps measured before")
 

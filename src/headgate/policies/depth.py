@@ -1,4 +1,4 @@
-"""A gate for engines that choose their own batches: the best kind first, a few prompts ready on every engine."""
+"""A gate for engines that choose their own batches: the best kind first, prompts ready on every engine."""
 
 from __future__ import annotations
 

@@ -15,6 +15,10 @@ from headgate.results.metrics import Metrics
 from headgate.results.text import number, percent, time_unit
 
 Read = Callable[[Metrics], Estimate]
+NOTE = (
+    "The bound is for all requests together, the rates are from the middle of each run: where that middle "
+    "holds lighter requests, a point may lie a little above it."
+)
 
 
 def against_load(scenes: Sequence[Scene]) -> list[Figure]:
@@ -35,7 +39,7 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
     lines = [*([diagonal] if diagonal else []), *served]
     found = [
         Chart(along, Axis("served", "requests/s", low=0.0), lines, marks).figure(
-            "Requests served against load", look
+            "Requests served against load", look, NOTE if bound else ""
         )
     ]
     if any(metrics.goodput for scene in scenes for metrics in scene.metrics.values()):

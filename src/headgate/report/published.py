@@ -104,7 +104,7 @@ def _scatter(table: Table) -> Figure | None:
     kind = LOG if values.min() > 0 and values.max() > WIDE * values.min() else LINEAR
     ends = np.array([values.min(), values.max()])
     equal = Series("equal", ends, ends, 7)
-    unit = "%" if table.points else ""
+    unit = "%" if table.points else table.title.rpartition(": ")[2] if ": " in table.title else "as listed"
     chart = Chart(Axis(table.against, unit, kind), Axis("ours", unit, kind), [equal, *series])
     return chart.figure(
         "Ours against theirs", "Points on the line agree; a common slope off it is a common factor."

@@ -16,6 +16,7 @@ from headgate.report.scenes import Scene
 from headgate.report.timeline import ROWS, timeline
 from headgate.report.verdict import load_verdict, scene_verdict
 from headgate.results.compare import Comparison
+from headgate.results.tables import Run
 from headgate.results.text import number
 
 MOST_CHAPTERS = 4  # scenes shown in full; of more, the highest loads
@@ -81,13 +82,19 @@ def _numbers(scene: Scene) -> list[Block]:
         else [latencies(scene.metrics), engines(scene.metrics)]
     )
     if scene.bound:
-        best = max(metrics.request_rate.value for metrics in scene.metrics.values())
-        share = 100 * best / scene.bound.rate
+        best = max(_whole_rate(run) for run in scene.first.values())
         tables.append(
             f"On these requests no policy serves more than {number(scene.bound.rate)} requests/s (a bound "
-            f"from the card's step times); the most served here is {number(best)}, {share:.0f} % of it."
+            f"from the card's step times). The most over a whole run, its start and end included, is "
+            f"{number(best)}: {100 * best / scene.bound.rate:.0f} % of it."
         )
     return tables
+
+
+def _whole_rate(run: Run) -> float:
+    """Served to the end per second of the whole run: what a bound is about, with nothing left out."""
+    low, high = run.span()
+    return float(run.completed().sum()) / max(high - low, 1e-9)
 
 
 def _loads(scenes: Sequence[Scene]) -> Chapter:

@@ -109,7 +109,7 @@ def load_of(run: Run) -> Load:
 def title_of(run: Run) -> str:
     """What was served, on what, under which load."""
     about = run.meta.get("workload")
-    what = str(about.get("name", "requests")) if isinstance(about, dict) else "requests"
+    what = str(about.get("name") or "requests") if isinstance(about, dict) else "requests"
     where = run.meta.get("card") or run.meta.get("model") or run.meta.get("driver", "")
     return f"{what}{f' on {where}' if where else ''}, {load_of(run).text}"
 

@@ -208,10 +208,10 @@ function startTimeline(figure, line) {
     if (!drawn || from === null) return;
     const ends = [from, timeAt(event)].sort((a, b) => a - b), seen = (ends[1] - ends[0]) / (view.high - view.low);
     from = null;
-    if (seen > .01) go(ends[0], ends[1]); else draw();
+    if (seen > .01) go(ends[0], ends[1]); else drawn.svg.querySelectorAll(".chosen").forEach((part) => part.remove());
   };
   plot.addEventListener("pointerup", release);
-  plot.addEventListener("pointercancel", () => { from = null; draw(); hideTip(); });
+  plot.addEventListener("pointercancel", () => { from = null; hideTip(); });
   plot.addEventListener("pointerleave", () => { hideTip(); });
   plot.addEventListener("dblclick", () => move("all"));
   startLegend(figure, draw);

@@ -20,7 +20,7 @@ class Scene(NamedTuple):
 
 Numbers = dict[str, tuple[float, ...]]  # by metric, in the order of WAYS
 
-# Table 19, two GPUs, 512/256 tokens: v1, EB+, one engine for prompts and one for outputs (NaN: out of memory).
+# Table 19, two GPUs, 512/256 tokens: v1, EB+, one engine for prompts, one for outputs (NaN: out of memory).
 WAYS19 = ("v1", "EB+", "1P+1D")
 TABLE19: dict[Scene, Numbers] = {
     Scene(H200, 64, "512/256"): {

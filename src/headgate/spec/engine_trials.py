@@ -92,7 +92,7 @@ def search_fewest(
     """Every search to its end. A count is enough when it is enough with every seed."""
     outcomes: Outcomes = {}
     total = EXPECTED * len(searches) * len(seeds)
-    with progress("searching", total) as report, _workers(case, jobs) as work:
+    with progress("searching", total) as report, Workers(case, jobs) as work:
         while asked := {name: count for name, search in searches.items() if (count := search.next())}:
             trials = [Trial(name, ways[name], count, seed) for name, count in asked.items() for seed in seeds]
             for trial, outcome in zip(trials, work(trials), strict=True):
@@ -103,7 +103,7 @@ def search_fewest(
     return outcomes
 
 
-class _workers:
+class Workers:
     """Runs trials here, or in processes of their own."""
 
     def __init__(self, case: FleetCase, jobs: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
@@ -19,7 +19,8 @@ from headgate.spec.words import Experiment
 from headgate.workloads.workload import Workload
 
 
-class Serving(NamedTuple):
+@dataclass(frozen=True)
+class Serving:
     """Runs any way to serve on any number of engines; it can be sent to another process."""
 
     engine: Engine

@@ -44,9 +44,11 @@ def fleet_words(
 ) -> FleetWords:
     """Flags, and where there are none what an experiment file says of its fleet."""
     said, usual = (words.prompt_price, words.output_price), (1.0, 2.0)
-    own = [next(p for p in each if p is not None) for each in zip(prices, said, usual, strict=True)]
-    count = words.engines or 1 if engines is None else engines
-    return FleetWords(classes, count, clusters, *roles, *own, separate)
+    prompt, output = (
+        next(price for price in each if price is not None) for each in zip(prices, said, usual, strict=True)
+    )
+    count = (words.engines or 1) if engines is None else engines
+    return FleetWords(classes, count, clusters, *roles, prompt, output, separate)
 
 
 class StepWords(NamedTuple):

@@ -1,4 +1,4 @@
-"""The fewest engines that keep service levels at a given load, by router and policy, and two bounds on them."""
+"""The fewest engines that keep service levels at a given load, by router and policy, beside two bounds."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def plan_engines(
     least = least_engines(rate, bound)
     if least > options.most:
         raise InputError(
-            f"{rate:g} requests/s need at least {least} engines, more than --most-engines {options.most}; raise "
-            "it, or ask for less"
+            f"{rate:g} requests/s need at least {least} engines, more than --most-engines {options.most}; "
+            "raise it, or ask for less"
         )
     traffic = _enough(words, traffic, least)
     seeds = range(words.seed, words.seed + (options.seeds if traffic.drawn else 1))
@@ -196,7 +196,7 @@ def _enough(words: Experiment, traffic: Traffic, least: int) -> Traffic:
 
 
 def _fluid(words: Experiment, rate: float) -> float:
-    """Engines that serve everybody in the model of gate-and-route, with the engine's whole step for a chunk."""
+    """Engines that serve everybody in the model of gate-and-route, with the whole step for a chunk."""
     plain = words.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
     who = demand(plain, (), CLUSTERS)
     seated = words.model_copy(update={"budget": make_engine(words, load_card(words.card)).batch_tokens})

@@ -152,8 +152,8 @@ def _checked(words: Experiment, fleet: FleetWords) -> Staffing | None:
     for word in NO_LEVELS_HERE:
         if word in words.model_fields_set and getattr(words, word) is not None:
             raise InputError(
-                f"--{word} is no level of a fluid plan, which knows rates and no single wait; drop it, or ask "
-                "headgate plan capacity --find engines"
+                f"--{word} is no level of a fluid plan, which knows rates and no single wait; drop it, or "
+                "ask headgate plan capacity --find engines"
             )
     return fixed_roles(fleet)
 

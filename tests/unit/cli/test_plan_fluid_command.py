@@ -172,7 +172,10 @@ def test_no_crumbs_where_every_engine_prefills():
     [
         ([], "no class has arrivals; give --rate"),
         (["--clients", "8"], "needs arrivals per second"),
-        (["--class", "code:prompt=300,output=1000,rate=0"], "rate is 0 requests/s: nobody arrives; give more"),
+        (
+            ["--class", "code:prompt=300,output=1000,rate=0"],
+            "rate is 0 requests/s: nobody arrives; give more",
+        ),
         ([*BASE, "--class", "idle:prompt=300,output=1000,rate=0"], "--class idle: rate is 0 requests/s"),
         (["--engines", "20", "--class", "code:prompt=300,output=9,rate=-1"], "rate is -1 requests/s: a rate"),
         (["--class", "code:prompt=0,output=1000,rate=1"], "prompt is 0 tokens; give more than 0"),

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
-
 from check_html import Reader
+
 from headgate.report.bars import Bar, Bars
 from headgate.report.chart import LOG, TAIL, Axis, Chart, Mark, Series
 from headgate.report.markup import embedded, tag
@@ -73,7 +75,7 @@ def test_tick_labels_never_touch():
                  if each == ("text", "class", "tick")]  # fmt: skip
         assert ticks
         across = sorted({at for at, _ in ticks if at > 62})
-        assert all(later - earlier > 20 for earlier, later in zip(across, across[1:], strict=False))
+        assert all(later - earlier > 20 for earlier, later in pairwise(across))
 
 
 def test_bars_have_parts_intervals_and_numbers():

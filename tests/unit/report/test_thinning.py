@@ -5,10 +5,10 @@ import zlib
 
 import numpy as np
 import pytest
+from some_runs import empty_run, long_run, served
 
 from headgate.report.thinning import changes, distribution, over_time
 from headgate.report.timeline import timeline
-from some_runs import empty_run, long_run, served
 
 
 def test_columns_hold_the_mean_over_time_and_the_extremes():

@@ -18,6 +18,7 @@ from headgate.reproduce.published import (
     TABLE13,
     TABLE18,
 )
+from headgate.reproduce.published_split import TABLE19, TABLE20, WAYS19, WAYS20, Scene
 
 
 def test_spot_checks():
@@ -90,3 +91,14 @@ def test_the_longest_sharegpt_prompt_is_the_published_one():
     prompts = DATA_SETS["ShareGPT"].prompt.draw(4000, np.random.default_rng(0))
     assert prompts.min() == 1
     assert math.isclose(prompts.max(), 20448, rel_tol=1e-3)
+
+
+def test_tables_of_disaggregation():
+    assert TABLE19[Scene(H200, 512, "512/256")]["tok/s"] == (45731, 45539, 39649)
+    assert TABLE20[Scene(H200, 512, "balanced")]["TPOT"][:4] == (14.7, 14.9, 9.2, 17.3)
+    assert TABLE20[Scene(RTX, 128, "prefill")]["TTFT"] == (0.185, 0.171, 4.385, 0.476, 0.482)
+    assert len(TABLE19) == 2 * 3 and len(TABLE20) == 2 * 3 * 3
+    for table, ways in ((TABLE19, WAYS19), (TABLE20, WAYS20)):
+        assert all(len(numbers) == len(ways) for metrics in table.values() for numbers in metrics.values())
+    gone = [scene.clients for scene, row in TABLE19.items() if math.isnan(row["tok/s"][2])]
+    assert gone == [2048, 2048]

@@ -81,6 +81,9 @@ def test_rates_that_change_are_planned_for_at_their_peak():
     steady, changing = plan(words, segments=4), plan(words, segments=4, every=30.0)
     assert changing.nested.segments.reach[0] > 1.1 * steady.nested.segments.reach[0]
     assert changing.nested.thresholds.sizes[0] > steady.nested.thresholds.sizes[0]
+    (often,), (mean,) = changing.mix.parts, steady.mix.parts
+    assert often.rate == pytest.approx(changing.nested.segments.reach[0]) and often.rate > 1.1 * mean.rate
+    assert "busiest 30 s" in changing.notes[0] and changing.mix.rate == steady.mix.rate
 
 
 def test_promised_tpot_caps_the_pace():
@@ -155,6 +158,9 @@ def test_examples_of_the_help_work_and_fit(words):
     out = run(*words)
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "…" not in out
+    *_, copied = out.replace("\\\n", "").splitlines()  # as a shell reads it
+    _, ends, thresholds = copied.split("--set ")
+    assert thresholds.startswith("thresholds=") and thresholds.count("/") == ends.count("/")
     text = " ".join(out.split())
     for part in (
         "DT*",

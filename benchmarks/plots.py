@@ -1,0 +1,120 @@
+"""Small figures as SVG, without a library: points with intervals, in panels side by side, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import floor, log10
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 470, 360, 56, 14, 44, 92
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # told apart by colour-blind readers, too
+TICKS = 5
+
+Point = tuple[float, float, float, int]  # x, mean, half of the interval, how many
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that belong together."""
+
+    label: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    x: str
+    y: str
+    series: tuple[Series, ...]
+
+
+def svg(title: str, panels: Sequence[Panel]) -> str:
+    """A figure that stands alone; its text follows the reader's light or dark scheme."""
+    width = WIDTH * len(panels)
+    style = (
+        "<style>text{font:12px system-ui,sans-serif;fill:#222}.a{stroke:#888;fill:none}.g{stroke:#8883}"
+        "rect{fill:#fff}@media(prefers-color-scheme:dark){text{fill:#ddd}rect{fill:#16181c}}</style>"
+    )
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img">',
+        f"<title>{escape(title)}</title>{style}",
+        f'<rect width="{width}" height="{HEIGHT}"/>',
+        f'<text x="{LEFT}" y="20" font-weight="bold">{escape(title)}</text>',
+    ]
+    for number, panel in enumerate(panels):
+        parts += [f'<g transform="translate({number * WIDTH},0)">', *_panel(panel), "</g>"]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _panel(panel: Panel) -> list[str]:
+    points = [point for series in panel.series for point in series.points]
+    xs, ys = [p[0] for p in points], [p[1] + sign * p[2] for p in points for sign in (-1, 1)]
+    x_ticks, y_ticks = _ticks(min(xs, default=0), max(xs, default=1)), _ticks(min([0, *ys]), max([0, *ys]))
+    place = _Scale(x_ticks, y_ticks)
+    drawn = []
+    for tick in y_ticks:
+        y = place.y(tick)
+        drawn.append(f'<path class="g" d="M{LEFT},{y:.1f}H{WIDTH - RIGHT}"/>')
+        drawn.append(_text(LEFT - 6, y + 4, f"{tick:g}", "end"))
+    for tick in x_ticks:
+        drawn.append(_text(place.x(tick), HEIGHT - BOTTOM + 18, _short(tick)))
+    drawn.append(f'<path class="a" d="M{LEFT},{place.y(0):.1f}H{WIDTH - RIGHT}"/>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    drawn.append(_text(middle, HEIGHT - BOTTOM + 36, panel.x))
+    drawn.append(_text(LEFT - 40, TOP - 8, panel.y, "start"))
+    for number, series in enumerate(panel.series):
+        drawn += _series(series, COLOURS[number % len(COLOURS)], place, number)
+    return drawn
+
+
+def _series(series: Series, colour: str, place: _Scale, number: int) -> list[str]:
+    path = " ".join(f"{place.x(x):.1f},{place.y(y):.1f}" for x, y, _, _ in series.points)
+    drawn = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-opacity="0.4"/>']
+    for x, y, half, count in series.points:
+        at, low, high = place.x(x), place.y(y - half), place.y(y + half)
+        said = f"{series.label}: {y:+.1f} % ± {half:.1f}, {count} bursts"
+        drawn.append(f'<path d="M{at:.1f},{low:.1f}V{high:.1f}" stroke="{colour}"/>')
+        place_of = f'cx="{at:.1f}" cy="{place.y(y):.1f}"'
+        drawn.append(f'<circle {place_of} r="3.5" fill="{colour}"><title>{said}</title></circle>')
+    x, y = LEFT + 205 * (number % 2), HEIGHT - BOTTOM + 56 + 18 * (number // 2)
+    drawn.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/>')
+    return [*drawn, _text(x + 10, y, series.label, "start")]
+
+
+def _text(x: float, y: float, words: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+class _Scale:
+    """From values to places."""
+
+    def __init__(self, xs: list[float], ys: list[float]) -> None:
+        self._x, self._y = (xs[0], xs[-1]), (ys[0], ys[-1])
+
+    def x(self, value: float) -> float:
+        """Across."""
+        low, high = self._x
+        return LEFT + (WIDTH - LEFT - RIGHT) * (value - low) / (high - low)
+
+    def y(self, value: float) -> float:
+        """Down."""
+        low, high = self._y
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round values that cover both ends."""
+    span = (high - low) or 1.0
+    rough = span / TICKS
+    power = 10.0 ** floor(log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+    first = floor(low / step)
+    last = -floor(-high / step)
+    return [round(step * number, 12) for number in range(first, max(last, first + 1) + 1)]
+
+
+def _short(value: float) -> str:
+    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"

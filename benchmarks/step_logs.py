@@ -1,0 +1,44 @@
+"""Timed steps from files: tables that `headgate calibrate` wrote, and the step logs of benchmarks.h200."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.cost.fitting.steps import StepTable, concat
+
+ENDS = 1  # rows at either end of a log that are left out: their neighbours are not there
+
+
+def read_steps(paths: Iterable[Path]) -> StepTable:
+    """All of them as one table, a part for each run or grid cell."""
+    return concat(_read(path) for path in paths)
+
+
+def _read(path: Path) -> StepTable:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            names = set(stored.files)
+            log = dict(zip(stored["columns"], stored["log"].T, strict=True)) if "log" in names else None
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path}: no step log ({error}); give .npz files of calibrate or h200") from None
+    return StepTable.load(path) if log is None else _from_log(log, path.stem)
+
+
+def _from_log(log: dict[str, np.ndarray], name: str) -> StepTable:
+    """A step takes from the end of the one before, or from its own schedule() if later, to its end."""
+    composed, end = log["began"] + log["scheduling"], log["ended"]
+    before = np.concatenate(([-np.inf], end[:-1]))
+    columns = {
+        "seconds": end - np.maximum(before, composed),
+        "decodes": log["decodes"],
+        "context": log["context"] + log["decodes"],  # the token being written is read, too
+        "prefill": log["prefill"],
+        "behind": log["behind"],
+        "busy": np.concatenate((composed[1:] < end[:-1], [True])),
+    }
+    table = StepTable.from_columns(columns, (name,))
+    return table.take(np.arange(ENDS, len(table) - ENDS))

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from check_html import read
+
+from headgate.report import render
+from headgate.report.plans import capacity_page, fluid_page
+from headgate.report.published import published_page
+from headgate.report.threshold import threshold_page
+from headgate.reproduce.report import Cell, Count, Report, Row, Section
+from headgate.spec.fluid_words import FleetWords, LevelWords, StepWords
+from headgate.spec.plan_capacity import Options, plan_capacity
+from headgate.spec.plan_fluid import make_fluid_plan
+from headgate.spec.plan_threshold import plan_threshold
+from headgate.spec.planning import situation
+from headgate.spec.slo import parse_levels
+from headgate.spec.words import experiment
+
+
+def test_the_threshold_curve_has_its_optimum_at_the_bottom():
+    plan = plan_threshold(
+        situation(experiment({"prompt": 512.0, "output": 256.0, "clients": 1024, "slots": 512}))
+    )
+    page = threshold_page(plan, "Refill.", "as printed", ["plan", "threshold"])
+    found = read(render(page))
+    assert f"θ* = {plan.thresholds.stationary.share:.3f}" in found.text and "as printed" in found.text
+    curve = found.data[0]["series"][0]
+    lowest = min(range(len(curve["y"])), key=curve["y"].__getitem__)
+    assert abs(math.log(curve["x"][lowest] / plan.thresholds.stationary.share)) < 0.2
+
+
+def test_a_capacity_plan_has_a_bar_for_each_policy_and_the_bound():
+    words = experiment({"prompt": 100.0, "output": 20.0, "requests": 60})
+    plan = plan_capacity(
+        words, ["mixed", "v0"], parse_levels(["ttft=1s@p50"]), Options(seeds=1, precision=0.5), bar
+    )
+    found = read(render(capacity_page(plan, "verdict", "printed", ["plan", "capacity"])))
+    assert "sustained (requests/s)" in found.text and "λ* =" in found.text
+    assert [row[0] for row in found.data[0]["rows"]] in (["mixed", "v0"], ["v0", "mixed"])
+
+
+class bar:  # noqa: N801
+    def __init__(self, label: str, total: int) -> None: ...
+
+    def __enter__(self):
+        return lambda done: None
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def test_a_fluid_plan_has_occupancies_and_the_frontier():
+    classes = ("code:prompt=300,output=1000,rate=10", "paper:prompt=3000,output=400,rate=10")
+    fleet = FleetWords(classes, 20, 3, None, None, 1.0, 2.0, False)
+    steps = StepWords(None, False, "17.4ms", "6.2e-5", "22ms")
+    levels = LevelWords(None, None, "tokens", (), "prefill-fairness")
+    answer = make_fluid_plan(experiment({"patience": 10.0}), fleet, steps, levels)
+    found = read(render(fluid_page(answer, "prefill-fairness", "printed", ["plan", "fluid"])))
+    assert "Class occupancies, planned" in found.text and "What the service level costs" in found.text
+    frontier = next(each for each in found.data if "series" in each)["series"][0]["y"]
+    assert len(frontier) >= 2 and all(a <= b + 1e-6 for a, b in pairwise(frontier))
+
+
+def test_a_reproduction_has_tables_and_a_scatter():
+    rows = tuple(Row(f"c={n}", (Cell(n, n * 1.1), Cell(2 * n, math.nan))) for n in (1.0, 10.0, 100.0, 1000.0))
+    report = Report("x-1", "A <table>", ("set up",), (Section("tok/s", "load", ("v1", "EB"), rows),),
+                    (Count("signs", 3, 4),), ("because",))  # fmt: skip
+    found = read(render(published_page(report, ["reproduce", "x-1"], quick=True)))
+    assert "3 of 4 checked signs" in found.text and "1.10 times the published one" in found.text
+    assert "Ours against theirs" in found.text and "do not quote" in found.text and "because" in found.text
+    assert "A <table>" in "".join(found.words)
+
+
+def test_a_reproduction_without_published_numbers_says_so():
+    rows = (Row("a", (Cell(math.nan, 1.0),)),)
+    page = published_page(Report("x", "t", (), (Section("s", "f", ("c",), rows),), (), ()), [])
+    assert "Nothing was published" in read(render(page)).text

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+from some_runs import served
+
+from headgate.report.scenes import scene_of
+from headgate.report.verdict import comparison_verdict, load_verdict, scene_verdict
+from headgate.results.compare import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row
+from headgate.results.figures import Estimate
+
+
+def difference(percent: float, verdict: str) -> Difference:
+    half = 1.0 if verdict in (BETTER, WORSE) else 10.0
+    span = Estimate(percent, percent - half, percent + half)
+    return Difference(10 * (1 + percent / 100), span, span, verdict)
+
+
+def comparison(**metrics: dict[str, tuple[float, str]]) -> Comparison:
+    """Percent and verdict of each policy, metric by metric."""
+    rows = []
+    for metric, others in metrics.items():
+        name, higher = metric.replace("_", " "), metric in ("request_throughput", "goodput")
+        found = {policy: difference(*each) for policy, each in others.items()}
+        best = max(found, key=lambda policy: found[policy].value * (1 if higher else -1))
+        level = tuple(
+            policy for policy in found if policy != best and found[policy].verdict == found[best].verdict
+        )
+        rows.append(
+            Row(name, "s", higher, "by seed", Estimate(10.0, 9.0, 11.0), found, best, level, ("mixed",))
+        )
+    return Comparison("mixed", ("mixed", *found), 1, "", tuple(rows), ())
+
+
+def test_a_gain_comes_with_its_interval_and_its_price():
+    found = comparison_verdict(
+        comparison(
+            request_throughput={"eb": (6.0, BETTER)},
+            mean_TTFT={"eb": (0.5, SAME)},
+            p99_ITL={"eb": (230.0, WORSE)},
+        )
+    )
+    assert found == (
+        "eb serves 6.0 % more requests than mixed (95 % interval +5.0 to +7.0 %), with no difference seen in "
+        "mean TTFT and p99 ITL 3.3 times as high."
+    )
+
+
+def test_who_cannot_be_told_from_the_best_is_named():
+    found = comparison_verdict(comparison(request_throughput={"eb": (6.0, BETTER), "eb+": (5.5, BETTER)}))
+    assert found.endswith("in requests served eb+ cannot be told from it.")
+
+
+def test_nothing_to_gain_is_said():
+    found = comparison_verdict(
+        comparison(request_throughput={"eb": (1.0, SAME)}, mean_TTFT={"eb": (3.0, WORSE)})
+    )
+    assert found.startswith(
+        "No policy serves more requests than mixed: at this load there is no throughput to gain"
+    )
+    assert "no latency that can be told from its own is better" in found
+
+
+def test_latency_is_what_is_left_to_win():
+    found = comparison_verdict(
+        comparison(
+            request_throughput={"v0": (0.1, SAME), "eb": (-4.0, WORSE)},
+            mean_TTFT={"v0": (-10.0, BETTER), "eb": (9.0, WORSE)},
+        )
+    )
+    assert (
+        "(eb serves fewer)" in found
+        and "v0 has mean TTFT 10.0 % lower (95 % interval -11.0 to -9.0 %)" in found
+    )
+
+
+def test_too_few_requests_give_no_verdict():
+    assert comparison_verdict(comparison(request_throughput={"eb": (50.0, TOO_FEW)})).startswith(
+        "Too few requests"
+    )
+
+
+def test_loads_at_which_nothing_is_gained_are_named():
+    scenes = []
+    for rate, gain in ((4.0, (0.0, SAME)), (40.0, (5.0, BETTER))):
+        scene = scene_of({"mixed": [served("mixed", rate=rate)]})
+        scene.__dict__["comparison"] = comparison(request_throughput={"eb": gain})
+        scenes.append(scene)
+    assert load_verdict(scenes) == (
+        "eb serves up to 5.0 % more requests than mixed (95 % interval +4.0 to +6.0 %), at 40.00 requests/s; "
+        "at 4.000 requests/s there is no throughput to gain."
+    )
+    assert load_verdict(scenes[:1]).startswith(
+        "No policy serves more requests than mixed: at 4.000 requests/s"
+    )
+
+
+@pytest.mark.parametrize("policy", ["mixed", "eb+"])
+def test_one_run_is_summed_up(policy):
+    said = scene_verdict(scene_of({policy: [served(policy)]}))
+    assert said.startswith(f"{policy} serves ") and "a first token after" in said and "busy" in said
