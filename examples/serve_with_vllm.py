@@ -28,7 +28,9 @@ def main(model: str, dtype: str = "auto") -> None:
         max_model_len=512,
         enforce_eager=True,
     )
-    prompts = ["All work and no play makes Jack a dull boy. " * (1 + number % 4) for number in range(REQUESTS)]
+    prompts = [
+        "All work and no play makes Jack a dull boy. " * (1 + number % 4) for number in range(REQUESTS)
+    ]
     limits = [SamplingParams(max_tokens=4 + number % 9, ignore_eos=True) for number in range(REQUESTS)]
     answers = llm.generate(prompts, limits, use_tqdm=False)
     llm.llm_engine.engine_core.shutdown()

@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-OTHER_PAGES = sorted([ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "benchmarks").rglob("*.md")])
+OTHER_PAGES = sorted(
+    [
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "benchmarks").rglob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
+    ]
+)
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\s*?$", re.M | re.S)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    [^\n]*\n)+)")
 FILE = re.compile(r"^# ([\w.-]+\.(?:py|toml|json|csv))(?:[ :].*)?\n")

@@ -13,16 +13,11 @@ import numpy as np
 from benchmarks.fleet_study.worlds import RESULTS
 from headgate.cost.card import load_card
 from headgate.drivers.engine import Engine
-from headgate.drivers.fleet import FleetSimulator
 from headgate.planners.capacity import Requests, engine_bound
-from headgate.planners.flows import Flow, Instance, Prices
-from headgate.planners.fluid import plan_fluid
-from headgate.planners.fluid_plan import FluidPlan
+from headgate.planners.flows import Prices
 from headgate.results.errors import half_width
 from headgate.spec.build import make_engine, make_policy
-from headgate.spec.fleet import make_router
-from headgate.spec.flow_words import Demand
-from headgate.spec.fluid_words import StepWords, make_pace
+from headgate.spec.fleet_run import FleetSetup
 from headgate.spec.words import Experiment, experiment
 from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
@@ -31,7 +26,8 @@ CLASSES = {"chat": (400, 300, 0.5), "code": (300, 1000, 0.25), "paper": (3000, 4
 PATIENCE = 20.0  # mean seconds
 PRICES = Prices(0.1, 0.2)
 CARDS = ("h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b")
-ROUTERS = ("round-robin", "gate-and-route+", "density-first", "density-deep")
+BY_SECONDS = "density-deep, by engine seconds"
+ROUTERS = ("round-robin", "gate-and-route+", "density-first", "density-deep", BY_SECONDS)
 POLICIES = ("mixed", "eb+")
 LOADS = (0.9, 1.3)  # of λ*
 ENGINES, SEATS, SEEDS = 8, 256, 4
@@ -88,53 +84,48 @@ def engine(card: str) -> Engine:
 
 
 @lru_cache
-def plan(card: str, load: float) -> FluidPlan:
-    """The gate's targets, as `headgate plan fluid` makes them from a card."""
-    rate = load * highest_rate(card)
-    flows = tuple(
-        Flow(name, prompt, output, rate * share, 1 / PATIENCE)
-        for name, (prompt, output, share) in CLASSES.items()
-    )
-    tokens = sum(flow.rate * flow.output for flow in flows)
-    context = sum(flow.rate * flow.output * (flow.prompt + flow.output) for flow in flows) / tokens
-    pace, _, _ = make_pace(words(card), StepWords(), Demand("classes", flows, context))
-    return plan_fluid(Instance(flows, pace, PRICES))
+def by_seconds(card: str) -> str:
+    """Classes by value per second that a request takes from a full engine at least, best first."""
+    one, drawn, worth = engine(card), requests(100.0, 600.0, 0), {}
+    limits = one.running, one.batch_tokens, one.kv_tokens
+    for number, (name, (prompt, output, _)) in enumerate(CLASSES.items()):
+        mine = (drawn.kind == number) & (drawn.prompt < one.longest)
+        lengths = Requests.of(drawn.prompt[mine], drawn.output[mine] - 1)
+        value = PRICES.prompt * prompt + PRICES.output * output
+        worth[name] = value / engine_bound(one.cost, lengths, *limits).seconds
+    return "/".join(sorted(worth, key=lambda name: -worth[name]))
 
 
 def serve(arm: Arm) -> dict[str, float]:
     """Value of finished requests per second and engine after warming up, and what users saw."""
-    one, goal, until = engine(arm.card), plan(arm.card, arm.load), WARM + arm.seconds
-    rate = arm.load * highest_rate(arm.card) * arm.engines
-    router = make_router(arm.router, goal, arm.engines, arm.seed)
-    fleet = FleetSimulator(
-        one,
-        arm.engines,
-        lambda role: make_policy(arm.policy, {}, one)[0],
-        router,
-        requests(rate, until, arm.seed),
-    )
-    fleet.run()
-    return measured(fleet.recorder.tables()["requests"], goal, arm)
+    one, until = engine(arm.card), WARM + arm.seconds
+    offered = requests(arm.load * highest_rate(arm.card) * arm.engines, until, arm.seed)
+    setup = FleetSetup(one, arm.engines, prices=PRICES)
+    name, *ordered = arm.router.split(", ")
+    settings = {"order": by_seconds(arm.card)} if ordered else {}
+    router, _ = setup.router(name, settings, offered, arm.seed)
+    run = setup.run(lambda role: make_policy(arm.policy, {}, one)[0], router, offered)
+    if run.meta["outcome"] != "finished":
+        raise SystemExit(run.meta["outcome"])
+    return measured(run.requests, arm) | {"optimum": setup.plan(offered).revenue}
 
 
-def measured(table: dict[str, Any], goal: FluidPlan, arm: Arm) -> dict[str, float]:
+def measured(table: dict[str, Any], arm: Arm) -> dict[str, float]:
     finished, first, arrival = table["finished"], table["first_token"], table["arrival"]
     done = (finished >= WARM) & (finished < WARM + arm.seconds) & (table["how"] <= 1)
     came = (arrival >= WARM) & (arrival < WARM + arm.seconds)
-    flows = goal.instance.flows
     worth = PRICES.prompt * table["prompt"][done] + PRICES.output * table["output"][done]
     space = arm.engines * arm.seconds
     gaps = np.maximum(table["output"][done] - 1, 1)
     return {
         "revenue": float(worth.sum()) / space,
-        "optimum": goal.revenue,
         "requests": float(done.sum()) / space,
         "lost": float(np.mean(table["how"][came] > 1)),
         "ttft": float(np.mean((first - arrival)[done])),
         "tpot": float(np.mean((finished - first)[done] / gaps)),
     } | {
-        f"served.{flow.name}": float((done & (table["kind"] == n)).sum()) / space
-        for n, flow in enumerate(flows)
+        f"served.{name}": float((done & (table["kind"] == number)).sum()) / space
+        for number, name in enumerate(CLASSES)
     }
 
 
@@ -159,7 +150,7 @@ def main(quick: bool) -> None:
 
 def table(card: str, load: float, rows: list[dict[str, Any]]) -> None:
     """Every arm, and its revenue against mixed engines behind round robin, paired by seed."""
-    print(f"\n{card}, {load:g} of λ*, {ENGINES} engines: fluid optimum {rows[0]['optimum']:.0f}\n")
+    print(f"\n{card}, {load:g} of λ*, {ENGINES} engines: fluid optimum {rows[-1]['optimum']:.0f}\n")
     print("| router | policy | revenue | against mixed, round robin | lost | TTFT, s | TPOT, ms |")
     print("|---|---|---|---|---|---|---|")
     base = {

@@ -21,7 +21,7 @@ PARTED = ("arrived", "moved prefill", "prefilled", "moved decode", "finished")
 STORIES = {SERVED[:n] + (end,) for n in (1, 2, 3) for end in ("left",)} | {SERVED}
 STORIES |= {PARTED[:n] + ("left",) for n in (2, 3, 4)} | {PARTED}
 STORIES |= {("arrived", "moved prefill", "finished")}  # its first token was its last
-some = settings(max_examples=settings.default.max_examples // 2)
+some = settings(max_examples=max(10, settings.default.max_examples // 6))
 
 
 def members(world: TokenWorld):

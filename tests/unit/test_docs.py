@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
+from headgate import __version__
 from headgate.cli import app, main
 from headgate.cost.card import list_cards
 from headgate.reproduce import EXPERIMENTS
@@ -202,3 +205,33 @@ def test_a_wrong_page_is_noticed(shell, tmp_path, monkeypatch):
     first, second = commands(block)
     assert (first.words, first.slow, first.expected) == ("headgate a --b", True, "out\n")
     assert (second.words, second.slow, second.expected) == ("headgate c", False, "")
+
+
+def test_error_lines_on_the_page_are_those_of_the_code():
+    """Every message in the first column of a table of troubleshooting, but for what stands as `...`."""
+    code = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+    code = re.sub(r'"\s*\n\s*f?"', "", code)  # long messages are written as several strings
+    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    assert len(messages) > 30
+    for message in messages:
+        for part in message.split("..."):
+            assert part.strip() in code, f"nothing says {part.strip()!r}"
+
+
+def test_citation_names_this_version():
+    """What CITATION.cff 1.2 requires is there, and it is about this version."""
+    said = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert said["cff-version"] == "1.2.0" and said["type"] == "software"
+    assert {"message", "title", "authors"} <= set(said)
+    assert said["version"] == __version__ and all("name" in author for author in said["authors"])
+
+
+def test_every_option_of_serve_is_on_its_page():
+    serve = COMMANDS.commands["serve"]
+    text = (ROOT / "docs" / "vllm.md").read_text()
+    flags = [flag for option in serve.params for flag in option.opts if flag.startswith("--")]
+    assert len(flags) > 8
+    assert [
+        flag for flag in flags if flag not in (*text.replace("`", " ").replace("/", " ").split(), "--help")
+    ] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,26 +14,46 @@ from same import assert_alike
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HEADGATE = [sys.executable, "-c", "from headgate.cli import main; main()"]
-GPUS = ["--trace", "trace.csv", "--scale-rate", "20", "--requests", "1000", "--seeds", "2", "--jobs", "1"]
-GPUS += ["--slo", "ttft=500ms@p95,tbt=100ms@p99", "--policy", "mixed", "--policy", "eb+"]
+GPUS = (
+    "--trace trace.csv --scale-rate 20 --requests 1000 --slo ttft=500ms@p95,tbt=100ms@p99 --seeds 2 --jobs 1"
+)
 COMMANDS = {
-    "first_simulation": [sys.executable, str(EXAMPLES / "first_simulation.py")],
-    "write_a_policy": [sys.executable, str(EXAMPLES / "write_a_policy.py")],
-    "eb_or_mixed": [*HEADGATE, "compare", str(EXAMPLES / "eb_or_mixed.toml"), "--out", "runs/eb_or_mixed"],
-    "how_many_gpus": [*HEADGATE, "plan", "capacity", "--find", "engines", *GPUS],
-    "serve_dry_run": [*HEADGATE, "serve", "MODEL", "--config", str(EXAMPLES / "headgate.toml"), "--dry-run"],
+    "first_simulation": [sys.executable, "first_simulation.py"],
+    "write_a_policy": [sys.executable, "write_a_policy.py"],
     "check_a_policy": [*HEADGATE, "check", "write_a_policy.py:HalfFull"],
-    "mix": [*HEADGATE, "simulate", "--rate", "12", "--mix", str(EXAMPLES / "mix.toml"), "--out", "runs/mix"],
+    "how_many_gpus": [
+        *[*HEADGATE, "plan", "capacity", "--find", "engines", *GPUS.split()],
+        *["--policy", "mixed", "--policy", "eb+"],
+    ],
+    "serve_dry_run": [*HEADGATE, "serve", "MODEL", "--config", "headgate.toml", "--dry-run"],
+    "eb_or_mixed": [*HEADGATE, "compare", "eb_or_mixed.toml", "--out", "runs/eb_or_mixed"],
+    "mix": [*HEADGATE, "simulate", "--rate", "12", "--mix", "mix.toml", "--out", "runs/mix"],
 }
+ELSEWHERE = ["serve_with_vllm"]  # needs vLLM: tests/engine/test_example.py
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A copy of the examples to run them in."""
+    return Path(shutil.copytree(EXAMPLES, tmp_path_factory.mktemp("copy") / "examples"))
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_example_prints_what_stands_beside_it(name, tmp_path, request):
-    done = subprocess.run(COMMANDS[name], capture_output=True, text=True, cwd=tmp_path, check=True)
+def test_example_prints_what_stands_beside_it(name, folder, request):
+    plain = {**os.environ, "PATH": "/usr/bin:/bin", "TMPDIR": "/tmp", "COLUMNS": "80"}
+    done = subprocess.run(COMMANDS[name], capture_output=True, text=True, cwd=folder, check=True, env=plain)
+    printed = done.stdout.replace(str(folder), "/home/you/examples")
     beside = EXAMPLES / f"{name}.out"
     if request.config.getoption("--update-golden"):
-        beside.write_text(done.stdout)
-    assert_alike(done.stdout, beside.read_text())
+        beside.write_text(printed)
+    assert_alike(printed, beside.read_text())
+
+
+def test_every_example_is_run_and_told_of():
+    shown = (EXAMPLES / "README.md").read_text()
+    for path in [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.toml"), *EXAMPLES.glob("*.csv")]:
+        assert path.name in shown
+    assert {path.stem for path in EXAMPLES.glob("*.out")} == {*COMMANDS, *ELSEWHERE}
 
 
 def test_alike_sees_other_words_and_other_numbers():

@@ -9,9 +9,9 @@ from contextlib import suppress
 import typer
 
 from headgate import __version__
-from headgate.cli.check import check
 from headgate.cli.calibrate import EXAMPLES as CALIBRATE
 from headgate.cli.calibrate import calibrate
+from headgate.cli.check import check
 from headgate.cli.compare import compare
 from headgate.cli.demo import demo
 from headgate.cli.doctor import doctor
@@ -20,6 +20,7 @@ from headgate.cli.report import report
 from headgate.cli.reproduce import reproduce
 from headgate.cli.serve import PASSES, serve
 from headgate.cli.simulate import simulate
+from headgate.cli.sweep import sweep
 from headgate.cli.trace import trace
 from headgate.core.errors import InputError, RunError
 
@@ -60,6 +61,7 @@ app.command(context_settings=PASSES)(serve)
 app.command()(trace)
 app.command(help=CALIBRATE)(calibrate)
 app.command()(report)
+app.command()(sweep)
 
 
 def main() -> None:

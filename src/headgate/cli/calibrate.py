@@ -34,6 +34,7 @@ Examples:
   headgate calibrate --from-trace serve.jsonl --gpu H200 --out live.json
   headgate calibrate --from-bench result.json --like h200-qwen3-8b
 """
+FILES = ("--from-trace", "--from-steps", "--from-bench")
 GRIDS = ("full", "quick")
 SEARCHED = 3  # passes at most
 
@@ -79,12 +80,7 @@ def calibrate(
     json: Annotated[str | None, typer.Option(help="quality and steps as JSON, to a file or -")] = None,
 ) -> None:
     """Measure or read, fit, write."""
-    sources = [("MODEL", model), ("--from-trace", from_trace)]
-    sources += [("--from-steps", ", ".join(from_steps or ())), ("--from-bench", from_bench)]
-    named = [flag for flag, value in sources if value]
-    if len(named) != 1:
-        what = " and ".join(named) if named else "nothing to measure"
-        raise InputError(f"{what}: give one of MODEL, --from-trace, --from-steps and --from-bench")
+    _one_source({"MODEL": model, FILES[0]: from_trace, FILES[1]: from_steps, FILES[2]: from_bench})
     check_json(json)
     card = _card_file(out)
     if model:
@@ -98,6 +94,13 @@ def calibrate(
         found = _saved(from_steps or [], like)
     about = replace(found.about, name=name or card.stem, gpu=gpu or found.about.gpu)
     _write(replace(found, about=about), card, json)
+
+
+def _one_source(given: dict[str, Any]) -> None:
+    named = [flag for flag, value in given.items() if value]
+    if len(named) != 1:
+        what = " and ".join(named) if named else "nothing to measure"
+        raise InputError(f"{what}: give one of MODEL, {', '.join(FILES[:-1])} and {FILES[-1]}")
 
 
 def _write(found: _Steps, card: Path, json: str | None) -> None:

@@ -38,6 +38,8 @@ def engines_text(plan: EnginesPlan) -> RenderableType:
 def engines_verdict(plan: EnginesPlan) -> str:
     """The smallest fleet, and how far it is from the bound."""
     enough = [each for each in plan.found if each.engines is not None]
+    if not enough and plan.interrupted:
+        return "Interrupted before any fleet was found to be enough."
     if not enough:
         return f"{plan.most} engines are too few for these levels: ask for less, or raise --most-engines."
     best = min(each.engines for each in enough if each.engines is not None)
@@ -84,7 +86,9 @@ def _fleets(plan: EnginesPlan) -> Table:
     for found in plan.found:
         for place, size in enumerate(_shown(found)):
             shares = (_percent(size.shares[str(level)]) for level in checked)
-            used = (f"{100 * share:.0f} %" for share in (size.seats.value, size.load))
+            used = (
+                "-" if isnan(share) else f"{100 * share:.0f} %" for share in (size.seats.value, size.load)
+            )
             row = (str(size.engines), f"{size.kept}/{size.seeds}", *shares, *used)
             style = "" if size.engines == found.engines else "dim"
             table.add_row("" if place else found.name, *row, style=style)

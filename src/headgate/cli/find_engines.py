@@ -45,3 +45,5 @@ def find_engines(
         chapter = Chapter("", engines_verdict(found), (printed,), tuple(found.notes))
         save_page(Page("How few engines", about, (chapter,), plan_made(sys.argv[1:]), "plan"), report, say)
     write_json(json, found.as_dict())
+    if found.interrupted:
+        raise KeyboardInterrupt

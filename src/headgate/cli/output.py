@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, RunError
 from headgate.results.tables import Run
 
 RUNS = Path("runs")
@@ -129,5 +131,22 @@ def save(run: Run, folder: Path, overwrite: bool) -> None:
     """The run's tables, and its figures in the schema of `vllm bench serve`."""
     from headgate.results.bench import bench_result
 
-    figures = json.dumps(bench_result(run), indent=2, allow_nan=False) + "\n"
-    run.save(folder, overwrite, {"bench.json": figures})
+    with _undisturbed(folder):
+        figures = json.dumps(bench_result(run), indent=2, allow_nan=False) + "\n"
+        run.save(folder, overwrite, {"bench.json": figures})
+
+
+@contextmanager
+def _undisturbed(folder: Path) -> Iterator[None]:
+    """A run that is over is written whole; whoever interrupts meanwhile is heard afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        raise RunError(f"interrupted; what there is stands in {folder}")

@@ -12,6 +12,7 @@ from headgate.cli.output import NO_REPORT
 
 if TYPE_CHECKING:
     from headgate.report.page import Page
+    from headgate.report.scenes import Scene
     from headgate.results.tables import Run
 
 Report = Annotated[
@@ -34,6 +35,16 @@ def report_runs(
 
     made = [scene_of(runs, names[place] if names else "") for place, runs in enumerate(scenes)]
     save_page(runs_page(made, sys.argv[1:], title), target, say)
+
+
+def summed_up(scenes: Sequence[Scene]) -> None:
+    """Figures and comparisons, worked out here so that somebody who waits sees how far it is."""
+    from headgate.cli.progress import bar
+
+    with bar("summing up", len(scenes)) as progress:
+        for number, scene in enumerate(scenes, 1):
+            _ = scene.metrics, scene.comparison  # both are kept by the scene
+            progress(number)
 
 
 def save_page(page: Page, target: str | None, say: IO[str]) -> None:

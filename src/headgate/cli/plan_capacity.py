@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,10 @@ from headgate.cli.progress import bar
 from headgate.cli.words import takes_words
 from headgate.core.errors import InputError, unknown
 from headgate.spec.words import Experiment
+
+if TYPE_CHECKING:
+    from headgate.spec.plan_capacity import Options
+    from headgate.spec.slo import Level
 
 RATE, ENGINES = "rate", "engines"
 SEARCH = "Search"
@@ -80,9 +84,6 @@ def capacity(
     report: Report = None,
 ) -> None:
     """Search."""
-    from headgate.cli.capacity_text import capacity_text, verdict
-    from headgate.results.text import as_text, show
-    from headgate.spec.plan_capacity import Options, plan_capacity
     from headgate.spec.slo import parse_levels
 
     check_json(json)
@@ -102,8 +103,25 @@ def capacity(
         return
     if router:
         raise InputError("--router is about fleets; say --find engines, or drop it")
-    options = Options(classes, seeds, jobs, precision, as_recorded)
-    found = plan_capacity(words, wanted, levels, options, bar)
+    from headgate.spec.plan_capacity import Options
+
+    _find_rate(words, wanted, levels, Options(classes, seeds, jobs, precision, as_recorded), (json, report))
+
+
+def _find_rate(
+    words: Experiment,
+    policies: list[str],
+    levels: tuple[Level, ...],
+    options: Options,
+    outputs: tuple[str | None, str | None],
+) -> None:
+    """Search, show, and write JSON and a report where asked."""
+    from headgate.cli.capacity_text import capacity_text, verdict
+    from headgate.results.text import as_text, show
+    from headgate.spec.plan_capacity import plan_capacity
+
+    json, report = outputs
+    found = plan_capacity(words, policies, levels, options, bar)
     say = sys.stderr if json == "-" else sys.stdout
     show(capacity_text(found), say)
     if report is not None:
@@ -112,6 +130,8 @@ def capacity(
         text = as_text(capacity_text(found))
         save_page(capacity_page(found, verdict(found), text, sys.argv[1:]), report, say)
     write_json(json, found.as_dict())
+    if found.interrupted:
+        raise KeyboardInterrupt
 
 
 capacity.__doc__ = EXAMPLES

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headgate.cli.output import REPORT, check_json, check_report, write_json
-from headgate.cli.pages import save_page
+from headgate.cli.pages import save_page, summed_up
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError, unknown
 
@@ -52,6 +52,7 @@ def report(
     scenes = gather(loaded)
     if baseline is not None:
         scenes = [_led_by(scene, baseline) for scene in scenes]
+    summed_up(scenes)
     page = runs_page(scenes, sys.argv[1:], title)
     say = sys.stderr if json == "-" else sys.stdout
     for chapter in page.chapters:

@@ -59,7 +59,9 @@ def reproduce(
         from headgate.report.published import published_page
 
         save_page(published_page(found, sys.argv[1:], quick), report, say)
-    write_json(json, {"seed": seed, "quick": quick, **found.as_dict()})
+    write_json(json, {"seed": seed, "quick": quick, "interrupted": found.interrupted, **found.as_dict()})
+    if found.interrupted:
+        raise KeyboardInterrupt
 
 
 reproduce.__doc__ = EXAMPLES

@@ -131,14 +131,22 @@ class Exchange(Replica):
     # -- requests that come with their KV ----------------------------------------------------------------
 
     def reserve(self, handover: Handover) -> bool:
-        """Take the KV it will need, if it is there beside what the decodes take in the next step."""
+        """Take the KV it will need, if it is there beside what decodes and prompts of the plan count on."""
         need = self.blocks.of(handover.tokens)
-        if need > self.blocks.free - self.blocks.due(self.ledger.tick):
+        spare = self.blocks.free - self.blocks.due(self.ledger.tick)
+        if need > spare - sum(map(self._still_needs, self._prompts)):
             return False
         self.blocks.free -= need
         handover.reserved = need
         self.lease.ended = True
         return True
+
+    def _still_needs(self, prompt: Entry) -> int:
+        """Blocks that a prompt of the plan has yet to take."""
+        if prompt.id not in self.ledger.waiting and prompt.id not in self.ledger.prefilling:
+            return 0
+        known = prompt.prompt + prompt.generated
+        return self.blocks.of(known) - self.blocks.of(known - prompt.todo)
 
     def unpark(self, handover: Handover) -> None:
         """It stays where its prompt was: what was kept for it is its own again."""
@@ -152,7 +160,8 @@ class Exchange(Replica):
     def join(self, entry: Entry) -> bool:
         """One whose KV is here decodes from now on; False: there is no seat."""
         ledger = self.ledger
-        if len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
+        promised = sum(prompt.id in ledger.waiting for prompt in self._prompts)  # seats the plan counts on
+        if len(ledger.decoding) + len(ledger.prefilling) + promised >= ledger.limits.running:
             return False
         rolls = isinstance(self.plan.decode, Decodes)
         ledger.take_in(entry, rolls)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, unknown
 from headgate.core.fleet import ANY, STAY, Fleet, Move, RoutePolicy, Routing
 from headgate.core.policy import End
 from headgate.core.request import Request
@@ -24,15 +24,26 @@ class DensityDeep(RoutePolicy):
     the fewest requests as long as that has fewer than its seats and a share `spare` more, so the engine
     always has prompts to choose from, and those whom the fleet cannot serve still wait before the gate.
     Where an engine takes one prompt at a time (the stochastic network) it is `density-first`.
+
+    Values per decode token are those of the plan, which prices one prompt at a time. Where engines run
+    several in a step the order of kinds may be another one: `order` names kinds, best first, with slashes
+    between them; kinds it does not name come last.
     """
 
     sends_at_once = True
 
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw, spare: float = SPARE) -> None:
+    def __init__(
+        self, plan: FluidPlan, engines: int, draw: Draw, spare: float = SPARE, order: str = ""
+    ) -> None:
         if not 0 <= spare < float("inf"):
             raise InputError(f"router density-deep: spare={spare:g}; give 0 or more")
         worth = zip(plan.instance.densities(), plan.instance.flows, strict=True)
-        self.admission = Strict([flow.name for _, flow in sorted(worth, key=lambda pair: -pair[0])])
+        planned = [flow.name for _, flow in sorted(worth, key=lambda pair: -pair[0])]
+        asked = order.split("/") if order else []
+        for name in asked:
+            if name not in planned:
+                raise unknown("class in the order of router density-deep", name, planned)
+        self.admission = Strict([*asked, *(name for name in planned if name not in asked)])
         self.most = ceil(plan.instance.pace.seats * (1 + spare))
         self.draw = draw
         self._loads = Loads(range(engines))

@@ -88,6 +88,9 @@ class Exclusive(BatchPolicy):
             self._drop_what_no_longer_fits(view)
             if not self._batch:
                 return ONE_STEP
+        if self._batch and view.decoding and not view.prefilling and not self._may_enter(view):
+            self._batch = {}
+            self._refilled()
         if not self._batch:
             self._batch = dict.fromkeys(self._next_batch(view))
         if self._batch:
@@ -104,6 +107,14 @@ class Exclusive(BatchPolicy):
             self._batch = dict.fromkeys(kept)
             if not kept:
                 self._refilled()
+
+    def _may_enter(self, view: View) -> bool:
+        """Has the engine still a seat and the KV for the next prompt of the refill?
+
+        On one engine always; in a fleet others may have come meanwhile with KV of their own.
+        """
+        block, need = view.limits.block, view.waiting[next(iter(self._batch))].todo
+        return len(view.decoding) < view.limits.running and -(-need // block) * block <= view.kv_free
 
     def _prefill(self, view: View) -> Plan:
         prompts = tuple(self._batch)

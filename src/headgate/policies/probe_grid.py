@@ -234,9 +234,6 @@ class _Builder:
         steps = max(1, min(steps, self.longest // tokens, 3 if number + tokens <= 1024 else 2))
         each = max(1, tokens // together)
         name = f"{number} decodes, {'+'.join(pools)}, {together} prompts of {each}"
-        if together == 1:
-            mixed = Move(number, pools, (0,), tokens, steps)
-            return Cell(name, (Move(number, pools), mixed), (steps * tokens,))
         batches = [tuple(range(time * together, (time + 1) * together)) for time in range(steps)]
         moves = tuple(Move(number, pools, batch, each * together) for batch in batches)
         return Cell(name, (Move(number, pools), *moves), (each,) * (steps * together))

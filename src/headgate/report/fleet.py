@@ -11,6 +11,7 @@ from headgate.report.chart import Axis, Chart, Series
 from headgate.report.page import Cell, Figure, Grid
 from headgate.report.scales import Floats
 from headgate.report.thinning import over_time
+from headgate.report.timeline import engine_name
 from headgate.results.tables import Run
 from headgate.results.text import number, percent
 
@@ -108,7 +109,7 @@ def _busy(name: str, run: Run) -> Figure:
             (phase, phase, 100 * float(steps["seconds"][mine & rows].sum()) / max(high - low, 1e-9))
             for phase, rows in phases.items()
         )
-        bars.append(Bar(f"engine {engine}", parts))
+        bars.append(Bar(engine_name(run, engine), parts))
     note = f"The first {MOST_BARS} of {len(_engines(run))} engines." if len(_engines(run)) > MOST_BARS else ""
     look = "Engines of one role should look alike; a short bar is an engine that waits for work."
     return Bars("time in steps", "% of the run", bars).figure(f"What each engine did: {name}", look, note)

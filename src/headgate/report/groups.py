@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from headgate.report.bars import Bar, Bars
-from headgate.report.chart import COLOURS, Axis, Chart, Series
+from headgate.report.chart import COLOURS, Axis, Chart, Mark, Series
 from headgate.report.page import Cell, Figure, Grid
 from headgate.report.scales import Floats
+from headgate.report.targets import decode_targets
 from headgate.results.metrics import Metrics
 from headgate.results.promises import Latencies
 from headgate.results.tables import Run
@@ -42,7 +43,7 @@ def _grid(metrics: Mapping[str, Metrics]) -> Grid:
             if place >= len(found.kinds):
                 continue
             kind = found.kinds[place]
-            promised = ", ".join(_promise(value) for value in (kind.first_token, kind.between_tokens))
+            promised = ", ".join(map(_promise, (kind.first_token, kind.between_tokens))).replace("-, -", "-")
             times = (kind.ttft.mean.value, kind.ttft.p99, kind.tpot.mean.value, kind.tpot.p99)
             good = kind.goodput.share.value if kind.goodput else np.nan
             rows.append(
@@ -86,8 +87,10 @@ def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
                 kept.append(Bar(label, (("kept", style, 100 * share.value),), *ends))
     found_figures = []
     if late:
+        scale, unit = time_unit(min(bar.length for bar in late))
+        late = [Bar(bar.name, tuple((*part[:2], part[2] * scale) for part in bar.parts)) for bar in late]
         look = "Whether one class pays for the other."
-        found_figures.append(Bars("p99 TTFT", "s", _sorted(late)).figure("First tokens by class", look))
+        found_figures.append(Bars("p99 TTFT", unit, _sorted(late)).figure("First tokens by class", look))
     if kept:
         look = "Requests that got what their class was promised; the thin line is the interval."
         found_figures.append(Bars("promises kept", "%", _sorted(kept)).figure("Goodput by class", look))
@@ -132,10 +135,13 @@ def _occupancy(name: str, run: Run) -> Figure:
         Series(kind, middle, decoding, place)
         for place, (kind, (_, decoding)) in enumerate(occupancy(run, edges).items())
     ]
-    chart = Chart(Axis("time since the start", "s"), Axis("decoding", "requests", low=0.0), series)
-    return chart.figure(
-        f"Who decodes: {name}", "Which class holds the engine's seats, and whether that settles."
-    )
+    targets = decode_targets(run)
+    marks = [Mark(f"LP target: {kind} {number(value)}", value, "y") for kind, value in targets.items()]
+    look = "Which class holds the engine's seats, and whether that settles."
+    if marks:
+        look = "Whether each class settles at what the linear program would have it hold (dashed)."
+    chart = Chart(Axis("time since the start", "s"), Axis("decoding", "requests", low=0.0), series, marks)
+    return chart.figure(f"Who decodes: {name}", look)
 
 
 def tenant_blocks(runs: Mapping[str, Run]) -> list[Grid | Figure]:

@@ -110,13 +110,13 @@ def _figure(figure: Figure, number: int) -> Markup:
         tag("button", word, type="button", data_zoom=name, title=why, aria_label=why)
         for name, word, why in (TIMELINE_TOOLS if timeline else ())
     ]
+    note = tag("p", figure.note, class_="note") if figure.note else None
     return tag(
         "figure",
-        tag("figcaption", tag("h4", figure.title), tag("p", figure.look, class_="look")),
+        tag("figcaption", tag("h4", figure.title), tag("p", figure.look, class_="look"), note),
         tag("div", *entries, class_="legend") if entries else None,
         tag("div", *zoom, class_="zoom") if zoom else None,
         tag("div", figure.drawing, class_="plot", tabindex="0" if timeline else None),
-        tag("p", figure.note, class_="note") if figure.note else None,
         tag("div", *tools, class_="tools"),
         tag("script", embedded(figure.data), type="application/json"),
         id=f"figure-{number}",

@@ -9,12 +9,13 @@ import numpy as np
 from headgate.report.chart import LOG, Axis, Chart, Mark, Series
 from headgate.report.page import Cell, Figure, Grid
 from headgate.report.scales import Floats
-from headgate.report.scenes import CLIENTS, RATE, Scene
+from headgate.report.scenes import AT_ONCE, CLIENTS, RATE, Scene
 from headgate.results.figures import Estimate
 from headgate.results.metrics import Metrics
 from headgate.results.text import number, percent, time_unit
 
 Read = Callable[[Metrics], Estimate]
+AXES = {RATE: Axis("offered load", "requests/s"), CLIENTS: Axis("closed loop", "clients")}
 NOTE = (
     "The bound is for all requests together, the rates are from the middle of each run: where that middle "
     "holds lighter requests, a point may lie a little above it."
@@ -26,20 +27,19 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
     order = list(dict.fromkeys(name for scene in scenes for name in scene.runs))
     bound = _bound(scenes)
     marks = [Mark(f"no policy above {number(bound)}", bound, "y")] if bound else []
-    offered = scenes[0].load.kind == RATE
+    kind = scenes[0].load.kind
+    offered, what = kind == RATE, "load" if kind in AXES else kind
     served = _series(scenes, order, lambda found: found.request_rate)
     loads = np.array([scene.load.value for scene in scenes])
     diagonal = Series("as offered", loads, loads, 7) if offered else None
     look = "Where a curve bends away from what is offered, the engine is full; the dashed line is the bound."
     if not offered:
-        look = (
-            "Where more clients bring nothing, the engine is full; the dashed line is what no policy exceeds."
-        )
-    along = Axis("offered load", "requests/s") if offered else Axis("clients in a closed loop", "")
+        look = "Where it stops to rise, the engine is full; the dashed line is what no policy exceeds."
+    along = AXES.get(kind, Axis(kind))
     lines = [*([diagonal] if diagonal else []), *served]
     found = [
         Chart(along, Axis("served", "requests/s", low=0.0), lines, marks).figure(
-            "Requests served against load", look, NOTE if bound else ""
+            f"Requests served against {what}", look, NOTE if bound else ""
         )
     ]
     if any(metrics.goodput for scene in scenes for metrics in scene.metrics.values()):
@@ -47,12 +47,14 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
         lines = [*([diagonal] if diagonal else []), *kept]
         chart = Chart(along, Axis("with every promise kept", "requests/s", low=0.0), lines, marks)
         found.append(
-            chart.figure("Goodput against load", "Past its top, more load means fewer requests served well.")
+            chart.figure(
+                f"Goodput against {what}", "Past its top, more load means fewer requests served well."
+            )
         )
-    return [*found, *_latencies(scenes, order, along)]
+    return [*found, *_latencies(scenes, order, along, what)]
 
 
-def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis) -> list[Figure]:
+def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis, what: str) -> list[Figure]:
     found = []
     reads: dict[str, Read] = {
         "p99 TTFT": lambda metrics: Estimate(metrics.ttft.p99),
@@ -69,8 +71,8 @@ def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis) -> li
             Series(each.name, each.x, each.y * scale, each.colour, each.shape, *_scaled(each, scale))
             for each in series
         ]
-        look = "The load at which it turns upward is where queues begin."
-        found.append(Chart(along, Axis(name, unit, LOG), scaled).figure(f"{name} against load", look))
+        look = "Where it turns upward, queues begin."
+        found.append(Chart(along, Axis(name, unit, LOG), scaled).figure(f"{name} against {what}", look))
     return found
 
 
@@ -129,13 +131,15 @@ def _series(scenes: Sequence[Scene], order: Sequence[str], read: Read) -> list[S
 
 
 def _bound(scenes: Sequence[Scene]) -> float | None:
+    """Of these requests; none where a swept word gives every scene its own."""
     bounds = [scene.bound.rate for scene in scenes if scene.bound]
-    return float(np.median(bounds)) if bounds else None
+    alike = bool(bounds) and max(bounds) < 1.2 * min(bounds)
+    return float(np.median(bounds)) if alike else None
 
 
 def comparable(scenes: Sequence[Scene]) -> list[Scene]:
     """Those that lie on one axis of load, in order; none when there are fewer than two."""
-    for kind in (RATE, CLIENTS):
+    for kind in dict.fromkeys(scene.load.kind for scene in scenes if scene.load.kind != AT_ONCE):
         held = sorted(
             (scene for scene in scenes if scene.load.kind == kind), key=lambda scene: scene.load.value
         )

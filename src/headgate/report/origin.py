@@ -10,6 +10,7 @@ from headgate import __version__
 from headgate.results.tables import Run
 from headgate.spec.coverage import warning
 
+MOST = 4  # warnings listed one by one
 Facts = tuple[tuple[str, str], ...]
 
 
@@ -50,7 +51,9 @@ def warnings(runs: Iterable[Run]) -> tuple[str, ...]:
             found.append(f"{label}: the run was {outcome}; figures cover what there is")
         if "card" in run.meta and "label" in run.meta and (line := warning(run)):
             found.append(line)
-    return tuple(dict.fromkeys(found))
+    told = list(dict.fromkeys(found))
+    more = [f"and {len(told) - MOST} more runs like these"] if len(told) > MOST + 1 else []
+    return tuple(told[:MOST] + more if more else told)
 
 
 def _each(values: Iterable[object]) -> str:

@@ -100,10 +100,7 @@ def _whole_rate(run: Run) -> float:
 def _loads(scenes: Sequence[Scene]) -> Chapter:
     figures = against_load(scenes)
     values = [scene.load.short for scene in scenes]
-    sections = (
-        Section("Against load", tuple(figures)),
-        Section("Every load", (load_grid(scenes),), closed=True),
-    )
+    sections = (Section("Against load", (*figures, load_grid(scenes))),)
     return Chapter(f"From {values[0]} to {values[-1]}", load_verdict(scenes), sections)
 
 

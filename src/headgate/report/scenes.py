@@ -22,7 +22,10 @@ RATE, CLIENTS, AT_ONCE = "rate", "clients", "all-at-once"
 
 
 class Load(NamedTuple):
-    """How requests were sent: so many per second, by so many clients, or all at once."""
+    """How requests were sent: so many per second, by so many clients, or all at once.
+
+    In a sweep over another word it is that word and its value, for it stands in the load's place on the axis.
+    """
 
     kind: str
     value: float
@@ -32,12 +35,19 @@ class Load(NamedTuple):
         """In words."""
         if self.kind == CLIENTS:
             return f"{self.value:,.0f} clients in a closed loop"
-        return f"{number(self.value)} requests/s offered" if self.kind == RATE else "all requests at once"
+        if self.kind == RATE:
+            return f"{number(self.value)} requests/s offered"
+        return "all requests at once" if self.kind == AT_ONCE else self.short
 
     @property
     def short(self) -> str:
         """As a place on an axis."""
-        return f"{self.value:,.0f} clients" if self.kind == CLIENTS else f"{number(self.value)} requests/s"
+        return f"{self.value:,.4g} {self.unit}" if self.unit else f"{self.kind} {self.value:,.4g}"
+
+    @property
+    def unit(self) -> str:
+        """Of the value, "" where its kind says it."""
+        return {CLIENTS: "clients", RATE: "requests/s"}.get(self.kind, "")
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,16 @@ def scene_of(own: Mapping[str, Sequence[Run]], title: str = "") -> Scene:
     """Runs that are known to be on the same requests."""
     run = next(iter(own.values()))[0]
     return Scene(title or title_of(run), load_of(run), own)
+
+
+def swept(own: Mapping[str, Sequence[Run]], word: str, at: object) -> Scene:
+    """The runs at one place of a sweep; a word that is not the load is named, and stands for it."""
+    scene = scene_of(own)
+    if not word or word in (RATE, CLIENTS, "scale_rate"):
+        return scene
+    named = f"{scene.title}, {word.replace('_', ' ')} {at}"
+    load = Load(word.replace("_", " "), float(at)) if isinstance(at, int | float) else scene.load
+    return Scene(named, load, own)
 
 
 def _key(run: Run) -> tuple[object, ...]:

@@ -94,8 +94,17 @@ def _chosen(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, int, Run, int | 
         if len(replicas) <= 1:
             found.append((name, colour, run, None))
         else:
-            found += [(f"{name}, engine {number}", colour, run, number) for number in replicas[:each]]
+            found += [
+                (f"{name}, {engine_name(run, number)}", colour, run, number) for number in replicas[:each]
+            ]
     return found
+
+
+def engine_name(run: Run, replica: int) -> str:
+    """An engine of a fleet, with its role where it has one."""
+    roles = run.meta.get("roles")
+    known = isinstance(roles, list) and 0 <= replica < len(roles) and roles[replica] != "any"
+    return f"engine {replica} ({roles[replica]})" if known and roles else f"engine {replica}"
 
 
 def _strip(name: str, colour: int, run: Run, replica: int | None, most: int) -> Strip:

@@ -89,7 +89,8 @@ def load_verdict(scenes: Sequence[Scene]) -> str:
         else:
             gain = served.others[winner]
             gains.append((gain.percent.value, winner, scene, gain))
-    none = f"at {_listed([scene.load.short for scene in without])} there is no throughput to gain"
+    loads = _listed([f"{scene.load.value:,.4g}" for scene in without])
+    none = f"at {loads} {scenes[0].load.unit} there is no throughput to gain"
     if not gains:
         return f"No policy serves more requests than {baseline}: {none}." if without else ""
     _, winner, scene, gain = max(gains, key=lambda each: each[0])

@@ -42,7 +42,7 @@ from headgate.reproduce import (
 )
 from headgate.reproduce.published import SOURCE
 from headgate.reproduce.report import Report
-from headgate.reproduce.serving import Options, carry_out
+from headgate.reproduce.serving import INTERRUPTED, Options, carry_out
 
 __all__ = ["EXPERIMENTS", "Experiment", "Options", "Report", "find", "reproduce"]
 
@@ -102,4 +102,5 @@ def reproduce(
         return report
     key, why = next(iter(stopped.items()))
     line = f"No number for {len(stopped)} of {len(jobs)} runs, which stopped. The first, {key}: {why}"
-    return replace(report, remarks=(*report.remarks, line.split(";")[0] + "."))
+    remarks = (*report.remarks, line.split(";")[0] + ".")
+    return replace(report, remarks=remarks, interrupted=INTERRUPTED in stopped.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from headgate.cost.tiles import TileCost
 from headgate.drivers.engine import Engine
 from headgate.planners.capacity import Requests, tile_bound
 from headgate.reproduce.published_slai import LONG_PROMPT
-from headgate.reproduce.serving import Key, Outcomes
+from headgate.reproduce.serving import Key, Outcomes, partly
 from headgate.results.figures import quantiles
 from headgate.results.gaps import Gaps
 from headgate.results.tables import Flags, Floats, Run
@@ -125,12 +126,14 @@ def carry_out(
 ) -> Outcomes:
     """All of them, one after the other or, where there are many, in one process per core."""
     outcomes = Outcomes()
-    for number, (job, found) in enumerate(zip(jobs, _answers(jobs, seed), strict=True)):
-        if isinstance(found, str):
-            outcomes.failures[job.key] = found
-        else:
-            outcomes.add(job.key, found)
-        progress(number + 1)
+    with partly(jobs, outcomes.failures) as done:
+        for number, (job, found) in enumerate(zip(jobs, _answers(jobs, seed), strict=True)):
+            if isinstance(found, str):
+                outcomes.failures[job.key] = found
+            else:
+                outcomes.add(job.key, found)
+            done.append(job.key)
+            progress(number + 1)
     return outcomes
 
 
@@ -198,8 +201,12 @@ def _answers(jobs: list[ChatJob], seed: int) -> Iterator[Served | str]:
     if len(jobs) <= FEW or cores == 1:
         yield from (serve(job, seed) for job in jobs)
         return
-    with ProcessPoolExecutor(cores) as pool:
+    with ProcessPoolExecutor(cores, initializer=_leave_interrupts_to_the_parent) as pool:
         yield from pool.map(partial(serve, seed=seed), jobs, chunksize=4)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @lru_cache(maxsize=4)

@@ -12,7 +12,7 @@ import numpy as np
 from headgate.core.errors import RunError
 from headgate.drivers.books import Window
 from headgate.planners.fluid_plan import FluidPlan
-from headgate.reproduce.serving import Options
+from headgate.reproduce.serving import Options, partly
 from headgate.spec.fleet import run_network
 
 WARM = 150.0  # seconds; a decode takes some 20 to 30
@@ -72,18 +72,20 @@ def carry_out(
 ) -> Results:
     """All of them, one after the other."""
     results = Results()
-    for number, job in enumerate(jobs):
-        until = job.warm + job.seconds
-        marks, settings = (job.warm,), job.settings
-        try:
-            windows = run_network(
-                job.plan, job.router, job.engines, seed + job.run, marks, until, job.law, settings
-            )
-        except RunError as error:
-            results.failures[job.key] = str(error)
-        else:
-            results.add(job.key, windows[0])
-        progress(number + 1)
+    with partly(jobs, results.failures) as done:
+        for number, job in enumerate(jobs):
+            until = job.warm + job.seconds
+            marks, settings = (job.warm,), job.settings
+            try:
+                windows = run_network(
+                    job.plan, job.router, job.engines, seed + job.run, marks, until, job.law, settings
+                )
+            except RunError as error:
+                results.failures[job.key] = str(error)
+            else:
+                results.add(job.key, windows[0])
+            done.append(job.key)
+            progress(number + 1)
     return results
 
 

@@ -83,6 +83,7 @@ class Report:
     sections: tuple[Section, ...]
     counts: tuple[Count, ...]
     remarks: tuple[str, ...]  # where the numbers differ, and why
+    interrupted: bool = False  # some runs are missing because somebody stopped it
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for strict JSON; what is not known is None."""

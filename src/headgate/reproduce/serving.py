@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import nan
@@ -23,6 +24,7 @@ from headgate.workloads.workload import Workload
 
 Key = Hashable
 BUDGET = 16384
+INTERRUPTED = "interrupted"
 
 
 class Options(NamedTuple):
@@ -121,20 +123,36 @@ class Outcomes:
         return nan if found is None else float(found.within(ttft, tpot))
 
 
+@contextmanager
+def partly(jobs: Sequence[Any], failures: dict[Any, str]) -> Iterator[list[Any]]:
+    """Interrupted, go on with what there is: jobs not in the list that is handed out count as stopped.
+
+    With nothing done there is nothing to judge, and the interrupt is passed on.
+    """
+    done: list[Any] = []
+    try:
+        yield done
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        failures.update({job.key: INTERRUPTED for job in jobs if job.key not in done})
+
+
 def carry_out(jobs: list[Job], seed: int, progress: Callable[[int], None] = lambda done: None) -> Outcomes:
     """All of them, one after the other."""
     outcomes = Outcomes()
-    for number, job in enumerate(jobs):
-        engine = engine_of(job)
-        try:
-            run = simulate(
-                engine, make_policy(job.policy, dict(job.settings), engine)[0], draw(job.load, seed)
-            )
-        except RunError as error:
-            outcomes.failures[job.key] = str(error)
-        else:
-            outcomes.add(job.key, Outcome.of(run))
-        progress(number + 1)
+    with partly(jobs, outcomes.failures) as done:
+        for number, job in enumerate(jobs):
+            engine = engine_of(job)
+            policy, _ = make_policy(job.policy, dict(job.settings), engine)
+            try:
+                run = simulate(engine, policy, draw(job.load, seed))
+            except RunError as error:
+                outcomes.failures[job.key] = str(error)
+            else:
+                outcomes.add(job.key, Outcome.of(run))
+            done.append(job.key)
+            progress(number + 1)
     return outcomes
 
 

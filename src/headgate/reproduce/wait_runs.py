@@ -14,7 +14,7 @@ from headgate.core.errors import RunError
 from headgate.cost.resident import kv_linear
 from headgate.drivers.engine import Engine
 from headgate.planners.iteration import Lines, Part, kind, lines_of
-from headgate.reproduce.serving import Key
+from headgate.reproduce.serving import Key, partly
 from headgate.results.tables import Run
 from headgate.spec.build import make_policy
 from headgate.spec.library import simulate
@@ -158,12 +158,14 @@ def draw(mix: Mix, seconds: float, seed: int) -> Workload:
 def carry_out(jobs: list[WaitJob], seed: int, progress: Callable[[int], None] = lambda done: None) -> Found:
     """All of them, one after the other."""
     outcomes = Found()
-    for number, job in enumerate(jobs):
-        try:
-            outcomes.runs[job.key] = serve(job, seed)
-        except RunError as error:
-            outcomes.failures[job.key] = str(error)
-        progress(number + 1)
+    with partly(jobs, outcomes.failures) as done:
+        for number, job in enumerate(jobs):
+            try:
+                outcomes.runs[job.key] = serve(job, seed)
+            except RunError as error:
+                outcomes.failures[job.key] = str(error)
+            done.append(job.key)
+            progress(number + 1)
     return outcomes
 
 

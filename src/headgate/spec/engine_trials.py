@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from math import inf
@@ -89,17 +90,24 @@ Outcomes = dict[tuple[str, int, int], Outcome]  # by name, engines and seed
 def search_fewest(
     case: FleetCase, ways: dict[str, Way], searches: Searches, seeds: range, jobs: int, progress: Progress
 ) -> Outcomes:
-    """Every search to its end. A count is enough when it is enough with every seed."""
+    """Every search to its end. A count is enough when it is enough with every seed.
+
+    Interrupted, it returns what was found by then; with no count tried, it passes the interrupt on.
+    """
     outcomes: Outcomes = {}
     total = EXPECTED * len(searches) * len(seeds)
-    with progress("searching", total) as report, Workers(case, jobs) as work:
-        while asked := {name: count for name, search in searches.items() if (count := search.next())}:
-            trials = [Trial(name, ways[name], count, seed) for name, count in asked.items() for seed in seeds]
-            for trial, outcome in zip(trials, work(trials), strict=True):
-                outcomes[trial.name, trial.engines, trial.seed] = outcome
-                report(min(len(outcomes), total - 1))
-            for name, count in asked.items():
-                searches[name].tell(count, max(outcomes[name, count, seed].ratio for seed in seeds))
+    try:
+        with progress("searching", total) as report, Workers(case, jobs) as work:
+            while asked := {name: count for name, search in searches.items() if (count := search.next())}:
+                trials = [Trial(name, ways[name], n, seed) for name, n in asked.items() for seed in seeds]
+                for trial, outcome in zip(trials, work(trials), strict=True):
+                    outcomes[trial.name, trial.engines, trial.seed] = outcome
+                    report(min(len(outcomes), total - 1))
+                for name, count in asked.items():
+                    searches[name].tell(count, max(outcomes[name, count, seed].ratio for seed in seeds))
+    except KeyboardInterrupt:
+        if not any(search.tried for search in searches.values()):
+            raise
     return outcomes
 
 
@@ -123,6 +131,7 @@ _shared: list[FleetCase] = []  # what the trials of this process have in common
 
 
 def _share(case: FleetCase) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and decides
     _shared[:] = [case]
 
 

@@ -15,6 +15,7 @@ from headgate.spec.build import make_engine, make_policy, policy_parameters, spl
 from headgate.spec.engine_trials import Way
 from headgate.spec.fleet import router_parameters, router_settings
 from headgate.spec.fleet_run import PRICES, FleetSetup, transfer_time
+from headgate.spec.plan_capacity import ALL
 from headgate.spec.words import Experiment
 from headgate.workloads.workload import Workload
 
@@ -54,6 +55,8 @@ class Serving:
 
 def make_ways(routers: Sequence[str], policies: Sequence[str], words: Experiment) -> dict[str, Way]:
     """Every router with every policy, by what the user called them; mistakes show before the work."""
+    if ALL in policies:
+        raise InputError("--policy all is too much for a search over fleets; name the policies to try")
     engine = make_engine(words, load_card(words.card))
     found: dict[str, Way] = {}
     for router_text in routers:

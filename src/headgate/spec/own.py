@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -13,19 +14,28 @@ def own_policy(text: str) -> type[BatchPolicy]:
     """The class that FILE.py:CLASS names. The file is run, as Python runs a module that is imported."""
     file, _, name = text.partition(".py:")
     path = Path(file + ".py")
-    spec = spec_from_file_location(path.stem, path) if path.is_file() else None
-    if spec is None or spec.loader is None:
+    if not path.is_file():
         raise InputError(f"policy {text!r}: no file {path}; write it as my_policy.py:ClassName")
+    about = path.stat()
+    found = _policies(path.absolute(), about.st_mtime_ns, about.st_size, str(path))
+    if name not in found:
+        raise unknown(f"policy of {path}", name, found)
+    return found[name]
+
+
+@lru_cache(maxsize=16)
+def _policies(path: Path, changed: int, size: int, shown: str) -> dict[str, type[BatchPolicy]]:
+    """The policies of a file, run once as long as it does not change."""
+    spec = spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"policy file {shown}: cannot be run; give a Python file")
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"policy file {path}: {type(error).__name__}: {error}; mend the file") from error
-    found = {
+        raise InputError(f"policy file {shown}: {type(error).__name__}: {error}; mend the file") from error
+    return {
         key: value
         for key, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, BatchPolicy) and value.__module__ == module.__name__
     }
-    if name not in found:
-        raise unknown(f"policy of {path}", name, found)
-    return found[name]

@@ -29,6 +29,9 @@ SEEDS = 4
 PRECISION = 0.04  # of a bracket, as a share of the rate; the answer is interpolated inside it
 INSTANT = 1e9  # requests per second that no engine serves
 ALL = "all"
+INTERRUPTED = (
+    "interrupted with {} of {} searches unfinished: their rates are what was known then, often too low"
+)
 
 
 class Options(NamedTuple):
@@ -68,6 +71,7 @@ class CapacityPlan:
     limited: Bound  # with the engine's limits
     found: tuple[Found, ...]
     notes: tuple[str, ...]
+    interrupted: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
@@ -83,6 +87,7 @@ class CapacityPlan:
             "bound_of_engine": {**asdict(self.limited), "rate": self.limited.rate},
             "policies": [asdict(each) for each in self.found],
             "notes": list(self.notes),
+            "interrupted": self.interrupted,
         }
         plain = without_nan(document)
         assert isinstance(plain, dict)
@@ -111,11 +116,16 @@ def plan_capacity(
         for seed in range(words.seed, words.seed + seeds)
     }
     answers = search_all(Case(engine, traffic, words.watchdog), chosen, searches, options.jobs, progress)
-    found = tuple(_found(text, searches, answers, ideal, levels) for text in chosen)
+    left = [key for key, search in searches.items() if search.next() is not None]
+    if left:
+        notes.append(INTERRUPTED.format(len(left), len(searches)))
+    tried = {key: search for key, search in searches.items() if search.tried}
+    heard = [text for text in chosen if any(text == policy for policy, _ in tried)]
+    found = tuple(_found(text, tried, answers, ideal, levels) for text in heard)
     drawn = "mix" if words.classes else words.workload
     name = f"trace {words.trace}" if words.trace else f"{drawn} lengths"
     parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))
-    return CapacityPlan(card.name, name, engine, *parts)
+    return CapacityPlan(card.name, name, engine, *parts, interrupted=bool(left))
 
 
 def _bounds(engine: Engine, traffic: Traffic, card: str) -> tuple[Bound, Bound]:

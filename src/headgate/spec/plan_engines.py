@@ -92,6 +92,7 @@ class EnginesPlan:
     fluid: float  # engines of a gate-and-route fleet that serve everybody, as a fluid
     found: tuple[FleetFound, ...]
     notes: tuple[str, ...]
+    interrupted: bool = False
 
     @property
     def least(self) -> int:
@@ -115,6 +116,7 @@ class EnginesPlan:
             "fluid_engines": self.fluid,
             "fleets": [asdict(each) for each in self.found],
             "notes": list(self.notes),
+            "interrupted": self.interrupted,
         }
         plain = without_nan(document)
         assert isinstance(plain, dict)
@@ -155,16 +157,31 @@ def plan_engines(
     case = FleetCase(serve, traffic, rate, engine.running)
     outcomes = search_fewest(case, ways, searches, seeds, options.jobs, progress)
     notes = [] if traffic.drawn else ["a trace as recorded is one sample of traffic: no interval"]
+    left = [name for name, search in searches.items() if search.next() is not None]
+    notes += [f"interrupted: the search for {name} is unfinished" for name in left]
+    tried = {name: search for name, search in searches.items() if search.tried}
+    notes += _stopped(tried, outcomes, seeds)
     drawn = "mix" if words.classes else words.workload
     name = f"trace {words.trace}" if words.trace else f"{drawn} lengths"
     names = [str(level) for level in levels if level.statistic]
     tell = Teller(names, outcomes, seeds, rate / bound.rate)
-    found = tuple(tell.found(each, way, searches[each]) for each, way in ways.items())
+    found = tuple(tell.found(each, ways[each], search) for each, search in tried.items())
     counts = rate, traffic.requests, len(seeds), options.most
     bounds = bound, _fluid(words, rate)
     return EnginesPlan(
-        card.name, name, engine, levels, traffic.classes, *counts, *bounds, found, tuple(notes)
+        card.name, name, engine, levels, traffic.classes, *counts, *bounds, found, tuple(notes), bool(left)
     )
+
+
+def _stopped(searches: dict[str, Fewest], outcomes: Outcomes, seeds: range) -> list[str]:
+    """Why the largest fleet of some way could not run at all."""
+    found = []
+    for name, search in searches.items():
+        largest = max(search.tried)
+        runs = [outcomes[name, largest, seed] for seed in seeds]
+        if search.enough is None and not any(run.shares for run in runs):
+            found.append(f"{name} with {largest} engines: {runs[0].worst}")
+    return found
 
 
 def _without_fleet(words: Experiment) -> Experiment:

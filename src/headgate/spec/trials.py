@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from math import inf
@@ -60,12 +61,19 @@ Answers = dict[tuple[str, int, float], Answer]  # and rate
 
 
 def search_all(case: Case, chosen: Chosen, searches: Searches, jobs: int, progress: Progress) -> Answers:
-    """Every search to its end; each asks for its next rate as soon as it knows the last one's answer."""
+    """Every search to its end; each asks for its next rate as soon as it knows the last one's answer.
+
+    Interrupted, it returns what was found by then; with nothing found, it passes the interrupt on.
+    """
     answers: Answers = {}
-    with progress("searching", EXPECTED * len(searches)) as report:
-        for key, rate, answer in (_here if jobs == 1 else _in_parallel)(case, chosen, searches, jobs):
-            answers[*key, rate] = answer
-            report(min(len(answers), EXPECTED * len(searches) - 1))
+    try:
+        with progress("searching", EXPECTED * len(searches)) as report:
+            for key, rate, answer in (_here if jobs == 1 else _in_parallel)(case, chosen, searches, jobs):
+                answers[*key, rate] = answer
+                report(min(len(answers), EXPECTED * len(searches) - 1))
+    except KeyboardInterrupt:
+        if not answers:
+            raise
     return answers
 
 
@@ -107,6 +115,7 @@ _shared: list[Case] = []  # what the tasks of this process have in common
 
 
 def _share(case: Case) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and decides
     _shared[:] = [case]
 
 

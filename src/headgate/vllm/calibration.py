@@ -151,7 +151,7 @@ class Campaign:
             now = monotonic()
             if now > deadline:
                 return False
-            if probe.position != last:
+            if probe.position != last or not last:  # while the pools are filled, at every step
                 last = probe.position
                 self.report(last, len(self.walk.cells), probe.label)
                 if now > self._saved + SAVE_EVERY:

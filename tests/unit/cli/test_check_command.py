@@ -62,7 +62,7 @@ BREAKS = {
 @pytest.mark.parametrize("law", BREAKS)
 def test_a_broken_law_is_named_with_its_world(law, headgate, tmp_path):
     (tmp_path / "mine.py").write_text(HEAD + BREAKS[law])
-    said = headgate("check", "mine.py:Mine", "--worlds", 60, "--json", "found.json")
+    said = headgate("check", "mine.py:Mine", "--worlds", 30, "--json", "found.json")
     found = json.loads((tmp_path / "found.json").read_text())
     verdicts = {verdict["law"]: verdict for verdict in found["verdicts"]}
     assert said.code == 1 and not found["kept"]
@@ -74,12 +74,12 @@ def test_a_broken_law_is_named_with_its_world(law, headgate, tmp_path):
 
 def test_our_policies_and_the_example_keep_them(headgate):
     for policy in ("mixed", "eb:refill=1", f"{EXAMPLE}:HalfFull"):
-        said = headgate("check", policy, "--worlds", 30)
-        assert said.code == 0 and "6 of 6 laws kept in 30 worlds" in said.out
+        said = headgate("check", policy, "--worlds", 20)
+        assert said.code == 0 and "6 of 6 laws kept in 20 worlds" in said.out
 
 
 def test_parameters_that_fit_some_engines_only(headgate, refused):
-    said = headgate("check", "eb", "--set", "refill=4", "--worlds", 30)
+    said = headgate("check", "eb", "--set", "refill=4", "--worlds", 20)
     assert said.code == 0 and "do not fit the engines of" in said.out
     refused(["check", "eb:refill=400", "--worlds", 5], "refill")
     refused(["check", "eb:refil=2"], "did you mean 'refill'?")

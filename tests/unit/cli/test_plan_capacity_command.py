@@ -125,6 +125,7 @@ def test_engines_as_json_and_with_any_router(headgate, tmp_path):
         (("--slo", "ttft=1s@p50", "--policy", "mixd"), "did you mean 'mixed'"),
         (("--slo", "ttft=1s@p50", "--policy", "mixed", "--policy", "mixed"), "is there twice"),
         (("--slo", "ttft=1s@p50", "--most-engines", 1), "more than --most-engines 1"),
+        (("--slo", "ttft=1s@p50", "--policy", "all"), "name the policies to try"),
         (("--slo", "ttft=1s@p50", "--scale-rate", 2), "scale-rate"),
     ],
 )

@@ -54,7 +54,7 @@ def test_another_model_is_refused(engine: Likeness, says: str) -> None:
     ("engine", "says"),
     [
         (Likeness(vllm="0.31.0"), "was measured on vLLM 0.26.0, this is 0.31.0"),
-        (Likeness(gpu="NVIDIA A100-SXM4-80GB"), "was measured on NVIDIA H200 141 GB, this is NVIDIA A100-SXM4-80GB"),
+        (Likeness(gpu="NVIDIA A100-SXM4-80GB"), "on NVIDIA H200 141 GB, this is NVIDIA A100-SXM4-80GB"),
         (
             Likeness(settings={"dtype": "float16"}),
             "was measured with dtype bfloat16, this engine has float16",

@@ -23,6 +23,7 @@ from headgate.spec.words import experiment
 
 WORDS = {"slots": 32, "budget": 1024, "prompt": 200, "output": 40, "requests": 300}
 ENGINE = make_engine(experiment(WORDS), load_card("h200-qwen3-8b"))
+STANDS = "the engine stands still; mend the policy"
 TWO_SEEDS = FleetOptions(seeds=2)
 WAYS = {"round robin + mixed": Way("round-robin", "mixed", {}, {})}
 
@@ -111,12 +112,30 @@ def test_in_parallel_and_here_are_the_same():
 
 def test_runs_that_stop_miss_every_level():
     def broken(way, engines, seed, requests):
-        raise RunError("the engine stands still; mend the policy")
+        raise RunError(STANDS)
 
     plan = planned(serve=broken, options=FleetOptions(seeds=2, most=4), rate=10.0)
     assert plan.found[0].engines is None
     assert plan.found[0].sizes[-1].engines == 4 and plan.found[0].sizes[-1].kept == 0
+    assert plan.notes == ("round robin + mixed with 4 engines: the run stopped: " + STANDS,)
     json.dumps(plan.as_dict(), allow_nan=False)
+
+
+def test_an_interrupt_leaves_what_was_found():
+    runs = []
+
+    def impatient(way, engines, seed, requests):
+        runs.append(engines)
+        if len(runs) > 2:
+            raise KeyboardInterrupt
+        return round_robin(way, engines, seed, requests)
+
+    plan = planned(serve=impatient)
+    assert plan.interrupted and "unfinished" in plan.notes[0]
+    assert [size.engines for size in plan.found[0].sizes] == [plan.least]
+    runs += [1, 1]
+    with pytest.raises(KeyboardInterrupt):
+        planned(serve=impatient)
 
 
 def test_the_load_of_a_trace():

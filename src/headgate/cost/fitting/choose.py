@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from headgate.cost.fitting.family import TILES, Law, offered, offered_floors
 from headgate.cost.fitting.pieces import Pieces
-from headgate.cost.fitting.solve import Problem
+from headgate.cost.fitting.solve import WORST, Problem
 from headgate.cost.fitting.steps import KINDS, Floats
 
 Whole = NDArray[np.int64]
 
 FOLDS = 8
 STRETCHES = 32  # blocks into which a table of few parts is cut
-WORST = 0.5  # a piece's relative error counts no more than this
 HOPELESS = 2  # additions in a row without gain end the search
-GAIN = 1e-3  # of the loss: less is no gain
+GAIN = 1e-3  # of the loss: less is no gain,
+NOTHING = 1e-4  # nor is less than this, whatever the loss
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Choice:
 
 
 def choose(problem: Problem) -> Choice:
-    """Greedy from the affine law on; then the smallest law within one standard error of the best.
+    """Greedy from the affine law and KV reads on; then the smallest within one standard error of the best.
 
     The error is that of pieces of parts that the fit had not seen; the standard error is that of the
     difference to the best law, paired by part and region. The size of a tile and of the least batch is the
@@ -51,7 +51,8 @@ def choose(problem: Problem) -> Choice:
     instead of parts would prefer any law that can follow noise.
     """
     extras, floors = offered(problem.table), offered_floors(problem.table)
-    path = [Tried(Law(), _held_out(problem, Law()))]
+    roots = [Law(), Law(("per_context",))] if "per_context" in extras else [Law()]
+    path = [Tried(law, _held_out(problem, law)) for law in roots]
     idle = 0
     while idle < HOPELESS:
         groups = _additions(path[-1].law, extras, floors)
@@ -61,8 +62,10 @@ def choose(problem: Problem) -> Choice:
         grown = [Tried(law, _held_out(problem, law)) for law in laws]
         best = min(grown, key=lambda tried: tried.loss)
         problem.grow_from(best.law)
-        idle = 0 if best.loss < min(each.loss for each in path) * (1 - GAIN) else idle + 1
+        least = min(each.loss for each in path)
+        idle = 0 if best.loss < least - max(GAIN * least, NOTHING) else idle + 1
         path.append(best)
+    problem.grown()
     return Choice(_simplest(path), tuple(path))
 
 
@@ -83,7 +86,7 @@ def _simplest(path: list[Tried]) -> Law:
     for tried in path:
         worse = tried.losses - best.losses
         error = float(worse.std(ddof=1)) / len(worse) ** 0.5 if len(worse) > 1 else 0.0
-        if float(worse.mean()) <= error:
+        if float(worse.mean()) <= max(error, NOTHING):
             return tried.law
     return best.law
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headgate.cost.fitting.steps import DECODE, MIXED, PREFILL, Floats, StepTable
+from headgate.cost.fitting.steps import DECODE, MIXED, PREFILL, Floats, Rows, StepTable
 from headgate.cost.work import WorkTerms
 
 Column = Callable[[StepTable], Floats]
@@ -76,6 +76,11 @@ class Law:
         return (*AFFINE, *self.extras, *(HOST if self.host else ()))
 
     @property
+    def outside(self) -> Rows:
+        """Which GPU columns come on top of whichever takes longer: the change of phase."""
+        return np.array([name == "switch" for name in (*AFFINE, *self.extras)])
+
+    @property
     def size(self) -> int:
         """How many numbers it has."""
         return len(self.names) + (self.least_tokens > 0) + (self.tile > 1)
@@ -104,6 +109,23 @@ def host_columns(table: StepTable) -> Floats:
     prompting = table.prefill > 0
     prompts = np.where(np.isnan(table.prompts), prompting, table.prompts)
     return np.column_stack((np.ones(len(table)), table.decodes + prompts, prompting))
+
+
+def longer(law: Law, gpu: Floats, host: Floats, found: Floats) -> Floats:
+    """Seconds of rows with these columns: GPU or host, whichever takes longer, and the change of phase."""
+    own = found[: gpu.shape[1]]
+    spent: Floats = gpu @ np.where(law.outside, 0.0, own)
+    if law.host:
+        spent = np.maximum(spent, host @ found[gpu.shape[1] :])
+    return spent + gpu @ np.where(law.outside, own, 0.0)
+
+
+def seconds(terms: WorkTerms, table: StepTable) -> Floats:
+    """What a law says of each row, the change of phase included."""
+    extras = tuple(name for name in EXTRAS if getattr(terms, name) > 0)
+    law = Law(extras, terms.least_tokens, terms.tile, host=True)
+    found = np.array([getattr(terms, name) for name in law.names])
+    return longer(law, gpu_columns(table, law), host_columns(table), found)
 
 
 def offered(table: StepTable) -> tuple[str, ...]:

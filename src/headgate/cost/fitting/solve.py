@@ -6,17 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from headgate.cost.fitting.family import Law, gpu_columns, host_columns
+from headgate.cost.fitting.family import Law, gpu_columns, host_columns, longer
 from headgate.cost.fitting.pieces import cut, single
 from headgate.cost.fitting.steps import DECODE, KINDS, Floats, Rows, StepTable
 
 HUBER = 2.0  # residuals beyond so many deviations of their region count less
 ROUNDS = 5  # of reweighting
-TURNS, FEW_TURNS = 8, 3  # of deciding which steps the host held up: from a guess, from nearly right
+TURNS = 6  # of deciding which steps the host held up
 GUESSES = ((0.15, 0.0), (0.5, 0.0), (0.5, 0.3), (0.5, 0.6))  # shares of decode steps and others it held up
 MOST_BOOST = 10.0  # a region with few pieces weighs at most so much more than its pieces
 MOST_LEVEL = 0.02  # how far the level may be corrected
 WILD = 0.5  # relative error of pieces that do not count for the level
+WORST = 0.2  # a piece's relative error counts no more than this when laws are compared
 TINY = 1e-9
 
 
@@ -33,49 +34,55 @@ class Problem:
         units = single(table, self.pieces)
         self._units = units
         self._piece_starts = np.searchsorted(units, self.pieces.starts)
+        self._piece_of_unit = np.searchsorted(self._piece_starts, np.arange(len(units)), side="right") - 1
         self._host = np.add.reduceat(host_columns(table), units, axis=0)
         self._laws: dict[Law, tuple[Floats, Floats]] = {}
         self._held: dict[Law, Rows] = {}  # units that the host holds up
-        self._root: Rows | None = None  # the same for the law that others grow from
+        self._known: list[Rows] = []  # what was found for the laws that others grew from
         self._balance = _balance(self.pieces.kind)
         self._quiet = table.kind[units] == DECODE
         self._work = (table.context + 800.0 * table.tokens)[units]  # about the order of their times
+        self._guesses = [self._lightest(*shares) for shares in GUESSES]
+        self._starts = self._guesses  # where to begin with a law not seen before
 
     def grow_from(self, law: Law) -> None:
         """The next laws add something to this one: what was kept of others is dropped."""
         self._laws.clear()
-        self._root = self._held.get(law)
+        if law in self._held:
+            self._known.append(self._held[law])
+        self._starts = self._known[-1:] or self._guesses
         self._held.clear()
+
+    def grown(self) -> None:
+        """The law is chosen: from now on nothing that is known of the host is left untried."""
+        self._held.clear()
+        self._starts = [*self._guesses, *self._known]
 
     def told(self, law: Law, found: Floats) -> Floats:
         """What a law with coefficients says of each piece."""
         units, sums = self._columns(law)
-        count = sums.shape[1]
         if not law.host:
             plain: Floats = sums @ found
             return plain
-        return self._summed(np.maximum(units @ found[:count], self._host @ found[count:]))
+        return self._summed(longer(law, units, self._host, found))
 
     def rows(self, law: Law, found: Floats) -> Floats:
         """The same of each row of the table."""
-        columns = gpu_columns(self.table, law)
-        spent: Floats = columns @ found[: columns.shape[1]]
-        if law.host:
-            spent = np.maximum(spent, host_columns(self.table) @ found[columns.shape[1] :])
-        return spent
+        return longer(law, gpu_columns(self.table, law), host_columns(self.table), found)
 
     def solve(self, law: Law, use: Rows, weights: Floats | None = None) -> tuple[Floats, Floats]:
         """Coefficients from the pieces in use, and the weight each piece ended with.
 
-        With a host, steps are given to whichever of GPU and host takes longer, and fitted again until
-        nobody changes sides. `weights` (by piece) are taken as they are, without looking for outliers.
+        With a host, steps are given to whichever of GPU and host takes longer, by all pieces, whichever are
+        in use: from a part of them the sides would not be found again. `weights` (by piece) are taken as they
+        are, without looking for outliers.
         """
         if not law.host:
             found, ended = self._robust(self._columns(law)[1], use, weights)
         else:
             if law not in self._held:
                 self._held[law] = self._who_is_held(law)
-            found, ended, _ = self._settled(law, self._held[law], use, weights, FEW_TURNS)
+            found, ended = self._given(law, self._held[law], use, weights)
         return found * self._level(law, found, use), ended
 
     def loss(self, law: Law) -> float:
@@ -102,30 +109,35 @@ class Problem:
         return held
 
     def _who_is_held(self, law: Law) -> Rows:
-        """Units that the host holds up, by all pieces: from the law before on, or the best of guesses."""
+        """Units that the host holds up, by all pieces: of all turns from all starts the best."""
         everything = np.ones(len(self.pieces), bool)
-        guesses = [self._lightest(*shares) for shares in GUESSES] if self._root is None else [self._root]
-        tries = [self._settled(law, guess, everything, None, TURNS) for guess in guesses]
-        return min(tries, key=lambda each: self._error(law, each[0]))[2]
-
-    def _settled(
-        self, law: Law, held: Rows, use: Rows, weights: Floats | None, turns: int
-    ) -> tuple[Floats, Floats, Rows]:
-        """From a first guess of the units the host holds up to one that repeats itself."""
         units, _ = self._columns(law)
         count = units.shape[1]
-        for _ in range(turns):
-            columns = np.hstack((units * ~held[:, None], self._host * held[:, None]))
-            found, ended = self._robust(self._summed(columns), use, weights)
-            now: Rows = self._host @ found[count:] > units @ found[:count]
-            if not np.any(now != held):
-                break
-            held = now
-        return found, ended, held
+        best, least = np.zeros(len(units), bool), np.inf
+        for held in self._starts:
+            for _ in range(TURNS):
+                found, _ = self._given(law, held, everything, None)
+                error = self._error(law, found)
+                if error < least:
+                    best, least = held, error
+                before = held
+                held = self._host @ found[count:] > units @ np.where(law.outside, 0.0, found[:count])
+                if not np.any(held != before):
+                    break
+        return best
+
+    def _given(self, law: Law, held: Rows, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:
+        """Coefficients when the host holds up these units, and the weights of the pieces."""
+        units, _ = self._columns(law)
+        of_gpu = np.where(held[:, None] & ~law.outside, 0.0, units)
+        of_host = self._host * held[:, None]
+        if not np.any(held & self._quiet & use[self._piece_of_unit]):
+            of_host[:, :2] = 0.0  # only steps with prompts are held: they cannot tell what others would take
+        return self._robust(self._summed(np.hstack((of_gpu, of_host))), use, weights)
 
     def _error(self, law: Law, found: Floats) -> float:
-        errors = np.abs(self.told(law, found) / self.pieces.seconds - 1)
-        return float(np.mean(np.minimum(errors, WILD)))
+        errors = np.minimum(np.abs(self.told(law, found) / self.pieces.seconds - 1), WORST)
+        return float(np.average(errors, weights=self._balance))
 
     def _robust(self, sums: Floats, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:
         """Reweighted until outliers hardly count."""

@@ -1,0 +1,186 @@
+"""`headgate sweep`: a grid of runs on all local cores."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
+from headgate.cli.pages import Report, save_page, summed_up
+from headgate.cli.progress import bar
+from headgate.cli.words import FLEET, takes_fleet_words
+from headgate.core.errors import InputError, RunError
+from headgate.spec.words import Experiment
+
+if TYPE_CHECKING:
+    from headgate.cli.compare import Chosen
+    from headgate.results.tables import Run
+    from headgate.spec.run import Prepared
+    from headgate.spec.sweep import Over, Task
+
+MOST_SEEDS = 1000
+LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, so these come first
+RECORD = "sweep.json"  # marks a folder that a sweep may go on in
+
+EXAMPLES = """Run a grid: several values of a word, several policies, several seeds, on all cores.
+
+--over takes any word of a run (rate, clients, scale-rate, slots, budget, prompt, ...) or a parameter of
+the policies (refill, ...). The load, else the first word, is the x-axis of the report. An interrupted
+sweep goes on when the same command names its folder with --out.
+
+\b
+Examples:
+  headgate sweep --policy mixed --policy eb+ --over rate=4,8,12,16,20 --requests 2000
+  headgate sweep --policy eb --over refill=4,16,64 --over clients=64,256,512 --seeds 3
+  headgate sweep --policy mixed --trace azure-conv --over scale-rate=1,2,4 --over slots=64,256 --out grid
+"""
+
+Many = Annotated[list[str] | None, typer.Option("--over", help="NAME=VALUE,VALUE,...; may be repeated")]
+
+
+@takes_fleet_words
+def sweep(
+    words: Experiment,
+    over: Many = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel="Policy"),
+    ] = None,
+    router: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel=FLEET),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on")] = 1,
+    jobs: Annotated[int | None, typer.Option(min=1, help="processes (default: one per core)")] = None,
+    out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-sweep)")] = None,
+    json: Annotated[str | None, typer.Option(help="every point as JSON, to a file or -")] = None,
+    report: Report = None,
+) -> None:
+    """Run it."""
+    from headgate.cli.sweep_text import sweep_document, sweep_table
+    from headgate.results.text import show
+    from headgate.spec.sweep import by_place, is_word, parse_over
+
+    check_json(json)
+    check_report(report)
+    axes = sorted((parse_over(text) for text in over or []), key=lambda axis: axis.word not in LOADS)
+    if not axes:
+        raise InputError("sweep needs something to sweep over; pass --over rate=2,4,8")
+    tasks = make_tasks(words, axes, policy, router, seeds)
+    say = sys.stderr if json == "-" else sys.stdout
+    going_on = out is not None and (Path(out) / RECORD).is_file()
+    with run_folder(out, "sweep", going_on) as folder:
+        runs = run_all(tasks, folder, jobs or os.cpu_count() or 1, say)
+    first = next((axis for axis in axes if is_word(axis)), None)
+    found = by_place(runs)
+    show(sweep_table(found, first), say)
+    print(f"run folders: {folder}", file=say)
+    _report(found, first, report or str(folder / REPORT), say)
+    write_json(json, sweep_document(found, axes))
+
+
+sweep.__doc__ = EXAMPLES
+
+
+def make_tasks(
+    words: Experiment, axes: Sequence[Over], policy: list[str] | None, router: list[str] | None, seeds: int
+) -> list[Task]:
+    """The whole grid; every policy is made once at every point, so that mistakes cost nothing."""
+    from headgate.spec.run import Prepared
+    from headgate.spec.sweep import MOST, Task, expand_policies, is_word, variants, with_value
+
+    of_runs = [axis for axis in axes if is_word(axis)]
+    texts = expand_policies(
+        policy or list(words.policies) or [words.policy], [a for a in axes if not is_word(a)]
+    )
+    places: list[tuple[Any, Experiment]] = [(None, words)]
+    if of_runs:
+        places = [(value, with_value(words, of_runs[0], value)) for value in of_runs[0].values]
+    tasks: list[Task] = []
+    for at, here in places:
+        for suffix, own in variants(here, of_runs[1:]).items():
+            prepared = Prepared(own)
+            for text, (name, settings, routed) in _chosen(own, texts, router, prepared).items():
+                each = range(words.seed, words.seed + seeds)
+                tasks += [Task(at, text + suffix, own, name, settings, routed, seed) for seed in each]
+            if len(tasks) > MOST:
+                raise InputError(f"more than {MOST:,} runs; take fewer values or seeds")
+    return tasks
+
+
+def _chosen(
+    words: Experiment, texts: list[str], router: list[str] | None, prepared: Prepared
+) -> dict[str, Chosen]:
+    """As for compare, but one of a kind is enough."""
+    from headgate.cli.compare import choose, choose_all
+    from headgate.spec.routing import choose_routers
+
+    routers = choose_routers(list(words.routers) if router is None else router, prepared)
+    if len(texts) > 1 or len(routers) > 1:
+        return choose_all(words, texts, router, prepared)
+    routed = next(iter(routers.values()), None)
+    return {text: each._replace(router=routed) for text, each in choose(texts, prepared).items()}
+
+
+def run_all(tasks: Sequence[Task], folder: Path, jobs: int, say: Any) -> list[tuple[Task, Run]]:
+    """Every run that is not there yet, each into its own folder as soon as it ends."""
+    from headgate.spec.sweep import carry_out_all
+
+    places = {task.fingerprint: folder / _place(task) for task in tasks}
+    (folder / RECORD).write_text('{"runs": %d}\n' % len(tasks), encoding="utf-8")  # noqa: UP031
+    there = {task.fingerprint for task in tasks if _finished(places[task.fingerprint], task)}
+    left = [task for task in tasks if task.fingerprint not in there]
+    if there:
+        print(f"{len(there)} of {len(tasks)} runs are there already", file=say)
+    try:
+        with bar("sweep", len(left)) as progress:
+            for done, (task, run) in enumerate(carry_out_all(left, jobs, sys.argv[1:]), 1):
+                save(run, places[task.fingerprint], overwrite=True)
+                progress(done)
+                if run.meta["outcome"] == "interrupted":
+                    raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        here = sum(_finished(place, task) for task, place in zip(tasks, places.values(), strict=True))
+        again = f"the same command with --out {folder} goes on"
+        raise RunError(f"interrupted: {here} of {len(tasks)} runs stand in {folder}; {again}") from None
+    return _load(tasks, places)
+
+
+def _load(tasks: Sequence[Task], places: dict[str, Path]) -> list[tuple[Task, Run]]:
+    from headgate.results.tables import Run
+
+    return [(task, Run.load(places[task.fingerprint])) for task in tasks]
+
+
+def _place(task: Task) -> str:
+    """Where on the grid, as a path."""
+    import re
+
+    name = re.sub(r"[^\w.+=-]+", "-", task.label)[:120]
+    return f"{'' if task.at is None else f'{task.at}/'}{name}-seed{task.seed}"
+
+
+def _finished(place: Path, task: Task) -> bool:
+    """Whether the run stands there, whole. Another run in its place is refused rather than replaced."""
+    from headgate.results.tables import Run
+
+    if not (place / "run.json").is_file():
+        return False
+    meta = Run.load(place).meta
+    if meta.get("sweep") != task.fingerprint:
+        raise InputError(f"{place} holds a run of another sweep; choose another folder with --out")
+    return bool(meta.get("outcome") == "finished")
+
+
+def _report(found: dict[Any, dict[str, list[Run]]], first: Over | None, target: str, say: Any) -> None:
+    from headgate.report import runs_page
+    from headgate.report.scenes import swept
+
+    scenes = [swept(runs, first.word if first else "", at) for at, runs in found.items()]
+    summed_up(scenes)
+    save_page(runs_page(scenes, sys.argv[1:]), target, say)
