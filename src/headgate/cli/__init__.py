@@ -25,6 +25,7 @@ from headgate.cli.trace import trace
 from headgate.core.errors import InputError, RunError
 
 NO_COLOR = "--no-color"
+INTERRUPTED = 130  # exit code, as shells have it
 
 # Typer brings its own copy of click from some version on; this is the base of all usage errors in either.
 UsageFault = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -71,12 +72,14 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # newer releases of typer make this of an interrupt, without a word
+            _say("interrupted", INTERRUPTED)
     except InputError as error:
         code = _say(str(error), 2)
     except RunError as error:
         code = _say(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
-        code = _say("interrupted", 130)
+        code = _say("interrupted", INTERRUPTED)
     except BrokenPipeError:
         code = _give_up_output(141)
     except MemoryError:

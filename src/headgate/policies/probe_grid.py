@@ -26,6 +26,9 @@ LADDERS = (256, 1024, 4096)  # pieces in which a long prompt is run
 BESIDE = (64, 256, 1024, 4096)  # prompt tokens beside decodes
 SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)  # decodes among the tokens of a step
 TOTALS = (512, 1024, 2048)
+# Decode steps of a cell, by batch. Small batches wait for the host, which needs some steps to come to rest
+# after a change of who decodes; large ones cost KV with every step.
+STEADY = ((64, 24), (128, 16), (320, 8), (512, 6), (1 << 30, 4))
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ class _Builder:
         return Move(min(LEAD, self.counts[MIDDLE]), (MIDDLE,))
 
     def _decodes(self, number: int, pools: tuple[str, ...]) -> Cell:
-        steps = 3 if number > 512 else 5
+        steps = next(steps for most, steps in STEADY if number <= most)
         return Cell(f"{number} decodes, {'+'.join(pools)}", (Move(number, pools, steps=steps),))
 
     def _prompts(self, tokens: int, together: int, times: int) -> Cell:

@@ -24,8 +24,10 @@ def decode_targets(run: Run) -> dict[str, float]:
     try:
         engine = Engine(load_card(run.meta["card"]).cost, **limits)
         kinds = [Kind(str(kind.get("name", ""))) for kind in run.kinds]
-        columns = {name: requests[name][kept] for name in ("arrival", "kind")}
-        offered = Workload.of(requests["prompt"][kept], requests["output"][kept], kinds=kinds, **columns)
+        come, kind = requests["arrival"][kept], requests["kind"][kept]
+        offered = Workload.of(
+            requests["prompt"][kept], requests["output"][kept], kinds=kinds, arrival=come, kind=kind
+        )
         prices = run.meta.get("prices") or {}
         plan = fleet_plan(
             engine, engines, offered, Prices(prices.get("prompt", 1.0), prices.get("output", 2.0))

@@ -122,7 +122,7 @@ def test_seeds_are_paired(headgate, tmp_path):
     )
     found = strict(said.out)
     assert found["seeds"] == 3 and {row["method"] for row in found["rows"]} == {"by seed"}
-    names = sorted(path.name for path in (tmp_path / "c").iterdir())
+    names = sorted(path.name for path in (tmp_path / "c").iterdir() if path.is_dir())
     assert names == [f"{policy}-seed{seed}" for policy in ("mixed", "v0") for seed in range(3)]
 
 

@@ -21,6 +21,9 @@ GAIN = 1e-3  # of the loss: less is no gain,
 NOTHING = 1e-4  # nor is less than this, whatever the loss
 
 
+INTERFERENCE = ("mixed_constant", "mixed_per_context", "mixed_per_decode", "per_meeting")
+
+
 @dataclass(frozen=True)
 class Tried:
     """A law and its held-out errors: one number per part and region, so that laws can be paired."""
@@ -36,7 +39,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Choice:
-    """The law chosen, and the path of laws it was chosen from, each the best addition to the one before."""
+    """The law chosen, and the path of laws it was chosen from: each the best addition, the last the chosen."""
 
     law: Law
     path: tuple[Tried, ...]
@@ -66,7 +69,8 @@ def choose(problem: Problem) -> Choice:
         idle = 0 if best.loss < least - max(GAIN * least, NOTHING) else idle + 1
         path.append(best)
     problem.grown()
-    return Choice(_simplest(path), tuple(path))
+    chosen = _mended(problem, _simplest(path), extras)
+    return Choice(chosen.law, (*path, chosen))
 
 
 def unseen(problem: Problem, law: Law) -> Floats:
@@ -81,14 +85,39 @@ def unseen(problem: Problem, law: Law) -> Floats:
     return told
 
 
-def _simplest(path: list[Tried]) -> Law:
+def _simplest(path: list[Tried]) -> Tried:
     best = min(path, key=lambda tried: tried.loss)
     for tried in path:
         worse = tried.losses - best.losses
         error = float(worse.std(ddof=1)) / len(worse) ** 0.5 if len(worse) > 1 else 0.0
         if float(worse.mean()) <= max(error, NOTHING):
-            return tried.law
-    return best.law
+            return tried
+    return best
+
+
+def _mended(problem: Problem, tried: Tried, extras: tuple[str, ...]) -> Tried:
+    """Without what later additions have made superfluous, and with the best of the ways to say the same.
+
+    The greedy path may take what stands for another feature before that one comes.
+    """
+    while True:
+        law = tried.law
+        fewer = [tuple(each for each in law.extras if each != name) for name in law.extras]
+        others = [
+            tuple(other if each == name else each for each in law.extras)
+            for name in INTERFERENCE
+            for other in INTERFERENCE
+            if name in law.extras and other in extras and other not in law.extras
+        ]
+        laws = [replace(law, extras=names) for names in (*fewer, *others)]
+        if not laws:
+            return tried
+        found = [Tried(each, _held_out(problem, each)) for each in laws]
+        spare = [each for each in found[: len(fewer)] if each.loss <= tried.loss + NOTHING]
+        better = [each for each in found[len(fewer) :] if each.loss < tried.loss - NOTHING]
+        if not (spare or better):
+            return tried
+        tried = min(spare or better, key=lambda each: each.loss)
 
 
 def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...]) -> list[list[Law]]:

@@ -1,0 +1,78 @@
+"""Ctrl-C: what was done is kept and can be read."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+
+import pytest
+
+from headgate.cli.output import save
+from headgate.core.errors import RunError
+from headgate.results.tables import Run
+
+SMALL = ["--requests", 80, "--prompt", 60, "--output", 20, "--clients", 8]
+
+
+def interrupt_after(monkeypatch, where: str, calls: int) -> None:
+    """The nth call of a function is interrupted."""
+    module, name = where.rsplit(".", 1)
+    owner = importlib.import_module(module)
+    plain, seen = getattr(owner, name), []
+
+    def called(*args, **words):
+        seen.append(1)
+        if len(seen) == calls:
+            raise KeyboardInterrupt
+        return plain(*args, **words)
+
+    monkeypatch.setattr(where, called)
+
+
+def test_simulate_leaves_a_partial_run_that_can_be_reported(headgate, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("headgate.drivers.simulator.Simulator.run", _stop_half_way)
+        said = headgate("simulate", *SMALL, "--out", "half")
+    assert said.code == 1 and "interrupted" in said.err and "half" in said.err
+    assert Run.load(tmp_path / "half").meta["outcome"] == "interrupted"
+    said = headgate("report", "half")
+    assert said.code == 0 and "The run was interrupted" in said.out
+
+
+def _stop_half_way(self):
+    raise KeyboardInterrupt
+
+
+def test_a_search_for_capacity_says_what_it_knew(headgate, monkeypatch):
+    interrupt_after(monkeypatch, "headgate.spec.trials.simulate", 2)
+    words = ["--slo", "ttft=1s@p50", "--policy", "mixed", "--seeds", 1, "--jobs", 1, "--precision", 0.01]
+    said = headgate("plan", "capacity", *words, "--requests", 80, "--prompt", 60, "--output", 20)
+    assert said.code == 130 and "interrupted with 1 of 1 searches unfinished" in " ".join(said.out.split())
+
+
+def test_a_search_that_knew_nothing_is_just_interrupted(headgate, monkeypatch):
+    interrupt_after(monkeypatch, "headgate.spec.trials.simulate", 1)
+    said = headgate("plan", "capacity", "--slo", "ttft=1s@p50", "--seeds", 1, "--jobs", 1, "--requests", 80)
+    assert said.code == 130 and said.err == "headgate: interrupted\n"
+
+
+def test_a_reproduction_judges_the_runs_it_has(headgate, monkeypatch):
+    interrupt_after(monkeypatch, "headgate.reproduce.serving.simulate", 3)
+    said = headgate("reproduce", "eb-table13", "--quick")
+    assert said.code == 130 and "runs, which stopped" in " ".join(said.out.split())
+
+
+def test_saving_is_not_cut_short(headgate, tmp_path, monkeypatch):
+    assert headgate("simulate", *SMALL, "--out", "whole").code == 0
+    run = Run.load(tmp_path / "whole")
+
+    def interrupted(found):
+        os.kill(os.getpid(), signal.SIGINT)
+        return {}
+
+    monkeypatch.setattr("headgate.results.bench.bench_result", interrupted)
+    with pytest.raises(RunError, match="interrupted; what there is stands in"):
+        save(run, tmp_path / "again", overwrite=False)
+    assert Run.load(tmp_path / "again").requests["id"].tolist() == run.requests["id"].tolist()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

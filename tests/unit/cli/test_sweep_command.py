@@ -1,0 +1,79 @@
+"""`headgate sweep`: a grid of runs, resumed where it stopped."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headgate.spec.sweep import carry_out_all
+
+SMALL = ["--requests", 60, "--prompt", 60, "--output", 20, "--slots", 16, "--jobs", 1]
+
+
+def test_a_grid_of_loads_policies_and_seeds(headgate, tmp_path):
+    said = headgate(
+        "sweep", "--policy", "mixed", "--policy", "v0", "--over", "clients=4,16", "--seeds", 2, *SMALL,
+        "--out", "grid", "--json", "grid.json",
+    )  # fmt: skip
+    assert said.code == 0 and max(map(len, said.out.splitlines())) <= 80
+    document = json.loads((tmp_path / "grid.json").read_text())
+    assert document["over"] == {"clients": [4, 16]} and len(document["points"]) == 8
+    assert len(list((tmp_path / "grid").rglob("run.json"))) == 8
+    html = (tmp_path / "grid/report.html").read_text(encoding="utf-8")
+    assert "Requests served against load" in html and "From 4 clients to 16 clients" in html
+
+
+def test_parameters_of_policies_make_variants_and_the_load_is_the_axis(headgate):
+    words = ["--policy", "mixed", "--policy", "eb", "--over", "refill=2,4", "--over", "slots=8,16"]
+    said = headgate("sweep", *words, "--over", "clients=4,16", *SMALL, "--out", "grid", "--json", "-")
+    points = json.loads(said.out)["points"]
+    assert {point["at"] for point in points} == {4, 16}
+    labels = {point["label"] for point in points}
+    assert labels == {
+        f"{one}, slots={seats}" for one in ("mixed", "eb:refill=2", "eb:refill=4") for seats in (8, 16)
+    }
+
+
+def test_one_policy_is_enough_and_one_without_a_load_too(headgate):
+    assert headgate("sweep", "--over", "rate=5,10", *SMALL, "--out", "one").code == 0
+    said = headgate("sweep", "--policy", "eb", "--over", "refill=2,4,8", *SMALL, "--out", "two")
+    assert said.code == 0 and "eb:refill=8" in said.out
+
+
+def test_it_goes_on_where_it_stopped(headgate, tmp_path, monkeypatch):
+    command = ["sweep", "--over", "clients=2,4,8", *SMALL, "--out", "grid"]
+
+    def broken(tasks, jobs, words):
+        for number, found in enumerate(carry_out_all(tasks, jobs, words)):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield found
+
+    with monkeypatch.context() as patched:
+        patched.setattr("headgate.spec.sweep.carry_out_all", broken)
+        said = headgate(*command)
+    assert said.code == 1 and "2 of 3 runs stand in grid" in said.err and "--out grid goes on" in said.err
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "grid").rglob("run.json")}
+    said = headgate(*command)
+    assert said.code == 0 and "2 of 3 runs are there already" in said.out
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())
+    said = headgate("sweep", "--over", "clients=2,4,8", *SMALL, "--out", "grid", "--prompt", 61)
+    assert said.code == 2 and "another sweep" in said.err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], ("--over rate=2,4,8",)),
+        (["--over", "rate"], ("NAME=VALUE",)),
+        (["--over", "rate=2,2"], ("twice",)),
+        (["--over", "policy=mixed,v0"], ("--policy",)),
+        (["--over", "rat=2,4"], ("rat", "rate")),
+        (["--over", "rate=2,-4"], ("rate", "above 0")),
+        (["--policy", "eb:refill=2", "--over", "refill=2,4"], ("sets refill",)),
+        (["--over", "rate=2,4", "--out", "x", "--report", "no/where"], ("--report",)),
+    ],
+)
+def test_bad_input_is_one_line(refused, args, words):
+    refused(["sweep", *args, *SMALL], *words)
