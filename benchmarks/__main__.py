@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import worlds
+from benchmarks.many_engines import many_engines
 from benchmarks.plain import PlainEngine
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy
@@ -179,6 +180,7 @@ RACES: dict[str, Callable[[], Result]] = {
     "flatness": flatness,
     "leases": leases,
     "planning": planning,
+    "engines": many_engines,
 }
 
 

@@ -28,7 +28,7 @@ from headgate.cost.work import WorkCost
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 TOKENS = (0, 1024, 2048, 4096, 1 << 20)
 CONTEXTS = (0, 1_000, 30_000, 100_000, 200_000, 300_000, 400_000, 500_000, 700_000, 1 << 24)
-FEWEST = 5  # bursts that make a point
+FEWEST = 3  # bursts that make a point
 NOBODY = About("halves", "any", "any", 1, 1, 1, 1)
 
 

@@ -114,6 +114,32 @@ def _updating(request, monkeypatch):
     monkeypatch.setattr(pytest, "updating", request.config.getoption("--update-golden"), raising=False)
 
 
+SMALLER = {
+    "--requests": "60",
+    "--seeds": "1",
+    "--jobs": "1",
+}  # of a slow command, to see how its output looks
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_slow_commands_print_what_looks_like_that(page, shell):
+    """The same with few requests: every heading down to the first table's rule is still printed."""
+    text = page.read_text()
+    slow = [c for b in blocks(text) if b.kind == "console" for c in commands(b) if c.slow and c.expected]
+    for command in slow:
+        words = shlex.split(command.words)
+        if words[1] not in ("simulate", "compare", "plan"):
+            continue
+        small = [SMALLER.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+        small += [] if "--requests" in words else ["--requests", SMALLER["--requests"]]
+        out, code = shell(shlex.join(small))
+        assert code == 0, f"{command.line}: {out}"
+        printed = set(out.split())
+        for line in command.expected.split("───")[0].splitlines():
+            missing = [word for word in line.split() if word.isalpha() and word not in printed]
+            assert not missing, f"{command.line} no longer says {missing}"
+
+
 @pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=name_of)
 def test_every_command_on_a_page_exists_with_its_flags(page):
     text = page.read_text()

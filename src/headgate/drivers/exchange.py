@@ -76,7 +76,7 @@ class Exchange(Replica):
             steps = blocks.affordable(tick, steps, count)
         if steps <= 1:
             return AT_ONCE
-        due = self._pace.last_half_done(count, ledger.context + count, steps, self.now)
+        due = self._pace.nearly_done(count, ledger.context + count, steps, self.now)
         return due if due < lease.time else lease.time
 
     def run_span(self, wake: float) -> bool:

@@ -19,7 +19,7 @@ from headgate.drivers.exchange import Exchange
 from headgate.drivers.handover import Handover, Transfer
 from headgate.drivers.porter import Porter
 from headgate.drivers.simulator import PATIENT_DOG, REPORT_EVERY
-from headgate.drivers.station import RUNNING, Station
+from headgate.drivers.station import PENDING, RUNNING, Station
 from headgate.results.fleet_recorder import FleetRecorder
 from headgate.workloads.workload import Workload
 
@@ -30,8 +30,8 @@ NO_TIME = Transfer()
 class FleetSimulator:
     """Engines of one kind, each with a policy of its own, behind one router.
 
-    An engine is touched when its step ends, when the last step of a span begins, or when something reaches
-    it; so a request costs the same in a fleet of any size. At one moment steps end first, then requests
+    An engine is touched when its step or span ends, or when something reaches it; so a request costs the
+    same in a fleet of any size. At one moment steps end first, then requests
     come and are routed, then engines begin their next step.
 
     A request that can never fit is refused at the fleet's door. Patience counts until the first token: in
@@ -118,6 +118,7 @@ class FleetSimulator:
                     self._happen(what, who)
                 elif who.due == time:
                     self._turn(who)
+            now = self.now
             if dispatch.pending:
                 dispatch.route(now)
             while arrivals.next_time <= now:
@@ -138,10 +139,14 @@ class FleetSimulator:
 
     def _turn(self, station: Station) -> None:
         """An engine is due."""
+        if station.state == PENDING:
+            end, heap = station.finish_span(), self._heap
+            if self.arrivals.next_time <= end or (heap and heap[0][0] <= end):
+                self._push(end, DUE, station)
+                return
+            self.now = self.dispatch.roster.now = end
         ended = station.state == RUNNING
-        if not station.turn():
-            self._push(station.due, DUE, station)
-            return
+        station.wake()
         self._ready.append(station)
         if ended:
             replica = station.replica

@@ -38,6 +38,7 @@ class Porter:
         handover = self._handovers[id]
         handover.receiver = receiver
         (receiver.stripped if handover.stripped else receiver.bound).append(handover)
+        receiver.news = True  # the fleet itself reaches it
 
     def copy(self, handover: Handover, now: float) -> bool:
         """Begin to copy; False: it takes no time."""
@@ -58,7 +59,7 @@ class Porter:
             handover.receiver.unneeded.append(handover)
         else:
             handover.receiver.landed.append(handover)
-        self._reach(handover.receiver)
+        self._tell(handover.receiver)
 
     def joined(self, handover: Handover) -> None:
         """It decodes at its receiver."""
@@ -74,7 +75,7 @@ class Porter:
         if handover.reserved and not handover.copying:
             assert handover.receiver is not None
             handover.receiver.unneeded.append(handover)
-            self._reach(handover.receiver)
+            self._tell(handover.receiver)
         elif not handover.reserved and not handover.stripped:
             self._free_sender(handover)
         return handover
@@ -91,9 +92,13 @@ class Porter:
         if handover.receiver is not None:
             handover.receiver.bound.remove(handover)
             handover.receiver.stripped.append(handover)
-            self._reach(handover.receiver)
+            self._tell(handover.receiver)
         return True
 
     def _free_sender(self, handover: Handover) -> None:
         handover.sender.freed.append(handover)
-        self._reach(handover.sender)
+        self._tell(handover.sender)
+
+    def _tell(self, station: Station) -> None:
+        station.news = True
+        self._reach(station)

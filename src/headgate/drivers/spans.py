@@ -11,21 +11,31 @@ import numpy as np
 
 from headgate.cost.model import Shape, StepCost
 
+EARLY = 1e-6  # of a step, and
+ROUNDING = 1e-12  # of the time: what `nearly_done` keeps away from an end
 LONG = 64  # from this many steps on, numpy is faster than plain floats
 
 
 def step_ends(
-    cost: StepCost, decodes: int, context: int, most: int, start: float, stop: float, more: float = 0.0
+    cost: StepCost,
+    decodes: int,
+    context: int,
+    most: int,
+    start: float,
+    stop: float,
+    more: float = 0.0,
+    least: float = 0.0,
 ) -> list[float]:
     """The ends of up to `most` steps from `start`, the last at or after `stop` if it is reached.
 
     Durations are summed one after the other from `start` on, in plain Python or by numpy's running sum, so
-    that jumping and stepping agree to the last bit. The first step takes `more` than its price.
+    that jumping and stepping agree to the last bit. No step takes less than `least`, which the cost's own
+    `span` knows, and the first takes `more` than its price.
     """
     fixed, slope = cost.decode_line(decodes)
-    floor: Callable[[int], float] | None = getattr(cost, "decode_floor", None)
-    least = floor(decodes) if floor else 0.0
-    first = max(fixed + slope * context, least)
+    first = fixed + slope * context
+    if first < least:
+        first = least
     if stop < inf and first > 0:  # steps do not get shorter, so no more than this are needed
         most = min(most, max(1, int((stop - start) / first) + 1))
     if most < LONG:
@@ -49,14 +59,16 @@ class Pace:
     """A step cost in the order in which steps run: it knows when a phase has changed.
 
     Some engines take longer for the first decode step after prompts ran alone (new requests join the graph's
-    batch, the host has fallen behind). A cost says so with an attribute `switch`, seconds per change.
+    batch, the host has fallen behind). A cost says so with an attribute `switch`, seconds per change; one
+    whose decode steps take a least time, whatever their context, with a method `decode_floor`.
     """
 
-    __slots__ = ("_cost", "_more", "_switch", "by_chunk")
+    __slots__ = ("_cost", "_floor", "_more", "_switch", "by_chunk")
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
         self._switch: float = getattr(cost, "switch", 0.0)
+        self._floor: Callable[[int], float] | None = getattr(cost, "decode_floor", None)
         self._more = 0.0  # what the next decode step takes beyond its price
         self.by_chunk: bool = getattr(cost, "by_chunk", False)
 
@@ -68,12 +80,13 @@ class Pace:
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
         """When decode steps end, as `step_ends` says."""
         more, self._more = self._more, 0.0
-        return step_ends(self._cost, decodes, context, most, start, stop, more)
+        least = self._floor(decodes) if self._floor else 0.0
+        return step_ends(self._cost, decodes, context, most, start, stop, more, least)
 
-    def last_half_done(self, decodes: int, context: int, steps: int, start: float) -> float:
-        """About when the last of several decode steps from `start` is half done, without laying them out.
+    def nearly_done(self, decodes: int, context: int, steps: int, start: float) -> float:
+        """Just before the last of several decode steps from `start` ends, without laying them out.
 
-        Rounding moves it by far less than half a step, so it always falls into the last step.
+        Early by more than rounding can move it and by far less than a step, so always in the last one.
         """
         fixed, slope = self._cost.decode_line(decodes)
         floor: Callable[[int], float] | None = getattr(self._cost, "decode_floor", None)
@@ -84,4 +97,5 @@ class Pace:
             low = before if rise <= 0 else min(before, ceil((least - first) / rise))
         line = (before - low) * (first + rise * (before - 1 + low) / 2)
         last = max(first + rise * before, least)
-        return start + self._more + low * least + line + last / 2
+        begins = start + self._more + low * least + line
+        return begins + last / 2 + max(0.0, last * (0.5 - EARLY) - ROUNDING * (begins + last))

@@ -32,8 +32,8 @@ class Station:
     """Works as the simulator of one engine does, but only when it is due or something reaches it.
 
     Whatever is sent to it waits at the door until the step under way has ended: nothing changes inside an
-    engine during a step. A span of decode steps that nobody has shortened is run when its last step has
-    begun, so a request that comes earlier ends it where it would have ended in a simulator of one engine.
+    engine during a step. A span of decode steps is put off until its last step is nearly done, so a request
+    that comes earlier ends it where it would have ended in a simulator of one engine.
     """
 
     __slots__ = (
@@ -46,6 +46,7 @@ class Station:
         "freed",
         "id",
         "landed",
+        "news",
         "replica",
         "sent",
         "state",
@@ -65,6 +66,7 @@ class Station:
         self.stripped: list[Handover] = []  # to decode here, but without KV
         self.freed: list[Handover] = []  # their prompt was here; the KV kept for them may go
         self.unneeded: list[Handover] = []  # KV was reserved for them, and they will not come
+        self.news = False  # about KV that comes or goes
         self._porter = porter
         self._watchdog = Watchdog(watchdog)
         self._idle_since, self._waits = -inf, 0
@@ -83,15 +85,16 @@ class Station:
         self.state, self.due = READY, inf
         return True
 
-    def turn(self) -> bool:
-        """It is due; False if it has only begun the last step of a span."""
-        if self.state == PENDING:
-            self._commit(inf)
-            return False
+    def finish_span(self) -> float:
+        """Nobody has shortened the span that was put off: it runs, and ends at this time."""
+        self._commit(inf)
+        return self.due
+
+    def wake(self) -> None:
+        """It is due: a step has ended, or the time has come until which the policy waited."""
         if self.state == WAITS:
             self.replica.lease.ended = True
         self.state, self.due = READY, inf
-        return True
 
     def settle(self) -> None:
         """The step has ended: those go whose last token came."""
@@ -105,8 +108,9 @@ class Station:
         replica = self.replica
         if replica.now < now:
             replica.now = now
-        self._receive(replica.now)
-        if self._has_news():
+        if self.sent or self.timers:
+            self._receive(replica.now)
+        if self.news:
             self._exchange()
         lease = replica.lease
         while True:
@@ -150,13 +154,9 @@ class Station:
 
     def _cares(self) -> bool:
         """Does what is at the door end the lease?"""
-        if self.timers or self._has_news():
+        if self.timers or self.news:
             return True
         return len(self.sent) >= self.replica.lease.arrivals
-
-    def _has_news(self) -> bool:
-        """Is there anything about KV that comes or goes?"""
-        return bool(self.bound or self.landed or self.freed or self.unneeded or self.stripped)
 
     def _wait(self) -> None:
         """The policy runs nothing now: until its time comes, or something reaches it."""
@@ -217,6 +217,7 @@ class Station:
             self.bound.popleft()
         while self.landed and (self.landed[0].dropped or self._join(self.landed[0])):
             self.landed.popleft()
+        self.news = bool(self.bound or self.landed)
 
     def _expect(self, handover: Handover) -> bool:
         """Its KV comes here, or was here all the time; False: there is no room for it."""

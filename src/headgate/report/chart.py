@@ -14,7 +14,7 @@ from headgate.report.scales import LINEAR, LOG, TAIL, Floats, Scale, padded
 
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 12.0, 42.0
-COLOURS = 8  # as many as the style sheet has
+COLOURS, DASHES = 8, 4  # as many as the style sheet has
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Series:
     @property
     def style(self) -> str:
         """Its CSS classes: a colour, and a dash so that colour is never the only sign."""
-        return f"c{self.colour % COLOURS} d{self.dash}"
+        return style_of(self.colour, self.alone)
 
-    @property
-    def dash(self) -> int:
-        """Alone it needs none."""
-        return 0 if self.alone else self.colour % 4
+
+def style_of(place: int, alone: bool = False) -> str:
+    """The CSS classes of the run at this place: colours repeat, but then with another dash; alone without."""
+    return f"c{place % COLOURS} d{0 if alone else (place + place // COLOURS) % DASHES}"
 
 
 @dataclass(frozen=True)

@@ -166,47 +166,21 @@ def _fluid_verdict(answer: FluidAnswer) -> str:
 def _classes(answer: FluidAnswer) -> Grid:
     plan, engines = answer.plan, answer.engines
     heads = (
-        *(
-            "class",
-            "prompt\ntokens",
-            "output\ntokens",
-            "come\nper s",
-            "served\nper s",
-            "served\nof those who come",
-        ),
-        *(
-            "waiting\nrequests",
-            "engines\nprefilling",
-            "decodes beside\nprompts",
-            "decodes\nalone",
-            "one more\nis worth",
-        ),
+        *("class", "prompt\ntokens", "output\ntokens", "come\nper s", "served\nper s", "served\nof who come"),
+        *("waiting\nrequests", "engines\nprefilling", "decodes beside\nprompts", "decodes\nalone"),
+        "one more\nis worth",
     )
+    columns = zip(plan.instance.flows, plan.served, plan.waiting, plan.shadows.arrival, strict=True)
+    places = zip(plan.prefill, plan.mixed, plan.solo, strict=True)
     rows = []
-    columns = zip(
-        plan.instance.flows,
-        plan.served,
-        plan.waiting,
-        plan.prefill,
-        plan.mixed,
-        plan.solo,
-        plan.shadows.arrival,
-        strict=True,
-    )
-    for flow, served, waiting, prefill, mixed, solo, worth in columns:
+    for (flow, served, waiting, worth), held in zip(columns, places, strict=True):
         share = 100 * served / flow.rate if flow.rate else 0.0
-        held = Cell(number(waiting * engines), waiting * engines) if isfinite(waiting) else Cell("refused")
-        values = (flow.prompt, flow.output, flow.rate * engines, served * engines)
-        places = (prefill * engines, mixed * engines, solo * engines, worth)
-        rows.append(
-            (
-                Cell(flow.name),
-                *(Cell(number(value), value) for value in values),
-                Cell(f"{share:.1f} %", share),
-                held,
-                *(Cell(number(value), value) for value in places),
-            )
-        )
+        queue = Cell(number(waiting * engines), waiting * engines) if isfinite(waiting) else Cell("refused")
+        before = (flow.prompt, flow.output, flow.rate * engines, served * engines)
+        after = (*(part * engines for part in held), worth)
+        start = [Cell(flow.name), *(Cell(number(value), value) for value in before)]
+        end = [Cell(number(value), value) for value in after]
+        rows.append((*start, Cell(f"{share:.1f} %", share), queue, *end))
     return Grid("By class, whole fleet", heads, tuple(rows))
 
 

@@ -220,11 +220,29 @@ function commaSeparated(data) {
   return rows.map((row) => row.map(quoted).join(",")).join("\n") + "\n";
 }
 
+// Title and legend as rows above a picture; how tall they are.
+function addHeading(figure, picture, width) {
+  const inside = element("g", {}), rows = [element("text", { x: 8, y: 20, "font-weight": 600, "font-size": 14 }, figure.querySelector("h4").textContent)];
+  let x = 8, y = 40;
+  for (const entry of figure.querySelectorAll(".entry:not([aria-pressed=false])")) {
+    const long = 30 + 7 * entry.textContent.length, key = entry.querySelector("i").className;
+    if (x > 8 && x + long > width) { x = 8; y += 18; }
+    rows.push(element("rect", { class: `bar ${key.replace("idle-key", "idle")}`, x, y: y - 8, width: 16, height: 6 }));
+    rows.push(element("text", { x: x + 21, y, "font-size": 12 }, entry.textContent));
+    x += long;
+  }
+  inside.append(...picture.childNodes);
+  inside.setAttribute("transform", `translate(0 ${y + 8})`);
+  picture.append(...rows, inside);
+  return y + 8;
+}
+
 // A picture knows nothing of this page: its colours and rules travel with it.
-function standalone(svg) {
+function standalone(figure) {
+  const svg = figure.querySelector(".plot svg"), view = svg.viewBox.baseVal;
   const copy = svg.cloneNode(true), rules = [], style = getComputedStyle(document.documentElement);
-  const view = svg.viewBox.baseVal;
   copy.querySelectorAll(".cross, .chosen").forEach((part) => part.remove());
+  const height = view.height + addHeading(figure, copy, view.width);
   for (const rule of document.styleSheets[0].cssRules) {
     if (rule.selectorText && /^(svg|\.c\d|\.prefill|\.decode|\.mixed)/.test(rule.selectorText)) rules.push(rule.cssText);
   }
@@ -232,15 +250,16 @@ function standalone(svg) {
   for (const name of names) copy.style.setProperty(name, style.getPropertyValue(name));
   copy.setAttribute("xmlns", SVG);
   copy.setAttribute("width", view.width);
-  copy.setAttribute("height", view.height);
+  copy.setAttribute("height", height);
+  copy.setAttribute("viewBox", `0 0 ${view.width} ${height}`);
   copy.prepend(element("rect", { width: "100%", height: "100%", fill: style.getPropertyValue("--card") }));
   copy.prepend(element("style", {}, rules.join("\n")));
   return copy;
 }
 
 function savePicture(figure) {
-  const svg = figure.querySelector(".plot svg"), view = svg.viewBox.baseVal, scale = 2;
-  const text = new XMLSerializer().serializeToString(standalone(svg));
+  const picture = standalone(figure), view = picture.viewBox.baseVal, scale = 2;
+  const text = new XMLSerializer().serializeToString(picture);
   const image = new Image();
   image.onload = () => {
     const canvas = document.createElement("canvas");

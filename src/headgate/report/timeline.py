@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headgate.report.chart import path
+from headgate.report.chart import path, style_of
 from headgate.report.markup import Markup, position, tag
 from headgate.report.page import Figure
 from headgate.report.scales import Floats, Scale
@@ -56,7 +56,7 @@ class Strip:
     @property
     def style(self) -> str:
         """As the curves of this run elsewhere."""
-        return f"c{self.colour % 8} d{self.colour % 4}"
+        return style_of(self.colour)
 
 
 def timeline(runs: Sequence[tuple[str, Run]], rows: int = ROWS) -> Figure | None:

@@ -48,7 +48,7 @@ def judge(results: Results, options: Options) -> Report:
             "Base instance, 16 seats, 0.5 arrivals per second, engine and class. 'paper' is the fluid "
             "optimum, which Theorem 2 gives as the limit and Fig. 4 marks; no other number is printed.",
             "literal: the paper's gate. GG-SP+: ours, with spare mixed engines and a gate that withholds. "
-            "Intervals: run it with several seeds.",
+            "Intervals: see docs/fleet.md.",
             *quick_note(options),
         ),
         (_revenue(results, best), *_queues(results, best), _occupancies(results, best)),

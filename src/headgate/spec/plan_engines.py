@@ -29,10 +29,11 @@ from headgate.spec.slo import Level
 from headgate.spec.trials import Progress
 from headgate.spec.words import Experiment, ManyEngines
 
-PER_ENGINE = 1000  # requests for each engine the bound asks for, unless told otherwise
-FEWEST, MOST = 1500, 60_000  # requests of a run
+PER_ENGINE = 1500  # requests for each engine the bound asks for, unless told otherwise
+FEWEST, MOST = 1500, 200_000  # requests of a run
 CLUSTERS = 4  # classes that a trace is cut into for the fluid plan
-NEAR_FULL = 1e-9
+ROUNDING = 1e-9
+FULL = 0.95  # of λ*: beyond, a backlog grows too slowly for a short run to show it
 
 
 class FleetOptions(NamedTuple):
@@ -125,7 +126,7 @@ class EnginesPlan:
 
 def least_engines(rate: float, bound: Bound) -> int:
     """λ* of so many engines must be above the load."""
-    return max(1, ceil(rate / bound.rate - NEAR_FULL))
+    return max(1, ceil(rate / bound.rate - ROUNDING))
 
 
 def plan_engines(
@@ -166,6 +167,7 @@ def plan_engines(
     names = [str(level) for level in levels if level.statistic]
     tell = Teller(names, outcomes, seeds, rate / bound.rate)
     found = tuple(tell.found(each, ways[each], search) for each, search in tried.items())
+    notes += _nearly_full(found, traffic.requests / rate)
     counts = rate, traffic.requests, len(seeds), options.most
     bounds = bound, _fluid(words, rate)
     return EnginesPlan(
@@ -182,6 +184,18 @@ def _stopped(searches: dict[str, Fewest], outcomes: Outcomes, seeds: range) -> l
         if search.enough is None and not any(run.shares for run in runs):
             found.append(f"{name} with {largest} engines: {runs[0].worst}")
     return found
+
+
+def _nearly_full(found: Sequence[FleetFound], seconds: float) -> list[str]:
+    """Answers that a longer run might overturn."""
+    close = [
+        each for each in found if each.engines and (size := each.size(each.engines)) and size.load > FULL
+    ]
+    return [
+        f"{each.name}: {each.engines} engines run at {100 * FULL:.0f} % of λ* or more, where {seconds:.0f} s "
+        "of traffic do not show a backlog that grows slowly; take more --requests, or an engine more"
+        for each in close
+    ]
 
 
 def _without_fleet(words: Experiment) -> Experiment:

@@ -120,7 +120,7 @@ def test_engines_as_json_and_with_any_router(headgate, tmp_path):
     ("words", "says"),
     [
         (("--slo", "ttft=1s@p50", "--find", "gpus"), "unknown thing to --find 'gpus'"),
-        (("--slo", "ttft=1s@p50", "--router", "round-robbin"), "did you mean 'round-robin'"),
+        (("--slo", "ttft=1s@p50", "--router", "round-robi"), "did you mean 'round-robin'"),
         (("--slo", "ttft=1s@p50", "--router", "split:prefil=1"), "did you mean 'prefill'"),
         (("--slo", "ttft=1s@p50", "--policy", "mixd"), "did you mean 'mixed'"),
         (("--slo", "ttft=1s@p50", "--policy", "mixed", "--policy", "mixed"), "is there twice"),

@@ -13,7 +13,7 @@ from made_up import ABOUT, cells, exact, table, timed
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.fitting.family import Law, offered, offered_floors
+from headgate.cost.fitting.family import Law, host_can_show, offered, offered_floors
 from headgate.cost.fitting.fit import Fitted, fit
 from headgate.cost.fitting.steps import StepTable
 from headgate.cost.model import Shape
@@ -110,6 +110,7 @@ def test_what_cannot_be_told_is_not_offered() -> None:
     decodes = table(rows, [n // 25 for n in range(100)], list("abcd"))
     assert offered(decodes) == ("per_context",)
     assert offered_floors(decodes) == ()  # nobody timed batches of fewer than 200
+    assert not host_can_show(decodes)
     unknown = StepTable.from_columns({**_mixture(), "prompts": np.full(60, np.nan)})
     assert "per_attention" not in offered(unknown)
     assert "per_prompt" not in offered(unknown)

@@ -237,7 +237,7 @@ def test_what_cannot_be_is_said():
         FleetSimulator(engine, 0, lambda role: Mixed(8, 64), Stubborn(), workload)
     with pytest.raises(InputError, match="fixed is -1"):
         fleet_of(engine, 1, Mixed(8, 64), RoundRobin(1), workload, transfer=Transfer(-1.0))
-    with pytest.raises(RunError, match="1 requests are left unserved .* 1 wait for router Stubborn"):
+    with pytest.raises(RunError, match=r"1 requests are left unserved .* 1 wait for router Stubborn"):
         fleet_of(engine, 1, Mixed(8, 64), Stubborn(), workload)
     with pytest.raises(RunError, match="there are 2 engines"):
         fleet_of(engine, 2, Mixed(8, 64), Wrong(), workload)

@@ -1,5 +1,6 @@
 """Fluid plans: every solved instance without service levels, duals, and brute force over all vertices."""
 
+from dataclasses import replace
 from itertools import combinations
 from math import inf
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from headgate.planners.flows import Flow, Instance, Pace, Prices
 from headgate.planners.fluid import FluidPlan, FluidPlanner, plan_fluid
 from headgate.planners.formulation import Form
 from headgate.planners.levels import Levels
+from headgate.policies.placement import solo_shares
 
 ONE_SUMMARY = {"sizes": (SUMMARY,)}
 
@@ -301,6 +303,16 @@ def test_prices_are_derivatives(name):
     fewer = plan_fluid(Instance(tuple(flows), start.pace, start.prices, start.charging))
     gain = (fewer.objective / scale - plan.objective) / (1 / scale - 1)
     assert gain == pytest.approx(plan.next_engine, rel=1e-3, abs=1e-3)
+
+
+def test_other_splits_of_the_decodes_are_as_good():
+    """The optimum fixes totals and rates; this vertex, in which code decodes alone, serves the same."""
+    plan = plan_fluid(instance())
+    vertex = replace(plan, mixed=(0.0, 3.198172), solo=(10.303073, 2.285544))
+    assert vertex.served == near(plan.served)
+    assert (sum(vertex.mixed), sum(vertex.solo)) == near((sum(plan.mixed), sum(plan.solo)))
+    assert vertex.revenue == pytest.approx(297.703170, rel=1e-6)
+    assert solo_shares(vertex) == {"class0": 1.0, "class1": near(0.519390)}
 
 
 def test_tpot():

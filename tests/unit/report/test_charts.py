@@ -7,7 +7,7 @@ import pytest
 from check_html import Reader
 
 from headgate.report.bars import Bar, Bars
-from headgate.report.chart import LOG, TAIL, Axis, Chart, Mark, Series
+from headgate.report.chart import LOG, TAIL, Axis, Chart, Mark, Series, style_of
 from headgate.report.markup import embedded, tag
 from headgate.report.scales import Scale, labels, nice
 
@@ -76,6 +76,10 @@ def test_tick_labels_never_touch():
         assert ticks
         across = sorted({at for at, _ in ticks if at > 62})
         assert all(later - earlier > 20 for earlier, later in pairwise(across))
+
+
+def test_no_two_of_many_runs_look_alike():
+    assert len({style_of(place) for place in range(32)}) == 32
 
 
 def test_bars_have_parts_intervals_and_numbers():

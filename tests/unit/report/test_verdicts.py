@@ -89,9 +89,7 @@ def test_loads_at_which_nothing_is_gained_are_named():
         "eb serves up to 5.0 % more requests than mixed (95 % interval +4.0 to +6.0 %), at 40 requests/s; "
         "at 4 requests/s there is no throughput to gain."
     )
-    assert load_verdict(scenes[:1]).startswith(
-        "No policy serves more requests than mixed: at 4 requests/s"
-    )
+    assert load_verdict(scenes[:1]).startswith("No policy serves more requests than mixed: at 4 requests/s")
 
 
 @pytest.mark.parametrize("policy", ["mixed", "eb+"])

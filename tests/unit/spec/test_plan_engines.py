@@ -105,6 +105,13 @@ def test_looser_levels_need_no_more_and_the_bound_is_a_bound():
     assert plan.found[0].gives_way == ""
 
 
+def test_an_answer_near_the_bound_is_doubted():
+    bound = planned("e2e=10h@p99").bound.rate
+    full, roomy = (planned("e2e=10h@p99", rate=share * 3 * bound) for share in (0.99, 0.9))
+    assert full.found[0].engines == roomy.found[0].engines == 3
+    assert "a backlog that grows slowly" in full.notes[0] and not roomy.notes
+
+
 def test_in_parallel_and_here_are_the_same():
     here, apart = (planned(options=FleetOptions(seeds=2, jobs=jobs)) for jobs in (1, 2))
     assert here.found == apart.found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.cost.fitting.family import TILES, Law, offered, offered_floors
+from headgate.cost.fitting.family import TILES, Law, host_can_show, offered, offered_floors
 from headgate.cost.fitting.pieces import Pieces
 from headgate.cost.fitting.solve import WORST, Problem
 from headgate.cost.fitting.steps import KINDS, Floats
@@ -39,7 +39,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Choice:
-    """The law chosen, and the path of laws it was chosen from: each the best addition, the last the chosen."""
+    """The law chosen, and the path it was chosen from: each the best addition, the last the choice."""
 
     law: Law
     path: tuple[Tried, ...]
@@ -53,12 +53,12 @@ def choose(problem: Problem) -> Choice:
     one that fits best, not one more thing to hold out. Neighbouring steps are alike, so holding out rows
     instead of parts would prefer any law that can follow noise.
     """
-    extras, floors = offered(problem.table), offered_floors(problem.table)
+    extras, floors, host = offered(problem.table), offered_floors(problem.table), host_can_show(problem.table)
     roots = [Law(), Law(("per_context",))] if "per_context" in extras else [Law()]
     path = [Tried(law, _held_out(problem, law)) for law in roots]
     idle = 0
     while idle < HOPELESS:
-        groups = _additions(path[-1].law, extras, floors)
+        groups = _additions(path[-1].law, extras, floors, host)
         if not groups:
             break
         laws = [min(group, key=problem.loss) if len(group) > 1 else group[0] for group in groups]
@@ -120,14 +120,14 @@ def _mended(problem: Problem, tried: Tried, extras: tuple[str, ...]) -> Tried:
         tried = min(spare or better, key=lambda each: each.loss)
 
 
-def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...]) -> list[list[Law]]:
+def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...], host: bool) -> list[list[Law]]:
     """The law with one thing more; a list for each thing, with one law for each value it may have."""
     groups = [[replace(law, extras=(*law.extras, name))] for name in extras if name not in law.extras]
     if not law.least_tokens and floors:
         groups.append([replace(law, least_tokens=least) for least in floors])
     if law.tile == 1:
         groups.append([replace(law, tile=tile) for tile in TILES])
-    if not law.host:
+    if host and not law.host:
         groups.append([replace(law, host=True)])
     return groups
 

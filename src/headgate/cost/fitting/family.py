@@ -41,6 +41,7 @@ EXTRAS: Mapping[str, Column] = {
 AFFINE = ("constant", "per_token", "per_decode")
 HOST = ("host_constant", "host_per_request", "host_prompts")
 LEAST_TOKENS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 384)  # tried for the reading of the weights
+SMALL = 32  # decodes
 TILES = (8, 16, 32, 64, 128, 256)
 MEANING = {
     "constant": "per step",
@@ -137,6 +138,13 @@ def offered(table: StepTable) -> tuple[str, ...]:
         if np.isfinite(values).all() and len(np.unique(table.part[values > 0])) >= fewest:
             found.append(name)
     return tuple(found)
+
+
+def host_can_show(table: StepTable) -> bool:
+    """Were small batches timed, in two parts? Only there can the host be told from the GPU."""
+    fewest = min(2, len(np.unique(table.part)))
+    small = (table.kind == DECODE) & (table.decodes <= SMALL)
+    return len(np.unique(table.part[small])) >= fewest
 
 
 def offered_floors(table: StepTable) -> tuple[int, ...]:

@@ -1,0 +1,52 @@
+"""The bar shows at a terminal, after a while, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import io
+import time
+
+from headgate.cli import progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def sit_at_a_terminal(monkeypatch) -> Terminal:
+    """To be called in the test itself: capturing puts standard error back after fixtures."""
+    found = Terminal()
+    monkeypatch.setattr("sys.stderr", found)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    return found
+
+
+def test_it_shows_the_share_and_the_time_left(monkeypatch):
+    terminal = sit_at_a_terminal(monkeypatch)
+    monkeypatch.setattr(progress, "PATIENCE", 0.01)
+    with progress.bar("mixed seed 0", 4) as report:
+        report(2)
+        for _ in range(100):  # it is drawn ten times a second
+            if "50%" in terminal.getvalue():
+                break
+            time.sleep(0.05)
+    assert (
+        "mixed seed 0" in terminal.getvalue() and "50%" in terminal.getvalue() and ":" in terminal.getvalue()
+    )
+
+
+def test_short_work_shows_nothing(monkeypatch):
+    terminal = sit_at_a_terminal(monkeypatch)
+    with progress.bar("short", 4) as report:
+        report(4)
+    assert terminal.getvalue() == ""
+
+
+def test_no_terminal_no_bar(monkeypatch):
+    pipe = io.StringIO()
+    monkeypatch.setattr("sys.stderr", pipe)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    with progress.bar("piped", 4) as report:
+        report(4)
+    assert pipe.getvalue() == ""
