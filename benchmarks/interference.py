@@ -82,15 +82,17 @@ def bursts(table: StepTable, cost: WorkCost) -> Bursts:
 
 
 def binned(found: Bursts, x: Floats, edges: tuple[float, ...], chosen: np.ndarray, label: str) -> Series:
-    """The mean excess in per cent of the halves, with the 95 % interval of the mean, by bins of x."""
+    """The median excess in per cent of the halves by bins of x, with 95 % by the median deviation."""
     points = []
     for low, high in pairwise(edges):
         here = chosen & (x >= low) & (x < high)
         if here.sum() < FEWEST:
             continue
         ratio = 100 * found.excess[here] / found.halves[here]
-        half = 1.96 * float(ratio.std(ddof=1)) / len(ratio) ** 0.5
-        points.append((float(x[here].mean()), float(ratio.mean()), half, int(here.sum())))
+        middle = float(np.median(ratio))
+        spread = 1.4826 * float(np.median(np.abs(ratio - middle)))
+        half = 1.96 * 1.25 * spread / len(ratio) ** 0.5  # a median varies a quarter more than a mean
+        points.append((float(x[here].mean()), middle, half, len(ratio)))
     return Series(label, tuple(points))
 
 
@@ -121,11 +123,11 @@ def _range(low: int, high: int) -> str:
 
 def table_lines(panel: Panel) -> list[str]:
     """The points as text."""
-    lines = [f"{panel.x:<40}{'mean':>9}{'±':>7}{'bursts':>9}"]
+    lines = [f"{panel.x:<40}{'median':>9}{'±':>7}{'bursts':>9}"]
     for series in panel.series:
         lines.append(series.label)
-        for x, mean, half, count in series.points:
-            lines.append(f"{x:>40,.3g}{mean:>+8.1f} %{half:>6.1f}{count:>9}")
+        for x, middle, half, count in series.points:
+            lines.append(f"{x:>40,.3g}{middle:>+8.1f} %{half:>6.1f}{count:>9}")
     return lines
 
 

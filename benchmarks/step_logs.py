@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,10 @@ def _read(path: Path) -> StepTable:
             log = dict(zip(stored["columns"], stored["log"].T, strict=True)) if "log" in names else None
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{path}: no step log ({error}); give .npz files of calibrate or h200") from None
-    return StepTable.load(path) if log is None else _from_log(log, path.stem)
+    if log is not None:
+        return _from_log(log, path.stem)
+    table = StepTable.load(path)
+    return table if len(table.labels) > 1 else replace(table, labels=(path.stem,))  # one run: by its file
 
 
 def _from_log(log: dict[str, np.ndarray], name: str) -> StepTable:

@@ -42,6 +42,7 @@ def test_verdict_tables_and_axes_are_there(look, reports, kind):
 @pytest.mark.parametrize(("width", "theme"), [(380, "light"), (380, "dark"), (1280, "dark")])
 def test_it_fits_a_phone_and_the_dark(look, kind, width, theme, tmp_path):
     page = look(kind, width, theme)
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     light = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert light == (theme == "light")

@@ -29,7 +29,7 @@ def demo(
 
     Serves a bundled slice of the Azure 2023 conversation trace with Qwen3-8B step times measured on an H200:
     mixed batching (vLLM's default), prefill-first (vLLM v0), exclusive batches with three thresholds, and
-    EB+, which chooses by itself.
+    EB+, which chooses by itself. Prints two tables and writes one HTML report beside the run folders.
 
     Example: headgate demo --out my-demo
     """

@@ -50,6 +50,9 @@ def fluid_text(answer: FluidAnswer) -> RenderableType:
         Text(_router(answer)),
         Text(_prices(plan)),
     ]
+    named = not answer.demand.source.startswith("trace")  # clusters have no names a router could know
+    if named and len(answer.per_second) > 1 and any(plan.throttled):
+        parts.append(Text(_per_second(answer)))
     parts += [Text(line) for line in _levels(answer)]
     if answer.points:
         parts += [Text(), _frontier(answer)]
@@ -151,6 +154,15 @@ def _router(answer: FluidAnswer) -> str:
     if few:
         return f"{said}; the literal gate would over-serve {', '.join(few)}, who need less than one engine."
     return f"{said}."
+
+
+def _per_second(answer: FluidAnswer) -> str:
+    """The order of classes for engines that run several prompts in a step."""
+    listed = ", ".join(f"{name} {number(value)}" for name, value in answer.per_second.items())
+    return (
+        f"A full engine with one class alone earns per second: {listed}. Where engines run several prompts "
+        f"in a step: router density-deep:order={'/'.join(answer.per_second)}."
+    )
 
 
 def _prices(plan: FluidPlan) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headgate.results.tables import Run
 
 Report = Annotated[
-    str | None, typer.Option(help=f"HTML report to this file, or {NO_REPORT} (README says which write one)")
+    str | None, typer.Option(help=f"HTML report to this file; {NO_REPORT}: not even beside the runs")
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
 from headgate.cli.words import takes_words
 from headgate.spec.words import Experiment
+
+if TYPE_CHECKING:
+    from headgate.spec.plan_fluid import FluidAnswer
 
 FAIRNESS = "largest difference of"
 FLEET, COSTS, LEVELS = "Fleet", "Step costs as numbers, instead of a card", "Service levels"
@@ -79,8 +82,6 @@ def fluid(
     report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.cli.fluid_text import fluid_text
-    from headgate.results.text import as_text, show
     from headgate.spec.fluid_words import LevelWords, StepWords, fleet_words
     from headgate.spec.plan_fluid import make_fluid_plan
 
@@ -90,7 +91,14 @@ def fluid(
     fleet = fleet_words(words, tuple(classes or ()), engines, clusters, roles, prices, separate)
     steps = StepWords(chunk, whole_chunks, mixed_fixed, mixed_per_token, solo_step)
     levels = LevelWords(prefill_fairness, decode_fairness, tpot_over, tuple(serve or ()), frontier)
-    answer = make_fluid_plan(words, fleet, steps, levels)
+    _tell(make_fluid_plan(words, fleet, steps, levels), frontier, json, report)
+
+
+def _tell(answer: FluidAnswer, frontier: str | None, json: str | None, report: str | None) -> None:
+    """Show it, and write JSON and a report where asked."""
+    from headgate.cli.fluid_text import fluid_text
+    from headgate.results.text import as_text, show
+
     say = sys.stderr if json == "-" else sys.stdout
     show(fluid_text(answer), say)
     if report is not None:

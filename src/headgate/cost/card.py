@@ -38,7 +38,7 @@ class Cell(_Part):
     decodes: Range
     context: Range
     prefill: Range
-    error: float  # signed, of the sum of its step times, by a fit that had not seen it
+    error: float | None = None  # signed, of the sum of its times, by a fit that had not seen it
 
 
 class Provenance(_Part):

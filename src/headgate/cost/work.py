@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from headgate.cost.model import Chunk, DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape, Terms
 
@@ -16,11 +16,13 @@ class WorkTerms(Terms):
 
     GPU: a `constant`; `per_token` for the linear layers, which take tokens (decodes and prompt tokens) in
     whole `tile`s and never fewer than `least_tokens`, because the weights are read whatever the batch;
-    `per_decode` for what only decodes cost (head, sampling); `per_context` for KV that is read, by decodes
-    or behind prompts; `per_attention` for each pair of tokens of the same prompt, tokens * (start +
-    tokens / 2) of a chunk; `per_prompt`; `prompt_constant` where there are prompts. What a mixed step costs
-    beyond its work: `mixed_constant`, `mixed_per_context`, `mixed_per_decode`, and `per_meeting` for
-    decodes * prefill / (decodes + prefill), the EB paper's r (1 - r) per token (equation 10).
+    `per_expert` for each expert of a layer that some token is sent to, of `experts` with `experts_per_token`
+    drawn alike for each token (few tokens read few experts); `per_decode` for what only decodes cost (head,
+    sampling); `per_context` for KV that is read, by decodes or behind prompts; `per_attention` for each pair
+    of tokens of the same prompt, tokens * (start + tokens / 2) of a chunk; `per_prompt`; `prompt_constant`
+    where there are prompts. What a mixed step costs beyond its work: `mixed_constant`, `mixed_per_context`,
+    `mixed_per_decode`, and `per_meeting` for decodes * prefill / (decodes + prefill), the EB paper's
+    r (1 - r) per token (equation 10).
 
     Host: `host_constant`, `host_prompts` where there are prompts, `host_per_request`. It works beside the
     GPU and shows only where it takes longer.
@@ -43,13 +45,18 @@ class WorkTerms(Terms):
     host_prompts: float = 0.0
     host_per_request: float = 0.0
     switch: float = 0.0
+    per_expert: float = 0.0
     least_tokens: int = 0
     tile: int = 1
+    experts: int = 0
+    experts_per_token: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tile < 1:
             raise ValueError(f"tile must be at least 1, not {self.tile}")
+        if self.per_expert and not 1 <= self.experts_per_token <= self.experts:
+            raise ValueError(f"per_expert needs experts, not {self.experts_per_token} of {self.experts}")
 
 
 class WorkCost:
@@ -92,7 +99,7 @@ class WorkCost:
         spent = (
             terms.constant
             + terms.prompt_constant
-            + terms.per_token * self._charged(decodes + prefill)
+            + self._layers(decodes + prefill)
             + terms.per_context * behind
             + terms.per_attention * pairs
             + terms.per_prompt * len(parts)
@@ -114,7 +121,7 @@ class WorkCost:
         line = self._lines.get(decodes)
         if line is None:
             terms = self.terms
-            fixed = terms.constant + terms.per_token * self._charged(decodes) + terms.per_decode * decodes
+            fixed = terms.constant + self._layers(decodes) + terms.per_decode * decodes
             line = self._lines[decodes] = (fixed, terms.per_context)
         return line
 
@@ -148,8 +155,18 @@ class WorkCost:
             ),
         )
 
-    def _charged(self, tokens: int) -> int:
-        """Tokens the linear layers are charged for."""
+    def _layers(self, tokens: int) -> float:
+        """The linear layers: whole tiles, the reading of all weights, and of the experts that are met."""
         terms = self.terms
         whole = -(-tokens // terms.tile) * terms.tile
-        return whole if whole > terms.least_tokens else terms.least_tokens
+        spent = terms.per_token * (whole if whole > terms.least_tokens else terms.least_tokens)
+        if not terms.per_expert:
+            return spent
+        missed = (1 - terms.experts_per_token / terms.experts) ** tokens  # as `experts_met`, without arrays
+        return spent + terms.per_expert * terms.experts * (1 - missed)
+
+
+def experts_met(tokens: ArrayLike, experts: int, each: int) -> NDArray[np.float64]:
+    """How many of a layer's experts that many tokens are sent to, on average, if all are equally likely."""
+    met: NDArray[np.float64] = experts * (1 - (1 - each / experts) ** np.asarray(tokens, dtype=np.float64))
+    return met

@@ -131,9 +131,12 @@ class Exchange(Replica):
     # -- requests that come with their KV ----------------------------------------------------------------
 
     def reserve(self, handover: Handover) -> bool:
-        """Take the KV it will need, if it is there beside what decodes and prompts of the plan count on."""
+        """Take the KV it will need, if it is there beside what decodes and prompts of the plan count on.
+
+        A block for every decode, whether it is due now or not: then the answer does not change within a span.
+        """
         need = self.blocks.of(handover.tokens)
-        spare = self.blocks.free - self.blocks.due(self.ledger.tick)
+        spare = self.blocks.free - self.ledger.rolling
         if need > spare - sum(map(self._still_needs, self._prompts)):
             return False
         self.blocks.free -= need

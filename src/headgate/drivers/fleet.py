@@ -125,15 +125,24 @@ class FleetSimulator:
                 self._arrive(now)
             while ready:
                 self._begin(now)
+            if self._porter.may_block:
+                self._unblock()
 
     def _next(self) -> float:
         """When the next thing happens; inf: nothing ever."""
         now = self.arrivals.next_time
         if self._heap and self._heap[0][0] < now:
             now = self._heap[0][0]
-        if now == inf and self._porter.recompute_one():
-            return self.now
         return now if now > self.now else self.now  # a closed loop sends the next one at once
+
+    def _unblock(self) -> None:
+        """Memory full of KV that waits has brought every engine to a stop: some of it goes."""
+        stations, ready = self.stations, self._ready
+        while not any(station.works for station in stations) and any(each.lacks_memory for each in stations):
+            if not self._porter.may_block or not self._porter.recompute_one():
+                return
+            while ready:
+                self._begin(self.now)
 
     # -- what happens -------------------------------------------------------------------------------------
 

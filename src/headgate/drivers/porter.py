@@ -13,8 +13,8 @@ class Porter:
     """All that are on their way. KV stays at the sender until its copy is complete, and is reserved at the
     receiver, between two of its steps, before the copy begins.
 
-    When nothing in the fleet can move any more, because memory is full of KV that waits for a place or for
-    its copy, somebody's KV is dropped and computed again where it decodes: the oldest who waits for memory
+    When no engine runs for want of memory, which is full of KV that waits for a place or for its copy,
+    somebody's KV is dropped and computed again where it decodes: the oldest who waits for memory
     at its receiver, or else who waits for a receiver.
     """
 
@@ -28,6 +28,7 @@ class Porter:
         self.transfer = transfer
         self._lands, self._reach, self._arrives = lands, reach, arrives
         self._handovers: dict[int, Handover] = {}
+        self._copies = 0  # under way
 
     def take(self, entry: Entry, sender: Station) -> None:
         """Its prompt is done there."""
@@ -47,6 +48,7 @@ class Porter:
             self._free_sender(handover)
             return False
         handover.copying = True
+        self._copies += 1
         self._lands(now + seconds, handover)
         return True
 
@@ -54,6 +56,7 @@ class Porter:
         """The copy is complete."""
         assert handover.receiver is not None
         handover.copying = False
+        self._copies -= 1
         self._free_sender(handover)
         if handover.dropped:
             handover.receiver.unneeded.append(handover)
@@ -79,6 +82,11 @@ class Porter:
         elif not handover.reserved and not handover.stripped:
             self._free_sender(handover)
         return handover
+
+    @property
+    def may_block(self) -> bool:
+        """Is there KV that waits, and none that is being copied?"""
+        return bool(self._handovers) and not self._copies
 
     def recompute_one(self) -> bool:
         """Break a deadlock of memory; False: there is none that this could break."""

@@ -173,6 +173,17 @@ class Station:
         if starving:
             raise RunError(f"{self.told()}: {starving}")
 
+    @property
+    def works(self) -> bool:
+        """Is a step under way?"""
+        return self.state == RUNNING or self.state == PENDING
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Does somebody wait for KV here?"""
+        blocks, head = self.replica.blocks, next(iter(self.replica.ledger.waiting.values()), None)
+        return bool(self.bound) or (head is not None and blocks.of(head.todo) > blocks.free)
+
     def told(self) -> str:
         """Who and in which state, for error messages."""
         replica = self.replica

@@ -122,9 +122,9 @@ def fleet_table(figures: FleetFigures) -> RenderableType:
 
     from headgate.results.text import number
 
-    table = _table(f"router {figures.router}")
+    table = _table("engines")
     _add_rows(table, figures)
-    lines: list[RenderableType] = [table]
+    lines: list[RenderableType] = [Text(f"Router {figures.router}"), table]
     if not math.isnan(figures.revenue):
         kinds = figures.kind_revenue
         each = ", ".join(f"{name or '-'} {number(value)}" for name, value in kinds.items())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headgate.core.errors import RunError
+from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.drivers.engine import Engine
@@ -56,6 +56,11 @@ class FleetSetup:
 
             values["prefill"] = prefill_engines(self.engine, self.engines, workload)
         made = make_router(name, lambda: self.plan(workload), self.engines, seed, values)
+        if self.engine.running < 2 and not made.sends_at_once:
+            raise InputError(
+                f"router {name} keeps a seat for a prompt beside a decode, the engine has one; raise "
+                "--slots, or choose a router such as least-loaded"
+            )
         return made, values
 
     def plan(self, workload: Workload) -> FluidPlan:

@@ -60,6 +60,16 @@ class StepWords(NamedTuple):
     mixed_per_token: str | None = None
     solo_step: str | None = None
 
+    @property
+    def costs(self) -> dict[str, str | None]:
+        """The three numbers by their flags; empty when a card says."""
+        found = {
+            "--mixed-fixed": self.mixed_fixed,
+            "--mixed-per-token": self.mixed_per_token,
+            "--solo-step": self.solo_step,
+        }
+        return found if any(found.values()) else {}
+
 
 class LevelWords(NamedTuple):
     """Service levels, but for --tpot, which is a word of every run."""
@@ -107,12 +117,8 @@ def fixed_roles(asked: FleetWords) -> Staffing | None:
 
 def make_pace(words: Experiment, asked: StepWords, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
     """The engine's speeds: from three numbers, or from a card at the seats and contexts of these classes."""
-    costs = {
-        "--mixed-fixed": asked.mixed_fixed,
-        "--mixed-per-token": asked.mixed_per_token,
-        "--solo-step": asked.solo_step,
-    }
-    if not any(costs.values()):
+    costs = asked.costs
+    if not costs:
         return _card_pace(words, asked, who)
     missing = next((name for name, text in costs.items() if text is None), None)
     if missing:

@@ -142,16 +142,8 @@ def plan_engines(
     card = load_card(words.card)
     engine = make_engine(words, card)
     rate, traffic = _load(words, levels, options, engine)
-    limits = engine.running, engine.batch_tokens, engine.kv_tokens
-    bound = engine_bound(engine.cost, traffic.lengths(engine), *limits)
-    if not bound.rate < INSTANT:
-        raise InputError(f"card {card.name}: its steps take no time, so one engine is always enough; mend it")
-    least = least_engines(rate, bound)
-    if least > options.most:
-        raise InputError(
-            f"{rate:g} requests/s need at least {least} engines, more than --most-engines {options.most}; "
-            "raise it, or ask for less"
-        )
+    bound = _bound(engine, traffic, card.name)
+    least = _fits(rate, bound, options.most)
     traffic = _enough(words, traffic, least)
     seeds = range(words.seed, words.seed + (options.seeds if traffic.drawn else 1))
     searches = {name: Fewest(least, options.most) for name in ways}
@@ -173,6 +165,26 @@ def plan_engines(
     return EnginesPlan(
         card.name, name, engine, levels, traffic.classes, *counts, *bounds, found, tuple(notes), bool(left)
     )
+
+
+def _bound(engine: Engine, traffic: Traffic, card: str) -> Bound:
+    """λ* of one engine with its limits."""
+    limits = engine.running, engine.batch_tokens, engine.kv_tokens
+    found = engine_bound(engine.cost, traffic.lengths(engine), *limits)
+    if not found.rate < INSTANT:
+        raise InputError(f"card {card}: its steps take no time, so one engine is always enough; mend it")
+    return found
+
+
+def _fits(rate: float, bound: Bound, most: int) -> int:
+    """The fewest engines that may do, if so many are allowed."""
+    least = least_engines(rate, bound)
+    if least > most:
+        raise InputError(
+            f"{rate:g} requests/s need at least {least} engines, more than --most-engines {most}; raise it, "
+            "or ask for less"
+        )
+    return least
 
 
 def _stopped(searches: dict[str, Fewest], outcomes: Outcomes, seeds: range) -> list[str]:

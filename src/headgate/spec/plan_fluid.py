@@ -7,12 +7,15 @@ from math import isfinite
 from typing import Any
 
 from headgate.core.errors import InputError, unknown
+from headgate.cost.card import load_card
+from headgate.planners.capacity import Requests, engine_bound
 from headgate.planners.flows import BUNDLED, SEPARATE, Instance, Prices
 from headgate.planners.fluid import NOTHING, FluidPlan, plan_fluid
 from headgate.planners.frontier import CAPS, PARAMETERS, Point, elasticity, frontier
 from headgate.planners.levels import Levels
 from headgate.planners.staffing import Staffing, staff
 from headgate.results.metrics import without_nan
+from headgate.spec.build import make_engine
 from headgate.spec.flow_words import Demand, demand
 from headgate.spec.fluid_words import (
     FleetWords,
@@ -44,6 +47,7 @@ class FluidAnswer:
     sensitivity: dict[str, float]
     points: tuple[Point, ...]
     notes: tuple[str, ...]
+    per_second: dict[str, float]  # what a full engine earns with each class alone, best first; from cards
 
     @property
     def engines(self) -> int:
@@ -75,6 +79,7 @@ class FluidAnswer:
             "engines_to_serve_all": self.full,
             "elasticities": self.sensitivity,
             "frontier": [_point(point) for point in self.points],
+            "value_per_engine_second": self.per_second,
             "notes": list(self.notes),
         }
         plain = without_nan(document)
@@ -136,7 +141,21 @@ def make_fluid_plan(words: Experiment, fleet: FleetWords, steps: StepWords, aske
         {name: elasticity(instance, name, levels) for name in PARAMETERS},
         tuple(_frontier(instance, levels, plan, asked.frontier)),
         (*who.notes, *notes, *_warnings(plan)),
+        {} if steps.costs else _per_second(words, who, prices),
     )
+
+
+def _per_second(words: Experiment, who: Demand, prices: Prices) -> dict[str, float]:
+    """Value over the least time a request takes from an engine that runs as much as it can in every step.
+
+    The plan's own order of classes prices one prompt at a time, which real engines do not run.
+    """
+    engine = make_engine(words, load_card(words.card))
+    limits, found = (engine.running, engine.batch_tokens, engine.kv_tokens), {}
+    for flow in who.flows:
+        lengths = Requests.of([max(flow.prompt, 1.0)], [max(flow.output - 1, 0.0)])
+        found[flow.name] = prices.value(flow) / engine_bound(engine.cost, lengths, *limits).seconds
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
 def _checked(words: Experiment, fleet: FleetWords) -> Staffing | None:

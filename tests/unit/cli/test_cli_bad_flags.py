@@ -101,7 +101,7 @@ COMBINATIONS = [
     (["--set", "slots=1e3"], "slots='1e3' is not a whole number"),
     (["--set", "slots=4", "--set", "slots=5"], "--set slots is given twice"),
     (["--card", "h200-qwen3-8"], "did you mean 'h200-qwen3-8b'?"),
-    (["--card", ""], "unknown card ''; choose from: derived-h200-qwen3-8b, h200-qwen3-8b"),
+    (["--card", ""], "unknown card ''; choose from: cal-h200-qwen3-30b-a3b, cal-h200"),
     (["--card", "nope.json"], "card file nope.json: No such file", "built-in names"),
     (["--card", "./"], "card file ./: Is a directory"),
     (["--trace", "azure-con"], "did you mean 'azure-conv'?"),

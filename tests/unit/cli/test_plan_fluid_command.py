@@ -129,6 +129,18 @@ def test_levels_and_frontiers():
     assert bound["shadow_prices"]["levels"]["served.code"] == pytest.approx(0)
 
 
+def test_the_order_for_engines_that_batch_prompts():
+    """The plan ranks code first on this card; a full engine earns most with papers."""
+    classes = ("chat:prompt=400,output=300,rate=42", "code:prompt=300,output=1000,rate=21")
+    words = ["--engines", "8", "--card", "pub-rtx-pro-6000-qwen3-8b"]
+    for text in (*classes, "paper:prompt=3000,output=400,rate=21"):
+        words += ["--class", text]
+    assert "density-deep:order=paper/chat/code" in flat(run(*words))
+    earned = document(*words)["value_per_engine_second"]
+    assert list(earned) == ["paper", "chat", "code"] and earned["code"] > 0
+    assert document(*BASE)["value_per_engine_second"] == {}
+
+
 def test_roles_as_the_user_wants():
     found = document(*BASE, *MONEY, "--mixed", "3")
     assert (found["mixed_engines"], found["solo_engines"]) == (3, 17)

@@ -62,3 +62,9 @@ def test_one_that_was_cut_off(headgate, trace):
 def test_refused(refused, trace, tmp_path, args, fragment):
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
     refused(["trace", *args], fragment)
+
+
+def test_a_trace_can_be_reported(headgate, trace, tmp_path):
+    said = headgate("report", "t.jsonl", "--out", "live.html")
+    assert said.code == 0, said
+    assert "Phases over time" in (tmp_path / "live.html").read_text(encoding="utf-8")

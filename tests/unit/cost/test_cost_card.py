@@ -16,6 +16,9 @@ from headgate.cost.card import Region, list_cards, load_card, parse_card
 from headgate.cost.model import Shape
 
 NAMES = [
+    "cal-h200-qwen3-30b-a3b",
+    "cal-h200-qwen3-4b",
+    "cal-h200-qwen3-8b",
     "derived-h200-qwen3-8b",
     "h200-qwen3-8b",
     "pub-a100-llama-7b",

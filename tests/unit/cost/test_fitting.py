@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,16 @@ def test_what_is_there_is_chosen_and_found(name: str) -> None:
     assert ("switch" in law.extras) == (name == "switch")
     assert ("per_attention" in law.extras) == (name == "per_attention")
     assert error(found.terms, true) < (0.2 if name == "host" else 0.08)  # few steps are left to the GPU
+
+
+def test_experts_are_found_where_the_model_has_them() -> None:
+    true = replace(PLAIN, per_expert=1e-4, experts=128, experts_per_token=8)
+    about = replace(ABOUT, model_shape={"experts": 128, "experts_per_token": 8})
+    log = timed(true, noise=0.01, seed=4)
+    found = fit(log, about)
+    assert "per_expert" in found.choice.law.extras
+    assert error(found.terms, true) < 0.05
+    assert fit(log, ABOUT).quality.regions["decode"]["median"] > found.quality.regions["decode"]["median"]
 
 
 def test_without_noise_it_is_exact() -> None:
@@ -193,3 +204,17 @@ def test_any_fit_keeps_the_laws_of_costs(seed: int) -> None:
             more = shape._replace(**{name: getattr(shape, name) + int(draw.integers(1, 500))})
             assert cost.seconds(more) >= cost.seconds(shape) * (1 - 1e-12)
         assert cost.seconds(shape) * (1 + 1e-12) >= cost.seconds(Shape(shape.decodes, shape.context))
+
+
+def test_a_shipped_card_is_what_the_tool_makes() -> None:
+    path = Path(__file__).parents[3] / "tools" / "calibrated_cards.py"
+    spec = spec_from_file_location("calibrated_cards", path)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    made = tool.card_of(tool.fitted("qwen3-30b-a3b"), "qwen3-30b-a3b")
+    shipped = load_card("cal-h200-qwen3-30b-a3b")
+    assert shipped.work is not None
+    assert asdict(made.work) == pytest.approx(asdict(shipped.work), rel=1e-3)
+    assert made.provenance.assumptions == shipped.provenance.assumptions

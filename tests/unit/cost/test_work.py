@@ -40,8 +40,11 @@ terms = st.builds(
     host_prompts=small,
     host_per_request=tiny,
     switch=small,
+    per_expert=tiny,
     least_tokens=st.integers(0, 300),
     tile=st.sampled_from((1, 8, 64)),
+    experts=st.just(128),
+    experts_per_token=st.integers(1, 128),
 )
 shapes = st.builds(
     Shape,
@@ -52,7 +55,24 @@ shapes = st.builds(
     chunks=st.just(()),
 )
 FULL = WorkTerms(
-    0.5, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 2.0, 3.0, 5.0, 1 / 64, 1 / 128, 1 / 2, 20.0, 30.0, 1 / 2, 7.0, 8, 4
+    0.5,
+    1 / 4,
+    1 / 8,
+    1 / 16,
+    1 / 32,
+    2.0,
+    3.0,
+    5.0,
+    1 / 64,
+    1 / 128,
+    1 / 2,
+    20.0,
+    30.0,
+    1 / 2,
+    7.0,
+    0.0,
+    8,
+    4,
 )
 HOSTED = WorkTerms(2e-3, 2e-5, 5e-6, 3e-8, host_constant=6e-3, host_per_request=5e-5, switch=4e-3)
 
@@ -105,6 +125,14 @@ def test_by_hand() -> None:
     assert cost.seconds(Shape(0, 0, 10, 10, chunks)) == max(alone, 20 + 30 + 2 / 2)
     mixed = alone + (16 - 12) / 4 + 5.0 + (1 / 8 + 1 / 128) * 6 + (1 / 16 + 1 / 64) * 6000 + 6 / 16 * 10 / 2
     assert cost.seconds(Shape(6, 6000, 10, 10, chunks)) == pytest.approx(mixed, rel=1e-15)
+
+
+def test_few_tokens_meet_few_experts() -> None:
+    cost = WorkCost(WorkTerms(0.0, 0.0, per_expert=1.0, experts=4, experts_per_token=2))
+    assert cost.seconds(Shape(1, 10)) == 2.0
+    assert cost.seconds(Shape(2, 20)) == 3.0
+    assert cost.seconds(Shape(1, 10, 1)) == 3.0
+    assert cost.seconds(Shape(0, 0, 500)) == 4.0
 
 
 def test_prompts_without_chunks_are_one_prompt() -> None:

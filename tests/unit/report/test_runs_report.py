@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from check_html import read
-from some_runs import empty_run, long_run, served
+from some_runs import ENGINE, empty_run, long_run, served
 
 from headgate.report import gather, render, runs_page, write
 from headgate.report.scenes import Scene, load_of, scene_of
+from headgate.report.targets import decode_targets
 from headgate.results.compare import compare
 from headgate.results.metrics import summarise
 from headgate.results.tables import Run
@@ -113,6 +114,17 @@ def test_classes_promises_and_fleets_have_panels():
     ):
         assert title in found.text
     assert "promised: 50 ms (chat)" in found.text and "Time per output token (TPOT)" in found.text
+
+
+def test_occupancies_are_read_against_the_linear_program():
+    limits = {name: value for name, value in ENGINE._asdict().items() if name != "cost"}
+    kinds = [{"name": "chat"}, {"name": "batch"}]
+    run = long_run(400, replicas=4, kinds=kinds, engines=4, engine=limits, card="h200-qwen3-8b")
+    targets = decode_targets(run)
+    assert set(targets) == {"chat", "batch"} and 0 < sum(targets.values()) <= 4 * ENGINE.running
+    assert "LP target: chat" in read(page_of(run)).text
+    assert decode_targets(replace(run, meta={**run.meta, "card": "gone.json"})) == {}
+    assert decode_targets(served("mixed")) == {}
 
 
 def test_tenants_have_a_panel_where_the_data_has_them():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.cost.fitting.family import TILES, Law, host_can_show, offered, offered_floors
+from headgate.cost.fitting.family import PER_EXPERT, TILES, Law, host_can_show, offered, offered_floors
 from headgate.cost.fitting.pieces import Pieces
 from headgate.cost.fitting.solve import WORST, Problem
 from headgate.cost.fitting.steps import KINDS, Floats
@@ -45,7 +45,7 @@ class Choice:
     path: tuple[Tried, ...]
 
 
-def choose(problem: Problem) -> Choice:
+def choose(problem: Problem, experts: tuple[int, int] = (0, 0)) -> Choice:
     """Greedy from the affine law and KV reads on; then the smallest within one standard error of the best.
 
     The error is that of pieces of parts that the fit had not seen; the standard error is that of the
@@ -54,7 +54,10 @@ def choose(problem: Problem) -> Choice:
     instead of parts would prefer any law that can follow noise.
     """
     extras, floors, host = offered(problem.table), offered_floors(problem.table), host_can_show(problem.table)
-    roots = [Law(), Law(("per_context",))] if "per_context" in extras else [Law()]
+    extras += (PER_EXPERT,) if experts[0] else ()
+    roots = [Law(experts=experts)]
+    if "per_context" in extras:
+        roots.append(replace(roots[0], extras=("per_context",)))
     path = [Tried(law, _held_out(problem, law)) for law in roots]
     idle = 0
     while idle < HOPELESS:

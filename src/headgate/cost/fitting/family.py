@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headgate.cost.fitting.steps import DECODE, MIXED, PREFILL, Floats, Rows, StepTable
-from headgate.cost.work import WorkTerms
+from headgate.cost.work import WorkTerms, experts_met
 
 Column = Callable[[StepTable], Floats]
 
@@ -38,6 +38,7 @@ EXTRAS: Mapping[str, Column] = {
     "per_meeting": _meeting,
     "switch": _switch,
 }
+PER_EXPERT = "per_expert"  # the one extra that needs to know the model
 AFFINE = ("constant", "per_token", "per_decode")
 HOST = ("host_constant", "host_per_request", "host_prompts")
 LEAST_TOKENS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 384)  # tried for the reading of the weights
@@ -56,6 +57,7 @@ MEANING = {
     "mixed_per_decode": "per decode in a mixed step, more",
     "per_meeting": "per decode x prompt token / tokens, mixed",
     "switch": "first decode step after prompts alone",
+    "per_expert": "per expert met in a layer",
     "host_constant": "host, per step",
     "host_per_request": "host, per request",
     "host_prompts": "host, per step with prompts",
@@ -70,6 +72,7 @@ class Law:
     least_tokens: int = 0
     tile: int = 1
     host: bool = False
+    experts: tuple[int, int] = (0, 0)  # of a layer, and those each token is sent to
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,7 +92,14 @@ class Law:
     def terms(self, found: Floats) -> WorkTerms:
         """With coefficients, to six digits."""
         values = {name: float(f"{value:.6g}") for name, value in zip(self.names, found, strict=True)}
-        return WorkTerms(**values, least_tokens=self.least_tokens, tile=self.tile)
+        experts, each = self.experts if PER_EXPERT in self.extras else (0, 0)
+        return WorkTerms(
+            **values,
+            least_tokens=self.least_tokens,
+            tile=self.tile,
+            experts=experts,
+            experts_per_token=each,
+        )
 
 
 def charged_tokens(table: StepTable, law: Law) -> Floats:
@@ -101,7 +111,9 @@ def charged_tokens(table: StepTable, law: Law) -> Floats:
 def gpu_columns(table: StepTable, law: Law) -> Floats:
     """One row per step, one column per GPU coefficient of the law."""
     columns = [np.ones(len(table)), charged_tokens(table, law), table.decodes]
-    columns += [EXTRAS[name](table) for name in law.extras]
+    for name in law.extras:
+        known = name != PER_EXPERT
+        columns.append(EXTRAS[name](table) if known else experts_met(table.tokens, *law.experts))
     return np.column_stack(columns)
 
 
@@ -123,8 +135,9 @@ def longer(law: Law, gpu: Floats, host: Floats, found: Floats) -> Floats:
 
 def seconds(terms: WorkTerms, table: StepTable) -> Floats:
     """What a law says of each row, the change of phase included."""
-    extras = tuple(name for name in EXTRAS if getattr(terms, name) > 0)
-    law = Law(extras, terms.least_tokens, terms.tile, host=True)
+    extras = tuple(name for name in (*EXTRAS, PER_EXPERT) if getattr(terms, name) > 0)
+    experts = (terms.experts, terms.experts_per_token)
+    law = Law(extras, terms.least_tokens, terms.tile, host=True, experts=experts)
     found = np.array([getattr(terms, name) for name in law.names])
     return longer(law, gpu_columns(table, law), host_columns(table), found)
 

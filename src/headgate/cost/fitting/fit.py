@@ -102,7 +102,8 @@ def fit(table: StepTable, about: About) -> Fitted:
     """
     table.checked()
     problem = Problem(table)
-    choice = choose(problem)
+    shape = about.model_shape
+    choice = choose(problem, (shape.get("experts", 0), shape.get("experts_per_token", 0)))
     everything = np.ones(len(problem.pieces), bool)
     law = _without_zeros(choice.law, problem.solve(choice.law, everything)[0])
     choice = replace(choice, law=law)
@@ -160,10 +161,13 @@ def _grid(table: StepTable, quality: Quality) -> list[Cell]:
             for name in ("decodes", "context", "prefill")
         }
         label = table.labels[index]
-        cells.append(
-            Cell(label=label, steps=int(rows.sum()), error=round(quality.parts[str(index)], 4), **ranges)
-        )
+        cells.append(Cell(label=label, steps=int(rows.sum()), error=_known(quality, index), **ranges))
     return cells
+
+
+def _known(quality: Quality, index: int) -> float | None:
+    error = quality.parts.get(str(index))  # a part may have given all its steps to pieces of others
+    return None if error is None else round(error, 4)
 
 
 def _added(law: Law) -> str:

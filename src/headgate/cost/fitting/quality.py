@@ -19,7 +19,7 @@ class Quality:
     `regions`: decode, prefill, mixed (those there are) and all, each with `median` and `p95` of absolute
     errors, `total` (the signed error of the sum of times), and `pieces`, how many there were. A piece is a
     decode step, or a burst of prompts with the decode step before it. `parts`: the signed error of the sum
-    of times of each part.
+    of times of each part's pieces, by its number.
     """
 
     regions: dict[str, dict[str, float]]
@@ -42,8 +42,8 @@ def measure(table: StepTable, told: Floats) -> Quality:
         regions[KINDS[kind]] = _figures(real[here], said[here])
     regions["all"] = _figures(real, said)
     parts = {
-        f"{index}": float(told[table.part == index].sum() / table.seconds[table.part == index].sum() - 1)
-        for index in np.unique(table.part)
+        f"{index}": float(said[pieces.part == index].sum() / real[pieces.part == index].sum() - 1)
+        for index in np.unique(pieces.part)
     }
     return Quality(regions, parts)
 

@@ -1,0 +1,74 @@
+"""Fits the calibrated cards of the H200 again, from the steps of its grids and, for Qwen3-8B, of 34 runs.
+
+`python tools/calibrated_cards.py` writes them; `--check` writes nothing and fails if one would change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.step_logs import read_steps  # noqa: E402  # needs the path
+from headgate.cost.card import Card, load_card  # noqa: E402
+from headgate.cost.fitting.about import About  # noqa: E402
+from headgate.cost.fitting.fit import Fitted, fit  # noqa: E402
+
+CARDS = ROOT / "src" / "headgate" / "cards"
+RESULTS = ROOT / "benchmarks" / "h200" / "results"
+MODELS = {"qwen3-8b": "Qwen3-8B", "qwen3-4b": "Qwen3-4B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
+WITH_RUNS = ("qwen3-8b",)  # models that were also served for minutes, in benchmarks/h200
+DENSE = "Weights were made up; the times of a dense model do not depend on them."
+MADE_UP = {
+    "qwen3-8b": DENSE,
+    "qwen3-4b": DENSE,
+    "qwen3-30b-a3b": "Weights were made up, so the router sends tokens to all experts alike. Trained routers "
+    "prefer some: small batches then read fewer experts and take less, large ones wait for the busiest.",
+}
+
+
+def fitted(model: str) -> Fitted:
+    """The law of one model, from all its steps."""
+    logs = sorted((RESULTS / "grid").glob(f"{model}.*.steps.npz"))
+    source = f"headgate calibrate: {', '.join(log.name for log in logs)} in benchmarks/h200/results/grid"
+    if model in WITH_RUNS:
+        logs += sorted((RESULTS / "steps").glob("*.npz"))
+        source += "; 34 runs in benchmarks/h200/results/steps"
+    said = json.loads((RESULTS / "grid" / f"{model}.about.json").read_text(encoding="utf-8"))
+    about = replace(About(**said), name=f"cal-h200-{model}", model=MODELS[model], source=source)
+    return fit(read_steps(logs), about)
+
+
+def card_of(found: Fitted, model: str) -> Card:
+    """The card, with what only we know."""
+    card = found.card()
+    known = card.provenance
+    return card.model_copy(
+        update={"provenance": known.model_copy(update={"assumptions": [*known.assumptions, MADE_UP[model]]})}
+    )
+
+
+def main(argv: list[str]) -> None:
+    """All of them, or those named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=[*MODELS], help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--check", action="store_true")
+    asked = parser.parse_args(argv)
+    for model in asked.models:
+        found = fitted(model)
+        card = card_of(found, model)
+        path = CARDS / f"{card.name}.json"
+        print("\n".join([card.name, *found.lines(), ""]))
+        if not asked.check:
+            card.save(path)
+        elif load_card(path) != card:
+            sys.exit(f"{path} would change; run without --check")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
