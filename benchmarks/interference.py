@@ -29,6 +29,7 @@ SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 TOKENS = (0, 1024, 2048, 4096, 1 << 20)
 CONTEXTS = (0, 1_000, 30_000, 100_000, 200_000, 300_000, 400_000, 500_000, 700_000, 1 << 24)
 FEWEST = 3  # bursts that make a point
+WIDEST = 10.0  # points of per cent: bins known no better than that are left out
 NOBODY = About("halves", "any", "any", 1, 1, 1, 1)
 
 
@@ -92,7 +93,8 @@ def binned(found: Bursts, x: Floats, edges: tuple[float, ...], chosen: np.ndarra
         middle = float(np.median(ratio))
         spread = 1.4826 * float(np.median(np.abs(ratio - middle)))
         half = 1.96 * 1.25 * spread / len(ratio) ** 0.5  # a median varies a quarter more than a mean
-        points.append((float(x[here].mean()), middle, half, len(ratio)))
+        if half <= WIDEST:
+            points.append((float(x[here].mean()), middle, half, len(ratio)))
     return Series(label, tuple(points))
 
 

@@ -45,6 +45,11 @@ Examples:
   headgate compare --engines 8 --router round-robin --router power-of-two --trace azure-conv --scale-rate 30
 """
 
+Routers = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel=FLEET),
+]
+
 
 @takes_fleet_words
 def compare(
@@ -53,10 +58,7 @@ def compare(
         list[str] | None,
         typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel="Policy"),
     ] = None,
-    router: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel=FLEET),
-    ] = None,
+    router: Routers = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on")] = 1,
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-compare)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace run folders that exist")] = False,

@@ -38,8 +38,11 @@ def report(
     json: Annotated[str | None, typer.Option(help="verdicts and comparisons as JSON, to a file or -")] = None,
 ) -> None:
     """Write it."""
+    from rich.text import Text
+
     from headgate.report import gather, runs_page
     from headgate.results.tables import Run
+    from headgate.results.text import show
 
     check_json(json)
     check_report(out)
@@ -56,7 +59,7 @@ def report(
     page = runs_page(scenes, sys.argv[1:], title)
     say = sys.stderr if json == "-" else sys.stdout
     for chapter in page.chapters:
-        print(f"{chapter.title}: {chapter.verdict}", file=say)
+        show(Text.assemble((chapter.title, "bold"), f": {chapter.verdict}"), say)
     save_page(page, out, say)
     write_json(json, _document(out, scenes))
 

@@ -34,6 +34,11 @@ Examples:
   headgate simulate experiment.toml --policy v0 --json -
 """
 
+Routers = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME or NAME:PARAMETER=VALUE,... (default: least-loaded)", rich_help_panel=FLEET),
+]
+
 
 @takes_fleet_words
 def simulate(
@@ -42,10 +47,7 @@ def simulate(
         list[str] | None,
         typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; see headgate doctor", rich_help_panel="Policy"),
     ] = None,
-    router: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME or NAME:PARAMETER=VALUE,... (default: least-loaded)", rich_help_panel=FLEET),
-    ] = None,
+    router: Routers = None,
     out: Annotated[str | None, typer.Option(help="run folder (default: runs/NNNN-...)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a run folder that exists")] = False,
     json: Annotated[str | None, typer.Option(help="figures as JSON, to a file or - for stdout")] = None,

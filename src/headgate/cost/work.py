@@ -10,6 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from headgate.cost.model import Chunk, DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape, Terms
 
 
+HOST = ("host_constant", "host_per_request", "host_prompts", "host_ungraphed")
+
+
 @dataclass(frozen=True)
 class WorkTerms(Terms):
     """The coefficients of `WorkCost`, in seconds; zero where a fit found nothing.
@@ -24,8 +27,9 @@ class WorkTerms(Terms):
     `mixed_per_decode`, and `per_meeting` for decodes * prefill / (decodes + prefill), the EB paper's
     r (1 - r) per token (equation 10).
 
-    Host: `host_constant`, `host_prompts` where there are prompts, `host_per_request`. It works beside the
-    GPU and shows only where it takes longer.
+    Host: `host_constant`, `host_prompts` where there are prompts, `host_per_request`, and `host_ungraphed` for
+    steps of more tokens than the largest CUDA graph, `graph`, whose kernels are launched one by one. It works
+    beside the GPU and shows only where it takes longer.
 
     `switch` is what the first decode step after a prefill-only step takes more, once per change of phase.
     """
@@ -44,12 +48,14 @@ class WorkTerms(Terms):
     host_constant: float = 0.0
     host_prompts: float = 0.0
     host_per_request: float = 0.0
+    host_ungraphed: float = 0.0
     switch: float = 0.0
     per_expert: float = 0.0
     least_tokens: int = 0
     tile: int = 1
     experts: int = 0
     experts_per_token: int = 0
+    graph: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +78,7 @@ class WorkCost:
         self.switch = terms.switch
         self.by_chunk = terms.per_attention > 0 or terms.per_prompt > 0
         self._lines: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
-        self._hosted = terms.host_constant > 0 or terms.host_per_request > 0
+        self._hosted = any(getattr(terms, name) > 0 for name in HOST)
 
     def __repr__(self) -> str:
         return f"WorkCost({self.terms})"
@@ -111,10 +117,10 @@ class WorkCost:
                 + (terms.per_context + terms.mixed_per_context) * context
                 + terms.per_meeting * (decodes / (decodes + prefill)) * prefill
             )
-        if not self._hosted and not terms.host_prompts:
+        if not self._hosted:
             return spent
         requests = decodes + (len(parts) or 1)
-        return max(spent, terms.host_constant + terms.host_prompts + terms.host_per_request * requests)
+        return max(spent, terms.host_prompts + self._launch(requests, decodes + prefill))
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
         """(fixed, per_context): a decode-only step takes fixed + per_context * context, or `decode_floor`."""
@@ -129,7 +135,13 @@ class WorkCost:
         """The least a decode-only step of that many takes, whatever its context: the host's time."""
         if not (self._hosted and decodes):
             return 0.0
-        return self.terms.host_constant + self.terms.host_per_request * decodes
+        return self._launch(decodes, decodes)
+
+    def _launch(self, requests: int, tokens: int) -> float:
+        """What the host takes for a step, prompts apart."""
+        terms = self.terms
+        spent = terms.host_constant + terms.host_per_request * requests
+        return spent + terms.host_ungraphed if 0 < terms.graph < tokens else spent
 
     def span(self, decodes: int, context: int, steps: int) -> NDArray[np.float64]:
         """Consecutive decode-only steps; the same numbers `seconds` would give, bit for bit."""

@@ -130,9 +130,11 @@ class FleetSimulator:
 
     def _next(self) -> float:
         """When the next thing happens; inf: nothing ever."""
-        now = self.arrivals.next_time
-        if self._heap and self._heap[0][0] < now:
-            now = self._heap[0][0]
+        heap, now = self._heap, self.arrivals.next_time
+        while heap and heap[0][2] == DUE and heap[0][3].due != heap[0][0]:
+            heappop(heap)  # out of date: something reached that engine
+        if heap and heap[0][0] < now:
+            now = heap[0][0]
         return now if now > self.now else self.now  # a closed loop sends the next one at once
 
     def _unblock(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.drivers.engine import Engine
@@ -20,7 +22,8 @@ def decode_targets(run: Run) -> dict[str, float]:
     if not isinstance(engines, int) or engines < 2 or not isinstance(limits, dict) or len(run.kinds) < 2:
         return {}
     requests = run.requests
-    kept = requests["output"] >= 1
+    order = np.argsort(requests["arrival"], kind="stable")
+    kept = order[requests["output"][order] >= 1]
     try:
         engine = Engine(load_card(run.meta["card"]).cost, **limits)
         kinds = [Kind(str(kind.get("name", ""))) for kind in run.kinds]

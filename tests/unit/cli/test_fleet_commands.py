@@ -94,7 +94,7 @@ def test_words_of_a_file(headgate, tmp_path):
         (["--engines", 4, "--router", "split:prefill=two"], "is not a whole number"),
         (["--engines", 4, "--router", "split:prefill"], "write it as split:prefill=2"),
         (["--engines", 4, "--router", "random:x=1"], "has no parameters; drop x"),
-        (["--engines", 4, "--router", "affinity", "--set-router", "bund=2"], "did you mean 'bound'?"),
+        (["--engines", 4, "--router", "affinity", "--set-router", "bnd=2"], "did you mean 'bound'?"),
         (["--engines", 4, "--set-router", "bound"], "write it as --set-router prefill=2"),
         (["--engines", 4, "--router", "gate-and-route"], "give --rate, or choose another router"),
         (["--engines", 4, "--bandwidth", 0], "give a number above 0"),

@@ -55,7 +55,7 @@ def choose(problem: Problem, experts: tuple[int, int] = (0, 0)) -> Choice:
     """
     extras, floors, host = offered(problem.table), offered_floors(problem.table), host_can_show(problem.table)
     extras += (PER_EXPERT,) if experts[0] else ()
-    roots = [Law(experts=experts)]
+    roots = [Law(experts=experts, graph=problem.graph)]
     if "per_context" in extras:
         roots.append(replace(roots[0], extras=("per_context",)))
     path = [Tried(law, _held_out(problem, law)) for law in roots]

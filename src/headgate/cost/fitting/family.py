@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headgate.cost.fitting.steps import DECODE, MIXED, PREFILL, Floats, Rows, StepTable
-from headgate.cost.work import WorkTerms, experts_met
+from headgate.cost.work import HOST, WorkTerms, experts_met
 
 Column = Callable[[StepTable], Floats]
 
@@ -40,7 +40,6 @@ EXTRAS: Mapping[str, Column] = {
 }
 PER_EXPERT = "per_expert"  # the one extra that needs to know the model
 AFFINE = ("constant", "per_token", "per_decode")
-HOST = ("host_constant", "host_per_request", "host_prompts")
 LEAST_TOKENS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 384)  # tried for the reading of the weights
 SMALL = 32  # decodes
 TILES = (8, 16, 32, 64, 128, 256)
@@ -61,6 +60,7 @@ MEANING = {
     "host_constant": "host, per step",
     "host_per_request": "host, per request",
     "host_prompts": "host, per step with prompts",
+    "host_ungraphed": "host, per step beyond the largest graph",
 }
 
 
@@ -73,6 +73,7 @@ class Law:
     tile: int = 1
     host: bool = False
     experts: tuple[int, int] = (0, 0)  # of a layer, and those each token is sent to
+    graph: int = 0  # tokens of the largest CUDA graph, 0 where none is known
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,6 +100,7 @@ class Law:
             tile=self.tile,
             experts=experts,
             experts_per_token=each,
+            graph=self.graph if self.host else 0,
         )
 
 
@@ -117,11 +119,12 @@ def gpu_columns(table: StepTable, law: Law) -> Floats:
     return np.column_stack(columns)
 
 
-def host_columns(table: StepTable) -> Floats:
-    """The same for the host's coefficients."""
+def host_columns(table: StepTable, graph: int) -> Floats:
+    """The same for the host's coefficients; `graph` is the largest CUDA graph, 0 where none is known."""
     prompting = table.prefill > 0
     prompts = np.where(np.isnan(table.prompts), prompting, table.prompts)
-    return np.column_stack((np.ones(len(table)), table.decodes + prompts, prompting))
+    ungraphed = (table.tokens > graph) & (graph > 0)
+    return np.column_stack((np.ones(len(table)), table.decodes + prompts, prompting, ungraphed))
 
 
 def longer(law: Law, gpu: Floats, host: Floats, found: Floats) -> Floats:
@@ -137,9 +140,9 @@ def seconds(terms: WorkTerms, table: StepTable) -> Floats:
     """What a law says of each row, the change of phase included."""
     extras = tuple(name for name in (*EXTRAS, PER_EXPERT) if getattr(terms, name) > 0)
     experts = (terms.experts, terms.experts_per_token)
-    law = Law(extras, terms.least_tokens, terms.tile, host=True, experts=experts)
+    law = Law(extras, terms.least_tokens, terms.tile, True, experts, terms.graph)
     found = np.array([getattr(terms, name) for name in law.names])
-    return longer(law, gpu_columns(table, law), host_columns(table), found)
+    return longer(law, gpu_columns(table, law), host_columns(table, terms.graph), found)
 
 
 def offered(table: StepTable) -> tuple[str, ...]:

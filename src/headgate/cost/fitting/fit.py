@@ -15,6 +15,7 @@ from headgate.cost.fitting.solve import Problem
 from headgate.cost.fitting.steps import Floats, StepTable
 from headgate.cost.work import WorkTerms
 
+LARGEST_GRAPH = "largest CUDA graph"  # the setting that names it
 RESAMPLES = 200
 SEED = 20_261_115
 
@@ -53,7 +54,7 @@ class Fitted:
         found = [
             f"{len(self.table)} steps ({self.table.dropped} dropped), law of {self.choice.law.size} numbers"
         ]
-        for name in self.choice.law.names:
+        for name in [name for name in self.choice.law.names if getattr(self.terms, name) > 0]:
             value, (low, high) = getattr(self.terms, name), self.intervals[name]
             found.append(
                 f"  {name:<18}{_micro(value):>9} us [{_micro(low)}, {_micro(high)}]  {MEANING[name]}"
@@ -101,7 +102,8 @@ def fit(table: StepTable, about: About) -> Fitted:
     Raises InputError (one line) where the table is too short or has one shape only.
     """
     table.checked()
-    problem = Problem(table)
+    graph = about.settings.get(LARGEST_GRAPH, "")
+    problem = Problem(table, int(graph) if graph.isdigit() else 0)
     shape = about.model_shape
     choice = choose(problem, (shape.get("experts", 0), shape.get("experts_per_token", 0)))
     everything = np.ones(len(problem.pieces), bool)

@@ -28,14 +28,15 @@ class Problem:
     and single steps with prompts. Sums of their columns are all a fit needs.
     """
 
-    def __init__(self, table: StepTable) -> None:
+    def __init__(self, table: StepTable, graph: int = 0) -> None:
         self.table = table
+        self.graph = graph
         self.pieces = cut(table)
         units = single(table, self.pieces)
         self._units = units
         self._piece_starts = np.searchsorted(units, self.pieces.starts)
         self._piece_of_unit = np.searchsorted(self._piece_starts, np.arange(len(units)), side="right") - 1
-        self._host = np.add.reduceat(host_columns(table), units, axis=0)
+        self._host = np.add.reduceat(host_columns(table, graph), units, axis=0)
         self._laws: dict[Law, tuple[Floats, Floats]] = {}
         self._held: dict[Law, Rows] = {}  # units that the host holds up
         self._known: list[Rows] = []  # what was found for the laws that others grew from
@@ -68,7 +69,7 @@ class Problem:
 
     def rows(self, law: Law, found: Floats) -> Floats:
         """The same of each row of the table."""
-        return longer(law, gpu_columns(self.table, law), host_columns(self.table), found)
+        return longer(law, gpu_columns(self.table, law), host_columns(self.table, self.graph), found)
 
     def solve(self, law: Law, use: Rows, weights: Floats | None = None) -> tuple[Floats, Floats]:
         """Coefficients from the pieces in use, and the weight each piece ended with.
