@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from headgate.cost.model import Chunk, DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape, Terms
 
-
 HOST = ("host_constant", "host_per_request", "host_prompts", "host_ungraphed")
 
 
@@ -27,9 +26,9 @@ class WorkTerms(Terms):
     `mixed_per_decode`, and `per_meeting` for decodes * prefill / (decodes + prefill), the EB paper's
     r (1 - r) per token (equation 10).
 
-    Host: `host_constant`, `host_prompts` where there are prompts, `host_per_request`, and `host_ungraphed` for
-    steps of more tokens than the largest CUDA graph, `graph`, whose kernels are launched one by one. It works
-    beside the GPU and shows only where it takes longer.
+    Host: `host_constant`, `host_prompts` where there are prompts, `host_per_request`, and `host_ungraphed`
+    for steps of more tokens than the largest CUDA graph, `graph`, whose kernels are launched one by one. It
+    works beside the GPU and shows only where it takes longer.
 
     `switch` is what the first decode step after a prefill-only step takes more, once per change of phase.
     """

@@ -35,7 +35,7 @@ WITH = {
 
 def fitted(terms: WorkTerms, seed: int = 1) -> Fitted:
     """With noise, outliers five times too long, and steps seen late."""
-    return fit(timed(terms, noise=0.01, outliers=0.02, late=0.02, seed=seed), ABOUT)
+    return fit(timed(terms, noise=0.01, outliers=0.02, late=0.01, seed=seed), ABOUT)
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,8 @@ terms = st.builds(
     host_constant=small,
     host_prompts=small,
     host_per_request=tiny,
+    host_ungraphed=small,
+    graph=st.sampled_from((0, 64, 512)),
     switch=small,
     per_expert=tiny,
     least_tokens=st.integers(0, 300),
@@ -55,24 +57,23 @@ shapes = st.builds(
     chunks=st.just(()),
 )
 FULL = WorkTerms(
-    0.5,
-    1 / 4,
-    1 / 8,
-    1 / 16,
-    1 / 32,
-    2.0,
-    3.0,
-    5.0,
-    1 / 64,
-    1 / 128,
-    1 / 2,
-    20.0,
-    30.0,
-    1 / 2,
-    7.0,
-    0.0,
-    8,
-    4,
+    constant=0.5,
+    per_token=1 / 4,
+    per_decode=1 / 8,
+    per_context=1 / 16,
+    per_attention=1 / 32,
+    per_prompt=2.0,
+    prompt_constant=3.0,
+    mixed_constant=5.0,
+    mixed_per_context=1 / 64,
+    mixed_per_decode=1 / 128,
+    per_meeting=1 / 2,
+    host_constant=20.0,
+    host_prompts=30.0,
+    host_per_request=1 / 2,
+    switch=7.0,
+    least_tokens=8,
+    tile=4,
 )
 HOSTED = WorkTerms(2e-3, 2e-5, 5e-6, 3e-8, host_constant=6e-3, host_per_request=5e-5, switch=4e-3)
 
@@ -125,6 +126,15 @@ def test_by_hand() -> None:
     assert cost.seconds(Shape(0, 0, 10, 10, chunks)) == max(alone, 20 + 30 + 2 / 2)
     mixed = alone + (16 - 12) / 4 + 5.0 + (1 / 8 + 1 / 128) * 6 + (1 / 16 + 1 / 64) * 6000 + 6 / 16 * 10 / 2
     assert cost.seconds(Shape(6, 6000, 10, 10, chunks)) == pytest.approx(mixed, rel=1e-15)
+
+
+def test_beyond_the_largest_graph_kernels_are_launched_one_by_one() -> None:
+    cost = WorkCost(WorkTerms(1.0, 0.0, host_ungraphed=9.0, graph=64))
+    assert cost.seconds(Shape(64, 640)) == 1.0
+    assert cost.seconds(Shape(65, 650)) == 9.0
+    assert cost.seconds(Shape(60, 600, 4)) == 1.0
+    assert cost.seconds(Shape(60, 600, 5)) == 9.0
+    assert cost.decode_floor(65) == 9.0
 
 
 def test_few_tokens_meet_few_experts() -> None:

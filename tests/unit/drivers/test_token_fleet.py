@@ -255,3 +255,16 @@ def test_a_prompt_that_never_fits_is_refused_at_the_door():
     assert tables["requests"]["how"].tolist() == [4, 0]
     assert tables["requests"]["replica"].tolist() == [-1, 0]
     assert ANY in {seat for seat in RoundRobin(2).roles(2)}
+
+
+def test_kv_that_waits_for_a_place_gives_way_when_nothing_else_can_run():
+    """13 was evicted and needs all memory but one token; 14 keeps two of them while it waits for a seat."""
+    engine = Engine(Line(context=0.0), 20, 50, 2, 2, block=1)
+    prompt, output = [1] * 14 + [2, 1], [1] * 13 + [30, 2, 1]
+    pace = Pace(2, 16, 0.8, 0.02, 1.0)
+    plan = plan_fluid(Instance((Flow("", 30.0, 5.0, 0.02),), pace, Prices(0.1, 0.2)))
+    router = ROUTE["fg-sp"](plan=plan, draw=draws(0))
+    requests = fleet_of(engine, 1, Mixed(2, 2), router, Workload.of(prompt, output))["requests"]
+    whole = np.minimum(output, engine.longest - np.array(prompt))
+    assert requests["output"].tolist() == whole.tolist()
+    assert requests["evictions"][14] == 1 and requests["wasted"][14] == 2

@@ -318,3 +318,14 @@ def test_decodes_between_pieces_may_take_the_kv_of_the_rest_of_a_refill():
     workload = Workload.of([16, 40, 36, 45, 9] + [1] * 13, [1, 1, 9, 3] + [1] * 14)
     log = run(engine, Exclusive(slots=3, refill=1, max_gap=0.5, cost=PRICES), workload)
     assert sum(event[0] == "finished" for event in log.events) == 18
+
+
+@pytest.mark.parametrize(("kv_free", "running"), [(9, 1000), (10**6, 2)])
+def test_a_refill_whose_next_prompt_cannot_enter_any_more_is_given_up(kv_free, running):
+    """In a fleet others may come with KV of their own after a refill was chosen."""
+    policy, view = Exclusive(slots=8, refill=2), state(decoding=2, waiting=3)
+    assert policy.plan(view).prefill == (2, 3, 4)
+    view.kv_free, view.limits = kv_free, view.limits._replace(running=running)
+    plan = policy.plan(view)
+    assert plan.decode is ALL and not plan.prefill
+    assert policy.plan(view) == plan

@@ -105,14 +105,15 @@ def _mended(problem: Problem, tried: Tried, extras: tuple[str, ...]) -> Tried:
     """
     while True:
         law = tried.law
-        fewer = [tuple(each for each in law.extras if each != name) for name in law.extras]
+        fewer = [replace(law, extras=tuple(x for x in law.extras if x != name)) for name in law.extras]
+        fewer += [replace(law, host=False)] if law.host else []
         others = [
-            tuple(other if each == name else each for each in law.extras)
+            replace(law, extras=tuple(other if x == name else x for x in law.extras))
             for name in INTERFERENCE
             for other in INTERFERENCE
             if name in law.extras and other in extras and other not in law.extras
         ]
-        laws = [replace(law, extras=names) for names in (*fewer, *others)]
+        laws = [*fewer, *others]
         if not laws:
             return tried
         found = [Tried(each, _held_out(problem, each)) for each in laws]

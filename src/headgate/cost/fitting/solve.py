@@ -14,6 +14,7 @@ HUBER = 2.0  # residuals beyond so many deviations of their region count less
 ROUNDS = 5  # of reweighting
 TURNS = 6  # of deciding which steps the host held up
 GUESSES = ((0.15, 0.0), (0.5, 0.0), (0.5, 0.3), (0.5, 0.6))  # shares of decode steps and others it held up
+FEW_HELD = 8  # units of decodes alone that the host must hold up for its price to be known
 MOST_BOOST = 10.0  # a region with few pieces weighs at most so much more than its pieces
 MOST_LEVEL = 0.02  # how far the level may be corrected
 WILD = 0.5  # relative error of pieces that do not count for the level
@@ -132,8 +133,8 @@ class Problem:
         units, _ = self._columns(law)
         of_gpu = np.where(held[:, None] & ~law.outside, 0.0, units)
         of_host = self._host * held[:, None]
-        if not np.any(held & self._quiet & use[self._piece_of_unit]):
-            of_host[:, :2] = 0.0  # only steps with prompts are held: they cannot tell what others would take
+        if np.sum(held & self._quiet & use[self._piece_of_unit]) < FEW_HELD:
+            of_host[:, :2] = 0.0  # steps with prompts cannot tell what the host takes for others
         return self._robust(self._summed(np.hstack((of_gpu, of_host))), use, weights)
 
     def _error(self, law: Law, found: Floats) -> float:
