@@ -31,6 +31,9 @@ ROUTERS = ("round-robin", "gate-and-route+", "density-first", "density-deep", BY
 POLICIES = ("mixed", "eb+")
 LOADS = (0.9, 1.3)  # of λ*
 ENGINES, SEATS, SEEDS = 8, 256, 4
+FRESH = range(100, 104)  # seeds on which nothing was chosen: neither the spare depth nor the order of classes
+PARTS = {("round-robin", "eb+"): "EB+ alone", (BY_SECONDS, "mixed"): "the gate alone"}
+BOTH = (BY_SECONDS, "eb+")
 SECONDS, WARM = 240.0, 90.0
 
 
@@ -130,11 +133,23 @@ def measured(table: dict[str, Any], arm: Arm) -> dict[str, float]:
 
 
 def main(quick: bool) -> None:
+    arms = [*itertools.starmap(Arm, itertools.product(CARDS, LOADS, ROUTERS, POLICIES, range(SEEDS)))]
+    if not quick:
+        checked = itertools.product(CARDS, FRESH, (*PARTS, BOTH))
+        arms += [Arm(card, LOADS[-1], *way, seed) for card, seed, way in checked]
+    rows = carry_out(arms, quick)
+    for card, load in itertools.product(CARDS, LOADS):
+        mine = [row for row in rows if (row["card"], row["load"]) == (card, load)]
+        table(card, load, [row for row in mine if row["seed"] not in FRESH])
+        fresh(card, load, [row for row in mine if row["seed"] in FRESH])
+
+
+def carry_out(arms: list[Arm], quick: bool) -> list[dict[str, Any]]:
+    """All of them that have not been run before."""
     path = RESULTS / "combined.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() and not quick else []
-    keys = ("card", "load", "router", "policy", "seed")
-    done = {tuple(row[key] for key in keys) for row in rows}
-    for arm in itertools.starmap(Arm, itertools.product(CARDS, LOADS, ROUTERS, POLICIES, range(SEEDS))):
+    done = {tuple(row[key] for key in Arm._fields[:5]) for row in rows}
+    for arm in arms:
         if tuple(arm[:5]) in done:
             continue
         arm = arm._replace(engines=2, seconds=20.0) if quick else arm
@@ -143,9 +158,16 @@ def main(quick: bool) -> None:
         if not quick:
             with path.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
-    for card in CARDS:
-        for load in LOADS:
-            table(card, load, [row for row in rows if (row["card"], row["load"]) == (card, load)])
+    return rows
+
+
+def fresh(card: str, load: float, rows: list[dict[str, Any]]) -> None:
+    """Both together against either alone on seeds that decided nothing, paired by seed."""
+    revenue = {(row["router"], row["policy"], row["seed"]): row["revenue"] for row in rows}
+    for way, name in PARTS.items() if rows else ():
+        gain = np.array([100 * (revenue[*BOTH, seed] / revenue[*way, seed] - 1) for seed in FRESH])
+        said = f"{gain.mean():+.1f} % ± {half_width(gain):.1f}"
+        print(f"\n{card}, {load:g} of λ*, fresh seeds: both against {name} {said}")
 
 
 def table(card: str, load: float, rows: list[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from headgate.core.errors import InputError, RunError
 from headgate.reproduce.published import CARDS, H200, MEASURED, RTX
 from headgate.reproduce.published_split import METRICS, Numbers, Scene
 from headgate.reproduce.report import Cell, Count, Row, Section
-from headgate.reproduce.serving import BUDGET, Load, Options, Outcome, Outcomes, draw
+from headgate.reproduce.serving import BUDGET, Load, Options, Outcome, Outcomes, draw, partly
 from headgate.spec.build import make_policy
 from headgate.spec.fleet_run import FleetSetup, transfer_time
 from headgate.spec.library import card_engine
@@ -18,8 +18,12 @@ from headgate.spec.words import ManyEngines
 from headgate.workloads.lengths import Uniform
 
 SLOTS = 1024
-NOISE = 0.03  # differences of EB+ from v1 below this are the same policy on another day
-TIE = 0.01
+TIE, CLEAR = 0.01, 0.03  # published differences above the one are counted, above the other told from noise
+TWICE = (
+    f"EB+ is held against v1 twice: where the paper has more than {100 * TIE:.0f} % between them, as for the "
+    f"splits, and more than {100 * CLEAR:.0f} %. The second was added when the first had been seen: below "
+    "saturation EB+ does what v1 does, and one or two percent between two such runs may be chance."
+)
 HANDOVER = "KV is handed over in 2 ms and 147,456 bytes per token at 50 GB/s; the paper says neither."
 ROUTER = "least-loaded"  # of fleets that serve whole requests
 POLICIES = {"v1": "mixed", "EB+": "eb+"}
@@ -50,12 +54,14 @@ def carry_out(
 ) -> Outcomes:
     """All of them, one after the other."""
     outcomes = Outcomes()
-    for number, job in enumerate(jobs):
-        try:
-            outcomes.add(job.key, _run(job, seed))
-        except (RunError, InputError) as error:
-            outcomes.failures[job.key] = str(error)
-        progress(number + 1)
+    with partly(jobs, outcomes.failures) as done:
+        for number, job in enumerate(jobs):
+            try:
+                outcomes.add(job.key, _run(job, seed))
+            except (RunError, InputError) as error:
+                outcomes.failures[job.key] = str(error)
+            done.append(job.key)
+            progress(number + 1)
     return outcomes
 
 
@@ -69,6 +75,8 @@ def _run(job: SplitJob, seed: int) -> Outcome:
     router, _ = setup.router(name, settings, requests, seed)
     policy = POLICIES.get(job.way, "mixed")
     run = setup.run(lambda role: make_policy(policy, {}, engine)[0], router, requests)
+    if run.meta["outcome"] == "interrupted":
+        raise KeyboardInterrupt
     if run.meta["outcome"] != "finished":
         raise RunError(str(run.meta["outcome"]))
     run.plans.pop("gauge.exclusive", None)  # of many engines: no one share of the time
@@ -143,6 +151,13 @@ def better(
                 agree += published * ours > 0
     what = f"{UNITS[metric]}: {way} on the published side of v1 (differences above {100 * tie:.0f} %)"
     return Count(what, agree, of)
+
+
+def eb_counts(outcomes: Outcomes, table: Mapping[Scene, Numbers], ways: tuple[str, ...]) -> tuple[Count, ...]:
+    """EB+ against v1 in every metric, with ties of both sizes."""
+    return tuple(
+        better(outcomes, table, ways, "EB+", metric, tie) for tie in (TIE, CLEAR) for metric in METRICS
+    )
 
 
 def same_best(outcomes: Outcomes, table: Mapping[Scene, Numbers], ways: tuple[str, ...]) -> Count:

@@ -16,6 +16,7 @@ from headgate.core.errors import InputError
 from headgate.cost.card import list_cards, load_card
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
 from headgate.cost.tiles import TileCost, TileTerms
+from headgate.cost.work import WorkCost
 from headgate.planners.capacity import (
     Requests,
     cycle_requests,
@@ -185,7 +186,9 @@ def test_no_step_of_a_card_undercuts_its_prices(name, decodes, prefill, reads, n
 
 @cache
 def prices_of(name, need, room):
-    return least_prices(load_card(name).cost, Need(*need, need[0] * 1000.0), room)
+    cost = load_card(name).cost
+    lines = cost.below() if isinstance(cost, WorkCost) else cost
+    return least_prices(lines, Need(*need, need[0] * 1000.0), room)
 
 
 @pytest.mark.parametrize("share", [(1e-4, 0.0, 0.0), (1e-4, 5e-5, -1e-4), (2e-4, -1e-4, 1e-4)])
