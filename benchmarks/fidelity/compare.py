@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fidelity.lag import Lagged
 from benchmarks.fidelity.measures import Tokens, compared, figures, simulated
 from benchmarks.h200.arms import PLAIN
 from headgate.core.errors import InputError
@@ -18,6 +17,7 @@ from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.request import Request
 from headgate.cost.card import load_card
 from headgate.drivers.engine import Engine
+from headgate.policies.lagged import Lagged
 from headgate.spec.build import make_policy, split_policy
 from headgate.spec.library import simulate
 from headgate.workloads.workload import Workload
@@ -34,10 +34,9 @@ Errors are simulated / real - 1; `itl KS` is the largest difference between the 
 Bold: beyond the goal (throughput and mean TPOT 3 %, mean TTFT and p99 ITL 10 %). The first 30 % of each
 scene are left out on both sides, and requests are cut at its end on both sides. *Lag*: the simulator as it
 is composes a step when the one before it has ended; an asynchronous engine has composed it by then, so
-whoever comes during a step enters one step later. `yes` puts that into the policy
-(benchmarks/fidelity/lag.py). Not simulated: the host's work per request where the GPU does not hide it,
-except as far as the card's constants hold it; the time a request takes from `add_request` to the queue;
-detokenisation and HTTP, which these runs do not have either."""
+whoever comes during a step enters one step later. `yes` is `headgate simulate --asynchronous`. Not
+simulated: the end of a step that is seen late while the next is launched; the time a request takes from
+`add_request` to the queue; detokenisation and HTTP, which these runs do not have either."""
 
 
 class Evictions(Observer):

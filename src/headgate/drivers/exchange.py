@@ -89,13 +89,12 @@ class Exchange(Replica):
     # -- requests sent for their prompt alone -----------------------------------------------------------
 
     def send_for_prompt(self, entry: Entry) -> None:
-        """It will leave with its first token, if there is a second one."""
-        if self._whole(entry) > 1:
-            self._passing[entry.id] = entry.limit, entry.guess
-            entry.limit = CUT_TO
-            entry.guess = None if entry.guess is None else CUT_TO
-        else:
+        """It will leave with its first token, if there is a second one; the policy cannot tell beforehand."""
+        if self._whole(entry) <= 1:
             self._brief.add(entry.id)
+        self._passing[entry.id] = entry.limit, entry.guess
+        entry.limit = CUT_TO
+        entry.guess = None if entry.guess is None else CUT_TO
 
     def _complete(self, entry: Entry) -> None:
         super()._complete(entry)
@@ -103,11 +102,11 @@ class Exchange(Replica):
 
     def passes(self, entry: Entry) -> bool:
         """Is it here for its prompt alone?"""
-        return entry.id in self._passing or entry.id in self._brief
+        return entry.id in self._passing
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         passing = self._passing.pop(entry.id, None) if self._passing else None
-        if passing is None or how not in (End.STOPPED, End.LIMIT):
+        if passing is None or entry.id in self._brief or how not in (End.STOPPED, End.LIMIT):
             if passing is not None:
                 entry.limit, entry.guess = passing
             self._brief.discard(entry.id)

@@ -152,7 +152,8 @@ class FleetSimulator:
         """An engine is due."""
         if station.state == PENDING:
             end, heap = station.finish_span(), self._heap
-            if self.arrivals.next_time <= end or (heap and heap[0][0] <= end):
+            others = self._ready or self.dispatch.pending  # have something to do before that
+            if others or self.arrivals.next_time <= end or (heap and heap[0][0] <= end):
                 self._push(end, DUE, station)
                 return
             self.now = self.dispatch.roster.now = end

@@ -6,16 +6,19 @@ import platform
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from headgate import __version__
 from headgate.core.errors import RunError
+from headgate.core.policy import BatchPolicy
 from headgate.cost.card import Card, load_card
 from headgate.drivers.engine import Engine
 from headgate.drivers.simulator import Simulator
 from headgate.planners.flows import Prices
+from headgate.policies.lagged import Lagged
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
 from headgate.spec.build import make_engine, make_policy, make_workload, too_long
@@ -63,6 +66,11 @@ class Prepared:
         prices = Prices(prompt, output)
         return FleetSetup(self.engine, words.engines, transfer_time(words), prices, words.watchdog)
 
+    def policy(self, name: str, settings: dict[str, Any]) -> BatchPolicy:
+        """A fresh policy, knowing what such an engine knows."""
+        made, _ = make_policy(name, settings, self.engine)
+        return Lagged(made) if self.words.asynchronous else made
+
     def requests(self, seed: int) -> Workload:
         """The requests of one seed; every policy meets the same."""
         if seed not in self._seeds:
@@ -85,27 +93,26 @@ def carry_out(
     _, parameters = make_policy(policy, settings, prepared.engine)
     about = _meta(prepared, workload, policy, parameters, seed) | {"label": label or policy}
     setup = prepared.fleet()
+    make = partial(prepared.policy, policy, settings)
     if setup is None:
-        run = _one_engine(prepared, policy, settings, workload, about, progress)
+        run = _one_engine(prepared, make, workload, about, progress)
     else:
-        run = _fleet(setup, router or (DEFAULT_ROUTER, {}), policy, settings, workload, about, progress)
+        run = _fleet(setup, router or (DEFAULT_ROUTER, {}), make, workload, about, progress)
     run.meta["outside_card"] = outside(run, prepared.card.region)
     return run
 
 
 def _one_engine(
     prepared: Prepared,
-    policy: str,
-    settings: dict[str, Any],
+    make: Callable[[], BatchPolicy],
     workload: Workload,
     about: dict[str, Any],
     progress: Callable[[int], None] | None,
 ) -> Run:
-    chosen, _ = make_policy(policy, settings, prepared.engine)
     recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
     simulator = Simulator(
         prepared.engine,
-        chosen,
+        make(),
         workload,
         (recorder,),
         watchdog=prepared.words.watchdog,
@@ -124,8 +131,7 @@ def _one_engine(
 def _fleet(
     setup: FleetSetup,
     router: Routed,
-    policy: str,
-    settings: dict[str, Any],
+    make: Callable[[], BatchPolicy],
     workload: Workload,
     about: dict[str, Any],
     progress: Callable[[int], None] | None,
@@ -133,9 +139,7 @@ def _fleet(
     name, wanted = router
     made, values = setup.router(name, wanted, workload, about["seed"])
     about |= {"driver": "fleet", "router": name, "router_parameters": values}
-    return setup.run(
-        lambda role: make_policy(policy, settings, setup.engine)[0], made, workload, progress, about
-    )
+    return setup.run(lambda role: make(), made, workload, progress, about)
 
 
 def _meta(
@@ -156,6 +160,7 @@ def _meta(
         "gpu": card.gpu,
         "provenance": card.provenance.source,
         "engine": {name: value for name, value in engine._asdict().items() if name != "cost"},
+        "asynchronous": words.asynchronous,
         "kv_tokens": engine.kv_tokens,
         "rate": words.rate if about["load"] == "open" else None,
         "burstiness": words.burstiness or 1.0,

@@ -145,6 +145,7 @@ class Experiment(Lengths, ManyEngines):
     kv_tokens: Count | None = None
     block: Count | None = None
     model_len: Count | None = None
+    asynchronous: Switch = False  # the engine composes a step while the one before it runs
     ttft: Seconds | None = None
     tpot: Seconds | None = None
     patience: Seconds | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fleet_worlds import Listed, draws
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import ANY, DECODE, PREFILL, STAY, Move, RoutePolicy, Routing
-from headgate.core.plan import ALL, Plan
+from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.drivers.engine import Engine
 from headgate.drivers.fleet import FleetSimulator
@@ -117,6 +117,44 @@ def test_memory_is_reserved_at_the_receiver_before_the_copy_begins():
     workload = Workload.of([29, 29], [4, 4], arrival=[0.0, 0.0])
     tables = fleet_of(engine, 2, Mixed(8, 64), Split(2, 1), workload, transfer=Transfer(0.5, 0.0))
     assert served(tables) == ([1.0, 2.5], [4.5, 8.0])
+
+
+class Punctual(BatchPolicy):
+    """Begins short prompts at once and long ones at five o'clock."""
+
+    def plan(self, view):
+        now = tuple(id for id, request in view.waiting.items() if request.prompt < 9 or view.now >= 5)
+        return Plan(ALL, now, until=Until(arrivals=1, prefills=1, time=5.0 if view.now < 5 else inf))
+
+
+def test_who_waits_for_a_moment_begins_then_whoever_else_is_busy():
+    """Engine 0 waits until 5.0; a step of engine 1, whose plan ends at 5.0 as well, ends at 5.25."""
+    engine = Engine(SECOND, 1000, 1000, 64, 8, block=10)
+    workload = Workload.of([9, 5], [3, 20], arrival=[0.0, 0.25])
+    tables = fleet_of(engine, 2, Punctual(), RoundRobin(2), workload)
+    assert served(tables) == ([6.0, 1.25], [8.0, 20.25])
+
+
+class Curious(Mixed):
+    """Notes what it can read of a request before its prompt runs."""
+
+    def __init__(self):
+        super().__init__(8, 64)
+        self.seen = []
+
+    def arrived(self, request, now):
+        self.seen.append((request.limit, request.guess))
+
+
+def test_a_prefill_engine_cannot_tell_whose_first_token_is_the_last():
+    """Requests of 1, 2 and 30 tokens look alike to the policy that does their prompts."""
+    engine = Engine(SECOND, 1000, 1000, 64, 8, block=10)
+    workload = Workload.of([10, 10, 10], [1, 2, 30], limit=[30, 30, 30], guess=[1, 2, 30])
+    policies = {PREFILL: Curious(), DECODE: Mixed(8, 64)}
+    fleet = FleetSimulator(engine, 2, policies.__getitem__, Split(2, 1), workload)
+    fleet.run()
+    assert policies[PREFILL].seen == [(1, 1)] * 3
+    assert fleet.recorder.tables()["requests"]["output"].tolist() == [1, 2, 30]
 
 
 TOY_ARRIVAL = [0, 0, 5, 20, 21, 60, 300]

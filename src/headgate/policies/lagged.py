@@ -1,0 +1,107 @@
+"""Any policy as an asynchronous engine sees it: the world as it was when the step before began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from headgate.core.plan import NONE, Plan
+from headgate.core.policy import BatchPolicy, End, Steps
+from headgate.core.request import Request
+from headgate.core.view import Limits, View
+
+SILENT = -1.0  # before any time
+
+
+class Seen(NamedTuple):
+    """A view with those who came too late left out, and fewer seats."""
+
+    now: float
+    waiting: Mapping[int, Request]
+    prefilling: Mapping[int, Request]
+    decoding: Mapping[int, Request]
+    kv_free: int
+    kv_total: int
+    limits: Limits
+
+
+class Lagged(BatchPolicy):
+    """The inner policy inside an engine that composes step n + 1 while step n runs, as vLLM does by default.
+
+    The simulator composes a step when the one before it has ended, and whoever came or left meanwhile is
+    known. An asynchronous engine has composed it by then: who came during step n enters in step n + 2, and
+    the seat of who left with step n is given away in step n + 2. First tokens come about one step later for
+    it; docs/fidelity.md has the numbers. KV that came free with step n is not hidden; that is a difference of
+    one step in when a prompt fits.
+
+    An engine that stands idle composes for what is there, and so it does where the inner policy, for want
+    of those it cannot see, would run nothing. The inner policy is asked at every step: no plan outlives
+    the knowledge it was made with, so decode steps are not jumped over and simulations take longer.
+    """
+
+    def __init__(self, inner: BatchPolicy) -> None:
+        self.inner = inner
+        self._began = self._ended = SILENT  # the newest step
+        self._left = 0  # requests that left when it ended
+
+    def arrived(self, request: Request, now: float) -> None:
+        """The inner policy hears everything at once; only its view is late."""
+        self.inner.arrived(request, now)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """Passed on."""
+        self.inner.admitted(request, now)
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """Passed on."""
+        self.inner.prefilled(request, now)
+
+    def held(self, request: Request, now: float) -> None:
+        """Passed on."""
+        self.inner.held(request, now)
+
+    def resumed(self, request: Request, now: float) -> None:
+        """Passed on."""
+        self.inner.resumed(request, now)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """Passed on."""
+        self.inner.evicted(request, now)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """Its seat is free, and nobody knows yet."""
+        self.inner.finished(request, now, how)
+        self._left += now >= self._ended
+
+    def stepped(self, steps: Steps) -> None:
+        """The newest step, and nobody has left with it so far."""
+        self.inner.stepped(steps)
+        self._ended = steps.ends[-1]
+        self._began = steps.ends[-2] if len(steps.ends) > 1 else steps.start
+        self._left = 0
+
+    def adopt(self, view: View) -> None:
+        """Passed on."""
+        self.inner.adopt(view)
+
+    def gauges(self) -> Mapping[str, float]:
+        """The inner policy's."""
+        return self.inner.gauges()
+
+    def plan(self, view: View) -> Plan:
+        """The inner policy's, for what can be known."""
+        idle = view.now > self._ended or not (view.decoding or view.prefilling)
+        plan = self.inner.plan(view if idle else self._seen(view))
+        if plan.decode is NONE and not plan.prefill and not idle:
+            plan = self.inner.plan(view)
+        return plan._replace(until=plan.until._replace(steps=1))
+
+    def _seen(self, view: View) -> View:
+        known = {
+            id: request
+            for id, request in view.waiting.items()
+            if request.arrival <= self._began or request.evictions
+        }
+        seats = max(1, view.limits.running - self._left)
+        limits = view.limits._replace(running=seats)
+        return Seen(view.now, known, view.prefilling, view.decoding, view.kv_free, view.kv_total, limits)

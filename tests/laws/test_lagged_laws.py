@@ -1,0 +1,61 @@
+"""A policy that sees the world one step late still makes sense, serves everybody, and is late by one step."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.core.plan import check
+from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.drivers.engine import Engine
+from headgate.policies.lagged import Lagged
+from headgate.policies.mixed import Mixed
+from headgate.spec.library import simulate
+from headgate.workloads.workload import Workload
+from worlds import POLICIES, engines, run, workloads
+
+SECOND_BY_SECOND = LinearCost(DecodeTerms(1.0, 0.0), PrefillTerms(1.0, 0.0), MixedTerms(1.0))
+
+
+class Checked(Lagged):
+    """Looks at each answer."""
+
+    def plan(self, view):
+        answer = super().plan(view)
+        assert check(answer, view) == []
+        assert answer.until.steps == 1
+        return answer
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+@settings(max_examples=15)
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
+def test_everybody_is_served_or_leaves(name, data, engine, workload):
+    policy = POLICIES[name](data.draw, engine)
+    log = run(engine, Checked(copy.deepcopy(policy)), workload)
+    assert sum(event[0] == "finished" for event in log.events) == len(workload)
+    again = run(engine, Lagged(policy), workload)
+    assert (again.steps, again.events) == (log.steps, log.events)
+
+
+def first_tokens(seats, prompt, output, arrival):
+    """Under mixed batching, as it is and late; every step takes a second."""
+    engine = Engine(SECOND_BY_SECOND, 1600, 800, 512, seats, 16).checked()
+    workload = Workload.of(prompt, output, arrival=arrival)
+    policies = (Mixed(seats, 512), Lagged(Mixed(seats, 512)))
+    return [simulate(engine, policy, workload).requests["first_token"].tolist() for policy in policies]
+
+
+def test_who_comes_during_a_step_enters_in_the_one_after_the_next():
+    known, late = first_tokens(4, [10, 10], [6, 2], [0.0, 1.5])
+    assert known == [1.0, 3.0]
+    assert late == [1.0, 4.0]  # the step from 2 to 3 was composed at 1
+
+
+def test_a_seat_that_came_free_is_given_away_one_step_later():
+    known, late = first_tokens(2, [10, 10, 10], [2, 9, 1], [0.0, 0.0, 0.0])
+    assert known == [1.0, 1.0, 3.0]
+    assert late == [1.0, 1.0, 4.0]
