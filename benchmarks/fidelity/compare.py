@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.fidelity.late import seen_late
 from benchmarks.fidelity.measures import Tokens, compared, figures, simulated
 from benchmarks.h200.arms import PLAIN
 from headgate.core.errors import InputError
@@ -58,6 +59,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--card", required=True, help="fitted on other runs: a name or a file")
     add("--json", type=Path, help="every figure of both, to a file")
     add("--lag", choices=("yes", "no", "both"), default="both")
+    add("--late", type=float, default=0.0, help="ms in which a step with prompts is launched: see late.py")
     return parser.parse_args(argv)
 
 
@@ -95,21 +97,24 @@ def policy(arm: str, engine: Engine, lag: bool) -> BatchPolicy:
     return Lagged(made) if lag else made
 
 
-def one(folder: Path, line: dict[str, Any], about: dict[str, Any], card: str, lag: bool) -> dict[str, Any]:
+def one(asked: argparse.Namespace, line: dict[str, Any], about: dict[str, Any], lag: bool) -> dict[str, Any]:
     """One scene, one arm."""
     scene = line["scene"]
-    with np.load(folder / line["file"], allow_pickle=False) as stored:
+    with np.load(asked.folder / line["file"], allow_pickle=False) as stored:
         saved = {name: stored[name] for name in stored.files}
     kv = scene["kv"] or about["kv_tokens"]
     engine = Engine(
-        load_card(card).cost, kv, about["max_model_len"], about["max_batch_tokens"],
+        load_card(asked.card).cost, kv, about["max_model_len"], about["max_batch_tokens"],
         about["max_running"], about["block"],
     ).checked()  # fmt: skip
     end = scene["seconds"]
     lost = Evictions(end)
     run = simulate(engine, policy(line["arm"], engine, lag), workload(scene, saved), observers=(lost,))
     window = SETTLE * end, end
-    found = compared(figures(real_tokens(saved), *window), figures(simulated(run), *window))
+    tokens = simulated(run)
+    if asked.late:
+        tokens = seen_late(run, tokens, asked.late / 1000)
+    found = compared(figures(real_tokens(saved), *window), figures(tokens, *window))
     return {
         "scene": scene["name"],
         "arm": line["arm"],
@@ -147,7 +152,7 @@ def main(argv: list[str]) -> None:
         rows = []
         for line in lines:
             for lag in lags:
-                rows.append(one(asked.folder, line, about, asked.card, lag))
+                rows.append(one(asked, line, about, lag))
                 print(f"{line['file']} done", file=sys.stderr, flush=True)
     except InputError as error:
         sys.exit(f"error: {error}")
