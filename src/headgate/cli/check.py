@@ -10,6 +10,7 @@ import typer
 
 from headgate.cli.output import check_json, write_json
 from headgate.cli.progress import bar
+from headgate.cli.time_limit import time_limit
 from headgate.cli.words import settings_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def check(
     set: Annotated[list[str] | None, typer.Option(help="a parameter of the policy, NAME=VALUE")] = None,
     worlds: Annotated[int, typer.Option(help="how many worlds", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="number of the first world", min=0)] = 0,
+    seconds: Annotated[float, typer.Option(help="give up when one world takes longer", min=0.1)] = 30,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
 ) -> None:
     """Try them."""
@@ -44,8 +46,14 @@ def check(
     check_json(json)
     name, settings = split_policy(policy)
     settings = {**settings_of(set or []), **settings}
-    with bar(policy, worlds) as progress:
-        trial = try_laws(name, settings, worlds, seed, progress)
+    limit = time_limit(seconds, f"policy {policy}: one world", "mend a loop without end, or raise --seconds")
+    with bar(policy, worlds) as progress, limit as again:
+
+        def tried(done: int) -> None:
+            again()
+            progress(done)
+
+        trial = try_laws(name, settings, worlds, seed, tried)
     trial.policy = policy
     write_json(json, {**asdict(trial), "kept": trial.kept})
     if json != "-":

@@ -83,9 +83,10 @@ def compare(
             print(f"note: {note}", file=say)
         runs = run_all(prepared, chosen, seeds, folder, overwrite)
     result = compare_runs(runs, next(iter(chosen)))
-    show(overview_table(result), say)
+    compared = _compared(chosen)
+    show(overview_table(result, compared), say)
     print(file=say)
-    show(comparison_table(result), say)
+    show(comparison_table(result, compared), say)
     fleets = _fleets(runs, say)
     for line in extrapolations(runs):
         print(f"note: {line}", file=say)
@@ -95,6 +96,15 @@ def compare(
 
 
 compare.__doc__ = EXAMPLES
+
+
+def _compared(chosen: Mapping[str, Chosen]) -> str:
+    """What the lines of the tables are."""
+    policies, routers = (
+        len({repr(part) for part in parts}) > 1
+        for parts in ([each[:2] for each in chosen.values()], [each.router for each in chosen.values()])
+    )
+    return ("router, policy" if policies else "router") if routers else "policy"
 
 
 def extrapolations(runs: Mapping[str, list[Run]]) -> list[str]:

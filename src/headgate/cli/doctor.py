@@ -49,7 +49,7 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {word:18} {vllm[word]}")
     for problem in vllm["problems"]:
         print(f"  problem: {problem}")
-    for title in ("policies", "cards", "traces"):
+    for title in ("policies", "routers", "cards", "traces"):
         print(f"{title}:")
         for name, about in found[title].items():
             print(f"  {name:32} {about}")
@@ -57,7 +57,7 @@ def _print(found: dict[str, Any]) -> None:
 
 def _findings() -> dict[str, Any]:
     from headgate.cost.card import list_cards, load_card
-    from headgate.policies import BATCH
+    from headgate.policies import BATCH, ROUTE
     from headgate.workloads.bundled import BUNDLED
 
     packages = {name: _installed(name) for name in NEEDED}
@@ -67,10 +67,15 @@ def _findings() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.platform(),
         "packages": packages,
-        "policies": {name: (kind.__doc__ or "").strip().splitlines()[0] for name, kind in BATCH.items()},
+        "policies": {name: _first_line(kind) for name, kind in BATCH.items()},
+        "routers": {name: _first_line(kind) for name, kind in ROUTE.items()},
         "cards": {name: load_card(name).description for name in list_cards()},
         "traces": dict(BUNDLED),
     }
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
 
 
 def _installed(name: str) -> str:

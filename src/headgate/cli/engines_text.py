@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+LONGEST = 24  # letters of a name that is not broken
+
 
 def engines_text(plan: EnginesPlan) -> RenderableType:
     """What is asked for, what no fleet goes below, what each needs, and the best in one sentence."""
@@ -79,7 +81,8 @@ def _fleets(plan: EnginesPlan) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("router + policy", overflow="fold")
+    longest = max((len(part) for found in plan.found for part in _parts(found)), default=0)
+    table.add_column("router\n+ policy", overflow="fold", no_wrap=longest <= LONGEST)
     checked = [level for level in plan.levels if level.statistic]
     for name in ("engines", "seeds", *map(_short, checked), "seats", "of λ*"):
         table.add_column(name, justify="right")
@@ -91,8 +94,14 @@ def _fleets(plan: EnginesPlan) -> Table:
             )
             row = (str(size.engines), f"{size.kept}/{size.seeds}", *shares, *used)
             style = "" if size.engines == found.engines else "dim"
-            table.add_row("" if place else found.name, *row, style=style)
+            table.add_row("" if place else "\n".join(_parts(found)), *row, style=style)
     return table
+
+
+def _parts(found: FleetFound) -> tuple[str, ...]:
+    """Its name, router and policy on lines of their own."""
+    router, plus, policy = found.name.rpartition(" + ")
+    return router, f"+ {policy}" if plus else policy
 
 
 def _shown(found: FleetFound) -> list[Size]:

@@ -85,10 +85,10 @@ def check_json(target: str | None) -> None:
         _check_target(str(target), "--json", "name a file, or - for stdout")
 
 
-def check_report(target: str | None) -> None:
+def check_report(target: str | None, flag: str = "--report") -> None:
     """Refuse a report that cannot be written, before the work is done."""
     if target not in (None, NO_REPORT):
-        _check_target(str(target), "--report", f"name a file, or {NO_REPORT} for no report")
+        _check_target(str(target), flag, f"name a file, or {NO_REPORT} for no report")
 
 
 def _check_target(target: str, flag: str, remedy: str) -> None:

@@ -45,7 +45,7 @@ def report(
     from headgate.results.text import show
 
     check_json(json)
-    check_report(out)
+    check_report(out, "--out")
     places = [place for run in runs for place in find_runs(run)]
     with bar("reading runs", len(places)) as progress:
         loaded = []

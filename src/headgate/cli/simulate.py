@@ -69,7 +69,7 @@ def simulate(
     make_policy(name, settings, prepared.engine)  # a mistake in it should not cost a folder
     routed = _one_router(router, prepared)
     say = sys.stderr if json == "-" else sys.stdout
-    with run_folder(out, f"{name}-seed{words.seed}"[:100], overwrite) as folder:
+    with run_folder(out, f"{Path(name).name}-seed{words.seed}"[:100], overwrite) as folder:
         refuse_full(folder, overwrite)
         for note in prepared.notes():
             print(f"note: {note}", file=say)

@@ -64,11 +64,11 @@ def sweep(
     """Run it."""
     from headgate.cli.sweep_text import sweep_document, sweep_table
     from headgate.results.text import show
-    from headgate.spec.sweep import by_place, is_word, parse_over
+    from headgate.spec.sweep import by_place, is_word, parse_grid
 
     check_json(json)
     check_report(report)
-    axes = sorted((parse_over(text) for text in over or []), key=lambda axis: axis.word not in LOADS)
+    axes = sorted(parse_grid(over or []), key=lambda axis: axis.word not in LOADS)
     if not axes:
         raise InputError("sweep needs something to sweep over; pass --over rate=2,4,8")
     tasks = make_tasks(words, axes, policy, router, seeds)

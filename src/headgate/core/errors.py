@@ -18,7 +18,7 @@ class RunError(RuntimeError):
     """A run could not go on (a policy planned nonsense, a request starved). Exit code 1."""
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """An exception in one line, with the place it came from."""
     frame = extract_tb(error.__traceback__)[-1]
     said = " ".join(str(error).split())
@@ -29,7 +29,8 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:
     """An unknown name, with the nearest known one or the whole list as the remedy."""
     known = sorted(choices)
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]!r}?" if near else f"choose from: {', '.join(known)}"
+    listed = f"choose from: {', '.join(known)}" if known else "there are none, drop it"
+    remedy = f"did you mean {near[0]!r}?" if near else listed
     return InputError(f"unknown {what} {name!r}; {remedy}")
 
 

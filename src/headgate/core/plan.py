@@ -44,6 +44,19 @@ class Plan(NamedTuple):
     evict: tuple[int, ...] = ()  # before the first step: drop their KV, back to waiting
     until: Until = EACH_STEP
 
+    def __str__(self) -> str:
+        """For messages: of many ids the first few."""
+        parts = zip(
+            self._fields, (self.decode, self.prefill, self.budget, self.chunk, self.evict), strict=False
+        )
+        return f"Plan({', '.join(f'{name}={_short(value)}' for name, value in parts)}, until={self.until})"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple | frozenset) and len(value) > SHOWN:
+        return _some(list(value))
+    return repr(value)
+
 
 def check(plan: Plan, view: View) -> list[str]:
     """Every way in which `plan` makes no sense for `view`; empty when it does."""

@@ -75,7 +75,9 @@ class WorkCost:
     def __init__(self, terms: WorkTerms) -> None:
         self.terms = terms
         self.switch = terms.switch
-        self.by_chunk = terms.per_attention > 0 or terms.per_prompt > 0
+        self.by_chunk = any(
+            value > 0 for value in (terms.per_attention, terms.per_prompt, terms.host_per_request)
+        )
         self._lines: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
         self._hosted = any(getattr(terms, name) > 0 for name in HOST)
 

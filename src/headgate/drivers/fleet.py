@@ -101,7 +101,7 @@ class FleetSimulator:
             self._serve()
         except RunError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             name = type(self.dispatch.router).__name__
             raise RunError(f"router {name} or a policy broke at {self.now:.6f} s: {told(error)}") from error
         if self.arrivals.outstanding:

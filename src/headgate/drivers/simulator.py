@@ -60,7 +60,7 @@ class Simulator:
             self._serve()
         except RunError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RunError(f"policy {name} broke at {replica.now:.6f} s: {told(error)}") from error
         if self.arrivals.outstanding:
             raise RunError(

@@ -27,8 +27,9 @@ BESIDE = (64, 256, 1024, 4096)  # prompt tokens beside decodes
 SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)  # decodes among the tokens of a step
 TOTALS = (512, 1024, 2048)
 # Decode steps of a cell, by batch. Small batches wait for the host, which needs some steps to come to rest
-# after a change of who decodes; large ones cost KV with every step.
+# after a change of who decodes; large ones cost KV with every step, and short models end their requests soon.
 STEADY = ((64, 24), (128, 16), (320, 8), (512, 6), (1 << 30, 4))
+LEAST_STEADY = 5
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ class _Builder:
 
     def _decodes(self, number: int, pools: tuple[str, ...]) -> Cell:
         steps = next(steps for most, steps in STEADY if number <= most)
+        steps = min(steps, max(LEAST_STEADY, self.longest // 128))
         return Cell(f"{number} decodes, {'+'.join(pools)}", (Move(number, pools, steps=steps),))
 
     def _prompts(self, tokens: int, together: int, times: int) -> Cell:

@@ -20,6 +20,6 @@ def write(page: Page, path: str | Path) -> Path:
         target.write_text(render(page), encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"--report {target}: {error.strerror or error}; name a file that can be written"
+            f"report {target}: {error.strerror or error}; name a file that can be written"
         ) from None
     return target

@@ -94,9 +94,8 @@ def _engine(meta: dict[str, object]) -> str:
         "kv_tokens": "KV tokens",
         "max_model_len": "tokens a request",
     }
-    return ", ".join(
-        f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int)
-    )
+    facts = [f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int)]
+    return ", ".join([*facts, "asynchronous scheduling"] if meta.get("asynchronous") else facts)
 
 
 def _workload(meta: dict[str, object]) -> str:

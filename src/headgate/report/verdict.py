@@ -11,6 +11,7 @@ from headgate.results.metrics import Metrics
 from headgate.results.tables import Run
 from headgate.results.text import number, percent, time_unit
 
+NEGLIGIBLE = 1.0  # percent of throughput
 MATTER = {  # what a gain may cost, or what is left to win where throughput is not
     "goodput": "the share of kept promises",
     "mean TTFT": "mean TTFT",
@@ -64,6 +65,7 @@ def comparison_verdict(found: Comparison) -> str:
         return _nothing_to_gain(found, rows)
     gain = served.others[winner]
     said = f"{winner} serves {_amount(gain)} more requests than {found.baseline}{_percents(gain)}"
+    said += f", the most of {len(served.others)} tried" if len(served.others) > 1 else ""
     price = [_price(rows[metric], winner, name) for metric, name in MATTER.items() if metric in rows]
     told = [part for part in price if part]
     said += f", with {_listed(told)}" if told else ""
@@ -82,17 +84,16 @@ def load_verdict(scenes: Sequence[Scene]) -> str:
         if not isinstance(scene.comparison, Comparison):
             continue
         baseline = scene.comparison.baseline
-        served = next((row for row in scene.comparison.rows if row.metric == "request throughput"), None)
+        served = _served(scene.comparison)
         winner = None if served is None else _winner(served)
         if served is None or winner is None:
             without.append(scene)
         else:
             gain = served.others[winner]
             gains.append((gain.percent.value, winner, scene, gain))
-    loads = _listed([f"{scene.load.value:,.4g}" for scene in without])
-    none = f"at {loads} {scenes[0].load.unit} there is no throughput to gain"
+    none = _without_gain(without)
     if not gains:
-        return f"No policy serves more requests than {baseline}: {none}." if without else ""
+        return f"No policy is seen to serve more requests than {baseline}: {none}." if without else ""
     _, winner, scene, gain = max(gains, key=lambda each: each[0])
     said = f"{winner} serves up to {_amount(gain)} more requests than {baseline}{_percents(gain)}"
     said += f", at {scene.load.short}"
@@ -105,12 +106,41 @@ def _winner(served: Row) -> str | None:
     return max(surely, key=lambda name: served.others[name].value) if surely else None
 
 
+def _room(served: Row | None) -> float:
+    """Percent that a gain nobody has seen may have all the same; infinite where there is no interval."""
+    if served is None:
+        return math.inf
+    ends = [other.percent.high for other in served.others.values() if other.verdict != WORSE]
+    return max((math.inf if end is None else end for end in ends), default=0.0)
+
+
+def _unseen(room: float) -> str:
+    """What may be said of a gain that was not seen: no more than the intervals leave out."""
+    if room < NEGLIGIBLE:
+        return f"there is no throughput to gain (95 % intervals end at {room:+.1f} %)"
+    if math.isinf(room):
+        return "no gain is seen, and too little was served to leave one out"
+    return f"no gain is seen, though 95 % intervals leave room for {room:.1f} %"
+
+
+def _without_gain(scenes: Sequence[Scene]) -> str:
+    """The same of all loads at which nobody serves more."""
+    if not scenes:
+        return ""
+    loads = _listed([f"{scene.load.value:,.4g}" for scene in scenes])
+    room = max(_room(_served(scene.comparison)) for scene in scenes)
+    return f"at {loads} {scenes[0].load.unit} {_unseen(room)}"
+
+
+def _served(found: object) -> Row | None:
+    rows = found.rows if isinstance(found, Comparison) else ()
+    return next((row for row in rows if row.metric == "request throughput"), None)
+
+
 def _nothing_to_gain(found: Comparison, rows: dict[str, Row]) -> str:
     served = rows["request throughput"]
     fewer = [name for name, other in served.others.items() if other.verdict == WORSE]
-    said = (
-        f"No policy serves more requests than {found.baseline}: at this load there is no throughput to gain"
-    )
+    said = f"No policy is seen to serve more requests than {found.baseline}: at this load {_unseen(_room(served))}"
     if fewer:
         said += f" ({_listed(fewer)} serve{'s' if len(fewer) == 1 else ''} fewer)"
     wins = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headgate.core.fleet import PREFILL
 from headgate.results.metrics import without_nan
 from headgate.results.tables import Floats, Integers, Run
 from headgate.results.windows import Window, choose
@@ -58,6 +59,7 @@ class FleetFigures:
     revenue: float  # of requests served to their end; NaN where no prices are known
     revenue_per_engine: float
     kind_revenue: dict[str, float]
+    prices: dict[str, float]  # of a prompt and an output token
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for strict JSON."""
@@ -83,7 +85,7 @@ def fleet_figures(run: Run, window: str = "middle") -> FleetFigures | None:
     total = sum(by_kind.values()) if by_kind else math.nan
     return FleetFigures(
         engines, str(run.meta.get("router", "")), pools, tuple(busy.tolist()), tuple(served.tolist()), total,
-        total / engines, by_kind,
+        total / engines, by_kind, dict(run.meta.get("prices") or {}),
     )  # fmt: skip
 
 
@@ -130,16 +132,26 @@ def fleet_table(figures: FleetFigures) -> RenderableType:
         each = ", ".join(f"{name or '-'} {number(value)}" for name, value in kinds.items())
         whole = f"Revenue {number(figures.revenue)} /s, {number(figures.revenue_per_engine)} per engine"
         lines.append(Text(f"{whole}: {each}" if len(kinds) > 1 else whole))
+        lines.append(Text(_priced(figures), style="dim"))
     return Group(*lines)
 
 
 def fleets_table(figures: Mapping[str, FleetFigures]) -> RenderableType:
     """Several fleets, one line per role of each."""
+    from rich.console import Group
+    from rich.text import Text
+
     table = _table("engines")
     for name, found in figures.items():
         table.add_row(name, "", "", "" if math.isnan(found.revenue) else _number(found.revenue_per_engine))
         _add_rows(table, found)
-    return table
+    notes = dict.fromkeys(_priced(found) for found in figures.values() if found.prices)
+    return Group(table, *(Text(note, style="dim") for note in notes))
+
+
+def _priced(figures: FleetFigures) -> str:
+    """At which prices, so that nobody takes the defaults for money."""
+    return "Revenue: {prompt:g} per prompt token, {output:g} per output token.".format(**figures.prices)
 
 
 def _table(name: str) -> Table:
@@ -160,8 +172,9 @@ def _table(name: str) -> Table:
 def _add_rows(table: Table, figures: FleetFigures) -> None:
     for pool in figures.pools:
         busy = (f"{100 * share:.1f}" for share in asdict(pool.busy).values())
-        served = (f"{value:,.0f}" for value in asdict(pool.requests).values())
-        table.add_row(f"  {pool.engines} {pool.role}", " / ".join(busy), " / ".join(served), "")
+        served = " / ".join(f"{value:,.0f}" for value in asdict(pool.requests).values())
+        whom = "prompts only" if pool.role == PREFILL else served
+        table.add_row(f"  {pool.engines} {pool.role}", " / ".join(busy), whom, "")
 
 
 def _number(value: float) -> str:

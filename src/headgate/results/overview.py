@@ -21,8 +21,10 @@ SHORT = {
 }
 
 
-def overview_table(comparison: Comparison) -> RenderableType:
-    """One line per policy, one column per metric; differences and intervals are in the long table."""
+def overview_table(comparison: Comparison, compared: str = "policy") -> RenderableType:
+    """One line per policy, or whatever is compared, one column per metric; differences and intervals are in
+    the long table.
+    """
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -30,7 +32,7 @@ def overview_table(comparison: Comparison) -> RenderableType:
 
     shown = [row for row in comparison.rows if row.metric in SHORT]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("policy", overflow="fold")  # a long name takes two lines, so that no number is cut
+    table.add_column(compared, overflow="fold")  # a long name takes two lines, so that no number is cut
     for row in shown:
         table.add_column(SHORT[row.metric].format(_unit(row)), justify="right", no_wrap=True)
     for name in comparison.policies:

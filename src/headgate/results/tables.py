@@ -188,11 +188,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {path}: {error.strerror or error}; run it again") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}; run it again") from error
     if not isinstance(found, dict):
-        raise InputError(f"{path} holds a {type(found).__name__}, not an object")
+        raise InputError(f"{path} holds a {type(found).__name__}, not an object; run it again")
     return found
 
 
@@ -202,6 +202,6 @@ def _read_columns(path: Path) -> Columns:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {path}: {error.strerror or error}; run it again") from error
     except (ValueError, EOFError, TypeError, BadZipFile) as error:
         raise InputError(f"{path} is not a table of numbers: {error}; run it again") from error

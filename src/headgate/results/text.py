@@ -134,13 +134,13 @@ def _kept(goodput: Goodput | None) -> str:
     return "-" if goodput is None else percent(goodput.share.value)
 
 
-def comparison_table(comparison: Comparison) -> RenderableType:
-    """Metric by metric, one line per policy, so that any number of policies fits."""
+def comparison_table(comparison: Comparison, compared: str = "policy") -> RenderableType:
+    """Metric by metric, one line per policy, or whatever is compared, so that any number of them fits."""
     from rich.console import Group
     from rich.text import Text
 
     head = _columns()
-    cells = ("policy", "value", "difference, % [95 %]", "verdict")
+    cells = (compared, "value", "difference, % [95 %]", "verdict")
     head.add_row(*(Text(cell, style="bold") for cell in cells))
     parts: list[RenderableType] = [head, Text("-" * WIDTH, style="dim")]
     for row in comparison.rows:

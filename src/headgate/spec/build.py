@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headgate.core.errors import InputError, unknown
+from headgate.core.errors import InputError, told, unknown
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
 from headgate.cost.card import Card
@@ -98,7 +98,17 @@ def make_policy(name: str, settings: dict[str, Any], engine: Engine) -> tuple[Ba
             )
     policy = policy_class(name)
     own = {"cost": engine.cost} if "cost" in inspect.signature(policy).parameters else {}
-    return policy(**values, **own), values
+    return _built(name, policy, {**values, **own}), values
+
+
+def _built(name: str, policy: type[BatchPolicy], given: dict[str, Any]) -> BatchPolicy:
+    """The constructor may be the user's own; whatever goes wrong in it is theirs to mend."""
+    try:
+        return policy(**given)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"policy {name} cannot be made: {told(error)}; mend it") from error
 
 
 def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
@@ -109,7 +119,7 @@ def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
 
 def policy_class(name: str) -> type[BatchPolicy]:
     """One of ours by name, or the user's own by FILE.py:CLASS."""
-    if ".py:" in name:
+    if ".py:" in name or name.endswith(".py"):
         return own_policy(name)
     if name not in BATCH:
         raise unknown("policy", name, BATCH)

@@ -12,12 +12,15 @@ from headgate.core.policy import BatchPolicy
 
 def own_policy(text: str) -> type[BatchPolicy]:
     """The class that FILE.py:CLASS names. The file is run, as Python runs a module that is imported."""
-    file, _, name = text.partition(".py:")
+    file, _, name = text.removesuffix(".py").partition(".py:")
     path = Path(file + ".py")
     if not path.is_file():
         raise InputError(f"policy {text!r}: no file {path}; write it as my_policy.py:ClassName")
     about = path.stat()
     found = _policies(path.absolute(), about.st_mtime_ns, about.st_size, str(path))
+    if not name:
+        classes = ", ".join(f"{path}:{each}" for each in found) or "a subclass of headgate.BatchPolicy in it"
+        raise InputError(f"policy {text!r}: a file without a class; name one: {classes}")
     if name not in found:
         raise unknown(f"policy of {path}", name, found)
     return found[name]
@@ -32,7 +35,7 @@ def _policies(path: Path, changed: int, size: int, shown: str) -> dict[str, type
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"policy file {shown}: {type(error).__name__}: {error}; mend the file") from error
     return {
         key: value

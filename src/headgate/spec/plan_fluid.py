@@ -29,6 +29,7 @@ from headgate.spec.words import Experiment
 
 FRONTIER_POINTS = 8
 MOST_CLUSTERS = 50
+MOST_ENGINES = 1_000_000  # beyond, shares of them come near the solver's tolerance
 NO_LEVELS_HERE = ("ttft", "abort")
 
 
@@ -162,6 +163,8 @@ def _checked(words: Experiment, fleet: FleetWords) -> Staffing | None:
     """The roles the user asks for, if any; what cannot be is refused before anything is read."""
     if fleet.engines < 1:
         raise InputError(f"--engines {fleet.engines}; give at least 1")
+    if fleet.engines > MOST_ENGINES:
+        raise InputError(f"--engines {fleet.engines}; a plan is exact up to {MOST_ENGINES:,}, give fewer")
     if words.slots is not None and words.slots < 2:
         raise InputError(
             f"--slots {words.slots}; give at least 2 seats: a prompt takes one beside the decodes"

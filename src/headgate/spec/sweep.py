@@ -6,7 +6,9 @@ import json
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import lru_cache
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError, unknown
@@ -52,7 +54,22 @@ class Task(NamedTuple):
             self.router,
             self.seed,
         ]
+        file, own, _ = self.policy.partition(".py:")
+        files = (self.words.trace, self.words.card, file + ".py" if own else None)
+        whole += [_content(Path(each)) for each in files if each and Path(each).is_file()]
         return sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _content(file: Path) -> str:
+    """What stands in a file a run is made of, in short."""
+    about = file.stat()
+    return _digest(file.absolute(), about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest(file: Path, changed: int, size: int) -> str:
+    """Read once as long as it does not change."""
+    return sha256(file.read_bytes()).hexdigest()
 
 
 def parse_over(text: str) -> Over:
@@ -67,6 +84,16 @@ def parse_over(text: str) -> Over:
     if name in NOT_SWEPT:
         raise InputError(f"--over {word}: give several --policy, --seeds or --router instead")
     return Over(name, values)
+
+
+def parse_grid(texts: Sequence[str]) -> list[Over]:
+    """All axes; none may be there twice."""
+    axes = [parse_over(text) for text in texts]
+    words = [axis.word for axis in axes]
+    twice = next((word for word in words if words.count(word) > 1), None)
+    if twice is not None:
+        raise InputError(f"--over {twice} is there twice; give all its values in one: --over {twice}=2,4,8")
+    return axes
 
 
 def _value(text: str) -> Any:

@@ -15,6 +15,7 @@ from headgate.workloads.durations import duration
 # Strict, because a file that says slots = true or "5" is a mistake, not one slot or five.
 Whole = Annotated[int, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=1)]
+FleetSize = Annotated[int, Field(strict=True, ge=1, le=10_000)]  # every engine is simulated
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Tokens = Annotated[float, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
@@ -107,7 +108,7 @@ class StageWords(Words):
 class ManyEngines(Words):
     """A fleet: its engines, its router, what it costs to hand KV over, what tokens bring."""
 
-    engines: Count | None = None  # None: one engine and no router
+    engines: FleetSize | None = None  # None: one engine and no router
     router: str | None = None  # NAME or NAME:PARAMETER=VALUE,...
     set_router: dict[str, Setting] = {}
     routers: Annotated[tuple[str, ...], NotEmpty] = ()  # for compare

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
 
 from headgate.cli import checkup
+from headgate.policies import ROUTE
 from headgate.vllm import releases
 
 
@@ -32,6 +34,9 @@ def test_without_vllm(headgate):
 def test_in_words(headgate):
     done = headgate("doctor")
     assert done.code == 0 and "prometheus_client" in done.out and "vLLM:" in done.out
+    _, policies, routers, cards, traces = re.split("^(?:policies|routers|cards|traces):$", done.out, flags=re.M)
+    assert "eb+" in policies and "h200-qwen3-8b" in cards and "azure-conv" in traces
+    assert [line.split()[0] for line in routers.splitlines() if line] == list(ROUTE)
 
 
 @pytest.mark.parametrize(

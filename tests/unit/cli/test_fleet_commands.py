@@ -55,6 +55,11 @@ def test_routers_are_compared_on_the_same_requests(headgate):
     said = headgate("compare", *words, *SMALL, "--json", "found.json")
     assert said.code == 0, said.err
     assert "1 prefill" in said.out and "2 any" in said.out
+    heads = [line.split()[0] for line in said.out.splitlines() if " per s " in line or "verdict" in line]
+    assert heads == ["router", "router"]
+    (prefill,) = (line for line in said.out.splitlines() if "1 prefill" in line)
+    assert prefill.rstrip().endswith("prompts only")
+    assert "Revenue: 1 per prompt token, 2 per output token.\n" in said.out
     with open("found.json") as file:
         found = json.load(file)
     assert found["policies"] == ["round-robin", "split"]
@@ -65,6 +70,7 @@ def test_routers_and_policies_together(headgate):
     words = ["--engines", 2, "--router", "random", "--router", "split", "--policy", "mixed", "--policy", "v0"]
     said = headgate("compare", *words, *SMALL, "--json", "found.json")
     assert said.code == 0, said.err
+    assert "\nrouter, policy " in said.out
     with open("found.json") as file:
         assert json.load(file)["policies"] == ["random mixed", "random v0", "split mixed", "split v0"]
 

@@ -77,9 +77,11 @@ class StepTable:
                 columns = {name: stored[name] for name in COLUMNS}
                 labels, dropped = stored["labels"].tolist(), int(stored["dropped"])
         except OSError as error:
-            raise InputError(f"step table {path}: {error.strerror or 'not an .npz file'}; give one") from None
+            fault = error.strerror or "not an .npz file"
+            raise InputError(f"step table {path}: {fault}; give one that calibrate wrote") from None
         except (KeyError, ValueError, EOFError, BadZipFile):
-            raise InputError(f"step table {path}: not an .npz with {', '.join(COLUMNS)}; calibrate") from None
+            wanted = f"not an .npz with the columns {', '.join(COLUMNS)}"
+            raise InputError(f"step table {path}: {wanted}; give one that calibrate wrote") from None
         table = cls.from_columns(columns, labels)
         return replace(table, dropped=table.dropped + dropped)
 
