@@ -22,7 +22,7 @@ test-laws: $(READY)
 
 # Reports in a real browser, Debian's chromium; SCREENSHOTS=FOLDER keeps pictures of every kind to look at.
 test-browser: $(BROWSER_READY)
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q chromium; } \
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -q && apt-get install -y -q chromium; } \
 		|| { echo "test-browser needs chromium: install it (on Debian: apt install chromium)"; exit 1; }
 	$(BIN)/pytest tests/browser
 

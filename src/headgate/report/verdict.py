@@ -140,7 +140,8 @@ def _served(found: object) -> Row | None:
 def _nothing_to_gain(found: Comparison, rows: dict[str, Row]) -> str:
     served = rows["request throughput"]
     fewer = [name for name, other in served.others.items() if other.verdict == WORSE]
-    said = f"No policy is seen to serve more requests than {found.baseline}: at this load {_unseen(_room(served))}"
+    room = _unseen(_room(served))
+    said = f"No policy is seen to serve more requests than {found.baseline}: at this load {room}"
     if fewer:
         said += f" ({_listed(fewer)} serve{'s' if len(fewer) == 1 else ''} fewer)"
     wins = []
