@@ -41,6 +41,7 @@ def test_all_laws(name, more, world: TokenWorld):
     seats_are_respected(world, fleet, router.log)
     nothing_is_left_behind(fleet)
     every_token_has_its_time(world, run)
+    copies_take_their_time(world, run, router.log)
 
 
 def everybody_leaves_once(world, run, log):
@@ -101,6 +102,18 @@ def every_token_has_its_time(world, run):
     assert set(requests["how"].tolist()) <= set(range(len(ENDS)))
     if run.completed().any():
         assert summarise(run, "all").engine.replicas == world.engines
+
+
+def copies_take_their_time(world, run, log):
+    """Whose KV goes to another engine has no second token before it can be there."""
+    at: dict[int, int] = {}
+    gaps, evicted = Gaps(run).lists(), run.requests["evictions"]
+    for what, _, id, *rest in log:
+        if what == "moved" and rest[1] is Stage.PREFILL:
+            at[id] = rest[0]
+        elif what == "moved" and rest[1] is Stage.DECODE and rest[0] != at[id] and not evicted[id]:
+            copied = world.transfer.seconds(int(world.workload.prompt[id]))
+            assert not gaps[id] or gaps[id][0] >= copied - 1e-9
 
 
 @pytest.mark.parametrize("name, more", MEMBERS)

@@ -73,6 +73,9 @@ def _print(trial: Trial) -> None:
     kept = sum(verdict.worlds > 0 and not verdict.broken for verdict in trial.verdicts)
     tried = trial.worlds - trial.refused
     print(f"{trial.policy}: {kept} of {len(trial.verdicts)} laws kept in {tried} worlds")
+    first, *others = trial.verdicts
+    if first.broken:
+        print(f"note: the other laws were tried where the first is kept, in {others[0].worlds} worlds")
     if trial.refused:
         print(f"note: its parameters do not fit the engines of {trial.refused} more worlds")
 

@@ -18,6 +18,7 @@ from headgate.core.errors import InputError, RunError, unknown
 from headgate.spec.words import Experiment
 
 if TYPE_CHECKING:
+    from headgate.results.compare import Comparison
     from headgate.results.tables import Run
     from headgate.spec.run import Prepared
 
@@ -67,8 +68,6 @@ def compare(
 ) -> None:
     """Run them."""
     from headgate.results.compare import compare as compare_runs
-    from headgate.results.overview import overview_table
-    from headgate.results.text import comparison_table, show
     from headgate.spec.run import Prepared
 
     check_json(json)
@@ -83,10 +82,7 @@ def compare(
             print(f"note: {note}", file=say)
         runs = run_all(prepared, chosen, seeds, folder, overwrite)
     result = compare_runs(runs, next(iter(chosen)))
-    compared = _compared(chosen)
-    show(overview_table(result, compared), say)
-    print(file=say)
-    show(comparison_table(result, compared), say)
+    _tables(result, _compared(chosen), say)
     fleets = _fleets(runs, say)
     for line in extrapolations(runs):
         print(f"note: {line}", file=say)
@@ -96,6 +92,16 @@ def compare(
 
 
 compare.__doc__ = EXAMPLES
+
+
+def _tables(result: Comparison, compared: str, say: TextIO) -> None:
+    """All at a glance, then figure by figure."""
+    from headgate.results.overview import overview_table
+    from headgate.results.text import comparison_table, show
+
+    show(overview_table(result, compared), say)
+    print(file=say)
+    show(comparison_table(result, compared), say)
 
 
 def _compared(chosen: Mapping[str, Chosen]) -> str:

@@ -27,7 +27,7 @@ def told(error: BaseException) -> str:
 
 def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:
     """An unknown name, with the nearest known one or the whole list as the remedy."""
-    known = sorted(choices)
+    known = sorted(filter(None, choices))  # requests of no class have the empty name
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     listed = f"choose from: {', '.join(known)}" if known else "there are none, drop it"
     remedy = f"did you mean {near[0]!r}?" if near else listed

@@ -166,5 +166,7 @@ def _key(run: Run) -> tuple[object, ...]:
 
 
 def _another_seed(run: Run, own: Sequence[Run]) -> bool:
-    same = all(run.meta.get(word) == own[0].meta.get(word) for word in ("policy", "parameters", "engine"))
+    first = own[0].meta
+    same = all(run.meta.get(word) == first.get(word) for word in ("policy", "parameters", "engine"))
+    same = same and bool(run.meta.get("asynchronous")) == bool(first.get("asynchronous"))
     return same and "seed" in run.meta and run.meta["seed"] not in [other.meta.get("seed") for other in own]

@@ -127,9 +127,11 @@ def _without_gain(scenes: Sequence[Scene]) -> str:
     """The same of all loads at which nobody serves more."""
     if not scenes:
         return ""
-    loads = _listed([f"{scene.load.value:,.4g}" for scene in scenes])
+    values = _listed([f"{scene.load.value:,.4g}" for scene in scenes])
+    unit = scenes[0].load.unit
+    loads = f"{values} {unit}" if unit else f"{scenes[0].load.kind} {values}"
     room = max(_room(_served(scene.comparison)) for scene in scenes)
-    return f"at {loads} {scenes[0].load.unit} {_unseen(room)}"
+    return f"at {loads} {_unseen(room)}"
 
 
 def _served(found: object) -> Row | None:

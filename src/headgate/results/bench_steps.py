@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from headgate.results.tables import Floats, Integers
 NEEDED = ("input_lens", "ttfts", "itls", "start_times")
 SAME_STEP = 0.25  # of the median gap between tokens: tokens nearer than that came from one step
 LABEL_EVERY = 100  # steps that make a part
+NUMBERS = {int, float}  # of a JSON file
 LIMITS = (
     "steps are told apart by when tokens came: those that bring none (pieces of prompts, nobody decodes) "
     "count with the next",
@@ -72,10 +74,24 @@ def _read(path: str | Path) -> dict[str, Any]:
     missing = [name for name in NEEDED if not isinstance(result, dict) or not result.get(name)]
     if missing:
         raise InputError(f"bench result {path} has no {missing[0]}, so steps cannot be told; {remedy}")
-    lengths = {len(result[name]) for name in NEEDED}
-    if len(lengths) > 1:
-        raise InputError(f"bench result {path}: {', '.join(NEEDED)} differ in length; {remedy}")
+    lengths = {len(result[name]) if isinstance(result[name], list) else -1 for name in NEEDED}
+    if len(lengths) > 1 or -1 in lengths:
+        raise InputError(f"bench result {path}: {', '.join(NEEDED)} are no lists of one length; {remedy}")
+    for number, row in enumerate(zip(*(result[name] for name in NEEDED), strict=True)):
+        if not _makes_sense(*row):
+            raise InputError(
+                f"bench result {path}: request {number} has times or lengths of nonsense; {remedy}"
+            )
     return dict(result)
+
+
+def _makes_sense(prompt: Any, first: Any, gaps: Any, start: Any) -> bool:
+    """Whether one request's words are numbers; one that failed has no first token."""
+    if type(prompt) not in NUMBERS or not 0 <= prompt < inf:
+        return False
+    if not first:
+        return True
+    return isinstance(gaps, list) and {type(first), type(start), *map(type, gaps)} <= NUMBERS
 
 
 def _tokens(result: dict[str, Any]) -> tuple[Floats, Integers, Integers]:

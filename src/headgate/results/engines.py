@@ -42,7 +42,8 @@ class Pool:
 
     role: str
     engines: int
-    busy: Range  # share of the time in steps
+    busy: Range  # share of the time in steps, however full
+    decodes: Range  # that run at once, mean over the time
     requests: Range  # served to their end there; those of a prefill engine end elsewhere
     kv_peak: Range  # tokens
 
@@ -73,11 +74,11 @@ def fleet_figures(run: Run, window: str = "middle") -> FleetFigures | None:
         return None
     chosen = choose(run, window)
     roles = np.array(run.meta.get("roles") or ["any"] * engines)
-    busy, peak = _busy(run, chosen, engines), _peaks(run, engines)
+    (busy, decodes), peak = _busy(run, chosen, engines), _peaks(run, engines)
     done = run.requests["replica"][run.completed()]
     served = np.bincount(done[done >= 0], minlength=engines)
     pools = tuple(
-        Pool(role, int(mine.sum()), Range.of(busy[mine]), Range.of(served[mine]), Range.of(peak[mine]))
+        Pool(role, int(mine.sum()), *(Range.of(each[mine]) for each in (busy, decodes, served, peak)))
         for role in dict.fromkeys(roles.tolist())
         if len(mine := roles == role)
     )
@@ -89,12 +90,14 @@ def fleet_figures(run: Run, window: str = "middle") -> FleetFigures | None:
     )  # fmt: skip
 
 
-def _busy(run: Run, window: Window, engines: int) -> Floats:
-    """The share of the window that each engine spent in steps."""
+def _busy(run: Run, window: Window, engines: int) -> tuple[Floats, Floats]:
+    """The share of the window that each engine spent in steps, and its mean number of decodes in it."""
     start, end = run.steps["start"], run.steps["start"] + run.steps["seconds"]
     inside = np.clip(end, window.low, window.high) - np.clip(start, window.low, window.high)
+    seconds = window.seconds if window.seconds > 0 else math.nan
     spent = np.bincount(run.steps["replica"], inside, minlength=engines)
-    return np.asarray(spent / window.seconds if window.seconds > 0 else spent * math.nan, np.float64)
+    served = np.bincount(run.steps["replica"], inside * run.steps["decodes"], minlength=engines)
+    return np.asarray(spent / seconds, np.float64), np.asarray(served / seconds, np.float64)
 
 
 def _peaks(run: Run, engines: int) -> Floats:
@@ -124,7 +127,7 @@ def fleet_table(figures: FleetFigures) -> RenderableType:
 
     from headgate.results.text import number
 
-    table = _table("engines")
+    table = _table()
     _add_rows(table, figures)
     lines: list[RenderableType] = [Text(f"Router {figures.router}"), table]
     if not math.isnan(figures.revenue):
@@ -141,9 +144,11 @@ def fleets_table(figures: Mapping[str, FleetFigures]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    table = _table("engines")
+    table = _table("revenue /s\nper engine")
     for name, found in figures.items():
-        table.add_row(name, "", "", "" if math.isnan(found.revenue) else _number(found.revenue_per_engine))
+        table.add_row(
+            name, "", "", "", "" if math.isnan(found.revenue) else _number(found.revenue_per_engine)
+        )
         _add_rows(table, found)
     notes = dict.fromkeys(_priced(found) for found in figures.values() if found.prices)
     return Group(table, *(Text(note, style="dim") for note in notes))
@@ -154,16 +159,17 @@ def _priced(figures: FleetFigures) -> str:
     return "Revenue: {prompt:g} per prompt token, {output:g} per output token.".format(**figures.prices)
 
 
-def _table(name: str) -> Table:
+def _table(*more: str) -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(name, overflow="fold")
+    table.add_column("engines", overflow="fold")
     for head in (
-        "busy, %\nleast / mean / most",
+        "busy\n%",
+        "decodes at once\nleast / mean / most",
         "requests served\nleast / mean / most",
-        "revenue /s\nper engine",
+        *more,
     ):
         table.add_column(head, justify="right", no_wrap=True)
     return table
@@ -171,10 +177,10 @@ def _table(name: str) -> Table:
 
 def _add_rows(table: Table, figures: FleetFigures) -> None:
     for pool in figures.pools:
-        busy = (f"{100 * share:.1f}" for share in asdict(pool.busy).values())
+        decodes = " / ".join(f"{value:,.0f}" for value in asdict(pool.decodes).values())
         served = " / ".join(f"{value:,.0f}" for value in asdict(pool.requests).values())
-        whom = "prompts only" if pool.role == PREFILL else served
-        table.add_row(f"  {pool.engines} {pool.role}", " / ".join(busy), whom, "")
+        decodes, whom = ("", "prompts only") if pool.role == PREFILL else (decodes, served)
+        table.add_row(f"  {pool.engines} {pool.role}", f"{100 * pool.busy.mean:.0f}", decodes, whom)
 
 
 def _number(value: float) -> str:

@@ -28,6 +28,7 @@ class _Steps:
         self._prompt: dict[int, int] = {}
         self._here: set[int] = set()
         self._end: float | None = None  # of the newest step, if somebody stayed
+        self._paused: float | None = None  # when a plan let everybody stand; no step was composed since
         self._open: dict[str, Any] | None = None  # a step whose completed prompts are still to be told
         self._done: list[int] = []
 
@@ -39,6 +40,8 @@ class _Steps:
             self._open = line
         elif event == "prefilled":
             self._done.append(line["id"])
+        elif event == "plan" and not line["decode"] and not line["prompts"]:
+            self._paused = line["at"]
         elif event in ("arrived", "admitted", "evicted", "finished"):
             self.settle()
             getattr(self, f"_{event}")(line)
@@ -53,6 +56,8 @@ class _Steps:
         known = sum(tokens for tokens, _ in pieces) == line["prefill"]
         pairs = sum(tokens * (start + tokens / 2) for tokens, start in pieces)
         start, context = line["start"], line["context"]
+        if self._paused is not None and start > self._paused:
+            self._end = self._paused = None
         for end in line["ends"]:
             follows = self._end is not None
             began = self._end if self._end is not None else start

@@ -25,8 +25,8 @@ def flows_of(workload: Workload, engines: int) -> tuple[Flow, ...]:
     span = float(workload.arrival[-1] - workload.arrival[0])
     if workload.closed or span <= 0:
         raise InputError(
-            "routers that plan need arrivals per second, and these requests have none; give --rate and "
-            "more than one request, or choose another router such as least-loaded"
+            "routers that plan need arrivals per second, of two requests or more, and these have none; "
+            "give --rate, or choose another router such as least-loaded"
         )
     rate = (len(workload) - 1) / span / engines
     outputs = np.minimum(workload.output, workload.limit)

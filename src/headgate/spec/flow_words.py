@@ -130,9 +130,7 @@ def _rate_known(words: Experiment) -> float | None:
 def _own_rate(workload: Workload) -> float:
     span = float(workload.arrival[-1] - workload.arrival[0])
     if span <= 0:
-        raise InputError(
-            "the requests of the trace all come at one time, so nobody knows its rate; give --rate"
-        )
+        raise InputError("the trace has no arrival times, or only one, so nobody knows its rate; give --rate")
     return (len(workload) - 1) / span
 
 

@@ -85,3 +85,43 @@ def test_parameters_that_fit_some_engines_only(headgate, refused):
     refused(["check", "eb:refil=2"], "did you mean 'refill'?")
     refused(["check", "nobody.py:Mine"], "no file nobody.py")
     refused(["check", "mixed", "--worlds", 0], "--worlds")
+
+
+CANNOT_BE_MADE = """
+from headgate import BatchPolicy, Plan
+
+class Boom(BatchPolicy):
+    def __init__(self):
+        raise RuntimeError("boom")
+    def plan(self, view):
+        return Plan()
+
+class Unfinished(BatchPolicy):
+    pass
+"""
+
+
+def test_a_policy_that_cannot_be_made_is_one_line(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    (tmp_path / "mine.py").write_text(CANNOT_BE_MADE)
+    (tmp_path / "quits.py").write_text("raise SystemExit(0)")
+    for command in (["check"], ["simulate", "--requests", 5, "--policy"]):
+        refused([*command, "mine.py:Boom"], "cannot be made: RuntimeError: boom (in __init__", "mine.py:6")
+        refused([*command, "mine.py:Unfinished"], "abstract", "plan")
+        refused([*command, "mine.py"], "name one: mine.py:Boom, mine.py:Unfinished")
+        refused([*command, "quits.py:Mine"], "policy file quits.py: SystemExit: 0")
+    refused(["check", "mine.py:Boom:x=1"], "unknown parameter", "there are none")
+
+
+QUITS = "    def plan(self, view):\n        raise SystemExit(0)\n"
+LOOPS = "    def plan(self, view):\n        while True:\n            pass\n"
+
+
+def test_a_policy_that_quits_or_never_ends_keeps_no_law(headgate, tmp_path):
+    (tmp_path / "quits.py").write_text(HEAD + QUITS)
+    said = headgate("check", "quits.py:Mine", "--worlds", 5)
+    assert said.code == 1 and "SystemExit" in said.out and "tried where the first is kept, in" in said.out
+    (tmp_path / "loops.py").write_text(HEAD + LOOPS)
+    said = headgate("check", "loops.py:Mine", "--worlds", 5, "--seconds", 0.2)
+    assert said.code == 1 and said.err.count("\n") == 1
+    assert "one world takes longer than 0.2 s, last seen in" in said.err and "loops.py:1" in said.err

@@ -34,7 +34,8 @@ def test_without_vllm(headgate):
 def test_in_words(headgate):
     done = headgate("doctor")
     assert done.code == 0 and "prometheus_client" in done.out and "vLLM:" in done.out
-    _, policies, routers, cards, traces = re.split("^(?:policies|routers|cards|traces):$", done.out, flags=re.M)
+    heads = "^(?:policies|routers|cards|traces):$"
+    _, policies, routers, cards, traces = re.split(heads, done.out, flags=re.M)
     assert "eb+" in policies and "h200-qwen3-8b" in cards and "azure-conv" in traces
     assert [line.split()[0] for line in routers.splitlines() if line] == list(ROUTE)
 

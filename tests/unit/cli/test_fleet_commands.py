@@ -57,13 +57,15 @@ def test_routers_are_compared_on_the_same_requests(headgate):
     assert "1 prefill" in said.out and "2 any" in said.out
     heads = [line.split()[0] for line in said.out.splitlines() if " per s " in line or "verdict" in line]
     assert heads == ["router", "router"]
+    assert "busy" in said.out and "decodes at once" in said.out
     (prefill,) = (line for line in said.out.splitlines() if "1 prefill" in line)
     assert prefill.rstrip().endswith("prompts only")
     assert "Revenue: 1 per prompt token, 2 per output token.\n" in said.out
     with open("found.json") as file:
         found = json.load(file)
     assert found["policies"] == ["round-robin", "split"]
-    assert found["fleets"]["split"]["pools"][0]["role"] == "prefill"
+    makers, users = found["fleets"]["split"]["pools"]
+    assert makers["role"] == "prefill" and makers["decodes"]["most"] == 0 < users["decodes"]["least"]
 
 
 def test_routers_and_policies_together(headgate):
@@ -94,6 +96,7 @@ def test_words_of_a_file(headgate, tmp_path):
         (["--router", "random"], "needs engines to choose from; give --engines"),
         (["--bandwidth", 3], "is about fleets; give --engines"),
         (["--engines", 0], "give at least 1"),
+        (["--engines", 10_001], "give at most 10000"),
         (["--engines", 2, "--router", "roundrobin"], "did you mean 'round-robin'?"),
         (["--engines", 2, "--router", "split:prefill=2"], "both pools need an engine, give 1 to 1"),
         (["--engines", 1, "--router", "split"], "1 engine cannot be split"),
@@ -103,6 +106,11 @@ def test_words_of_a_file(headgate, tmp_path):
         (["--engines", 4, "--router", "affinity", "--set-router", "bnd=2"], "did you mean 'bound'?"),
         (["--engines", 4, "--set-router", "bound"], "write it as --set-router prefill=2"),
         (["--engines", 4, "--router", "gate-and-route"], "give --rate, or choose another router"),
+        (
+            ["--engines", 4, "--router", "gate-and-route", "--rate", 1, "--requests", 1],
+            "two requests or more",
+        ),
+        (["--engines", 4, "--rate", 9, "--router", "density-deep:order=a/b"], "there are none, drop it"),
         (["--engines", 4, "--bandwidth", 0], "give a number above 0"),
         (["--engines", 4, "--output-price", -1], "give at least 0"),
         (["--engines", 4, "--router", "random", "--router", "split"], "use headgate compare"),

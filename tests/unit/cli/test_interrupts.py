@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import signal
 
 import pytest
@@ -16,9 +16,9 @@ SMALL = ["--requests", 80, "--prompt", 60, "--output", 20, "--clients", 8]
 
 
 def interrupt_after(monkeypatch, where: str, calls: int) -> None:
-    """The nth call of a function is interrupted."""
-    module, name = where.rsplit(".", 1)
-    owner = importlib.import_module(module)
+    """The nth call of a function, or of a method, is interrupted."""
+    place, name = where.rsplit(".", 1)
+    owner = pkgutil.resolve_name(place)
     plain, seen = getattr(owner, name), []
 
     def called(*args, **words):
@@ -60,6 +60,12 @@ def test_a_search_that_knew_nothing_is_just_interrupted(headgate, monkeypatch):
 def test_a_reproduction_judges_the_runs_it_has(headgate, monkeypatch):
     interrupt_after(monkeypatch, "headgate.reproduce.serving.simulate", 3)
     said = headgate("reproduce", "eb-table13", "--quick")
+    assert said.code == 130 and "runs, which stopped" in " ".join(said.out.split())
+
+
+def test_a_reproduction_with_fleets_stops_when_told(headgate, monkeypatch):
+    interrupt_after(monkeypatch, "headgate.drivers.fleet.FleetSimulator.run", 3)
+    said = headgate("reproduce", "eb-table19", "--quick")
     assert said.code == 130 and "runs, which stopped" in " ".join(said.out.split())
 
 

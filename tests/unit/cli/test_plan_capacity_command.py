@@ -113,7 +113,6 @@ def test_engines_as_json_and_with_any_router(headgate, tmp_path):
     assert [each["router"] for each in found["fleets"]] == ["split", "density-deep"]
     assert all(each["engines"] >= found["least_engines"] for each in found["fleets"])
     assert found["fleets"][0]["engines"] >= 2  # a split needs two
-    assert max(len(line) for line in said.err.splitlines()) <= 80
     assert any(line.startswith("density-deep ") for line in said.err.splitlines())  # no name is broken
     assert "How few engines" in page.read_text()
 

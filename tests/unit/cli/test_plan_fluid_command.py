@@ -205,6 +205,7 @@ def test_no_crumbs_where_every_engine_prefills():
         ([*BASE, "--prompt-price", "0", "--output-price", "0"], "both prices are 0"),
         ([*BASE, "--slots", "1"], "--slots 1; give at least 2 seats"),
         ([*BASE, "--engines", "0"], "--engines 0; give at least 1"),
+        ([*BASE, "--engines", "1000000000"], "a plan is exact up to 1,000,000"),
         ([*BASE, "--clusters", "0"], "--clusters 0; give 1 to 50"),
         ([*BASE, "--mixed", "15", "--solo", "6"], "15 mixed and 6 solo engines are more roles than the 20"),
         ([*BASE, "--mixed", "21"], "more roles than the 20 engines"),

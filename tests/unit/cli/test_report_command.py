@@ -58,7 +58,7 @@ def test_plans_write_one_when_asked(headgate, tmp_path):
     [
         (["report", "nowhere"], ("nowhere", "folder")),
         (["report", "."], ("no run in folder",)),
-        (["report", ".", "--out", "missing/report.html"], ("--report missing/report.html", "does not exist")),
+        (["report", ".", "--out", "missing/report.html"], ("--out missing/report.html", "does not exist")),
         (["simulate", *SMALL, "--report", "."], ("--report . is a folder",)),
         (["compare", "--policy", "mixed", "--policy", "v0", *SMALL, "--report", "no/x"], ("--report no/x",)),
     ],

@@ -134,3 +134,12 @@ def test_broken_runs_are_refused_in_one_line(headgate, tmp_path, how):
     with pytest.raises(InputError) as error:
         Run.load(tmp_path / "r")
     assert "\n" not in str(error.value)
+
+
+def test_a_policy_file_elsewhere_gets_a_folder_of_its_name(headgate, tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "mine.py").write_text("from headgate import Mixed\nclass Mine(Mixed):\n    pass\n")
+    for place in ("far/mine.py", tmp_path / "far" / "mine.py"):
+        assert headgate(*SMALL, "--policy", f"{place}:Mine").code == 0
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["0001-mine.py:Mine-seed0", "0002-mine.py:Mine-seed0"]

@@ -68,6 +68,7 @@ def test_it_goes_on_where_it_stopped(headgate, tmp_path, monkeypatch):
         ([], ("--over rate=2,4,8",)),
         (["--over", "rate"], ("NAME=VALUE",)),
         (["--over", "rate=2,2"], ("twice",)),
+        (["--over", "rate=2", "--over", "rate=4"], ("--over rate is there twice",)),
         (["--over", "policy=mixed,v0"], ("--policy",)),
         (["--over", "rat=2,4"], ("rat", "rate")),
         (["--over", "rate=2,-4"], ("rate", "above 0")),
@@ -77,3 +78,14 @@ def test_it_goes_on_where_it_stopped(headgate, tmp_path, monkeypatch):
 )
 def test_bad_input_is_one_line(refused, args, words):
     refused(["sweep", *args, *SMALL], *words)
+
+
+def test_a_policy_file_that_changed_is_not_taken_for_the_old_one(headgate, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    file = tmp_path / "mine.py"
+    file.write_text("from headgate import Mixed\nclass Mine(Mixed):\n    pass\n")
+    command = ["sweep", "--policy", "mine.py:Mine", "--over", "clients=2,4", *SMALL, "--out", "grid"]
+    assert headgate(*command).code == 0
+    assert "2 of 2 runs are there already" in headgate(*command).out
+    file.write_text(file.read_text() + "    changed = True\n")
+    refused(command, "another sweep")

@@ -177,3 +177,8 @@ def test_by_default_a_plan_is_for_one_step():
     lease.begin(EACH_STEP)
     lease.ran(1, 0.1)
     assert lease.ended
+
+
+def test_a_plan_in_a_message_names_few_ids():
+    assert str(Plan(prefill=(1, 2, 3))) == repr(Plan(prefill=(1, 2, 3)))
+    assert "prefill=[0, 1, 2, 3, 4] and 95 more, budget=inf" in str(Plan(prefill=tuple(range(100))))

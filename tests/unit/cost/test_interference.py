@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from made_up import ABOUT, timed
 
-from benchmarks import held_out, interference
+from benchmarks import held_out, interference, mixed_cells
 from benchmarks.step_logs import prompts_of, read_steps
 from headgate.core.errors import InputError
 from headgate.cost.fitting.fit import fit
+from headgate.cost.fitting.steps import StepTable
 from headgate.cost.work import WorkTerms
 
 PLAIN = WorkTerms(2e-3, 2.2e-5, 6e-6, 3.3e-8)
@@ -37,6 +38,22 @@ def test_a_known_interference_is_found(tmp_path: Path, capsys: pytest.CaptureFix
     assert ElementTree.fromstring(figure.read_text()).tag.endswith("svg")
     assert "36 bursts" in capsys.readouterr().out
     assert '"label"' in points.read_text()
+
+
+def test_a_mixed_cell_stands_beside_its_halves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [  # part, decodes, prompt tokens, seconds: the end before prompts is seen 2 s late
+        *((0, 8, 0, 3.0) for _ in range(4)),
+        *((1, 8, 0, 5.0), (1, 0, 512, 6.0), (1, 0, 512, 8.0)),  # prompts alone: 8 s each
+        *((2, 8, 0, 5.0), (2, 8, 512, 7.9), (2, 8, 512, 9.9)),  # together: 9.9 s each
+    ]
+    part, decodes, prefill, seconds = np.array(rows).T
+    given = {"seconds": seconds, "decodes": decodes, "context": 100 * decodes, "prefill": prefill}
+    given |= {"part": part, "prompts": prefill > 0}
+    StepTable.from_columns(given, ("decodes", "prompts", "both")).save(tmp_path / "cells.npz")
+    mixed_cells.main([str(tmp_path / "cells.npz")])
+    (row,) = mixed_cells.rows(StepTable.load(tmp_path / "cells.npz"))
+    assert (row.together, row.decode, row.prompts) == pytest.approx((9.9, 3.0, 8.0))
+    assert "up to 1024 tokens: median -10.0 %, 1 cells" in capsys.readouterr().out
 
 
 def test_without_mixed_steps_there_is_nothing_to_say(tmp_path: Path) -> None:

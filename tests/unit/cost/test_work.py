@@ -150,6 +150,12 @@ def test_prompts_without_chunks_are_one_prompt() -> None:
     assert cost.seconds(Shape(0, 0, 500, 7)) == cost.seconds(Shape(0, 0, 500, 7, (Chunk(7, 500),)))
 
 
+def test_the_host_counts_every_prompt_whatever_else_the_law_has() -> None:
+    cost = WorkCost(WorkTerms(0.0, 0.0, host_per_request=1.0))
+    assert cost.by_chunk  # or drivers would not tell of them
+    assert cost.seconds(Shape(2, 20, 10, 0, (Chunk(0, 6), Chunk(0, 4)))) == 4.0
+
+
 def test_equal_by_value() -> None:
     assert WorkCost(FULL) == WorkCost(FULL)
     assert hash(WorkCost(FULL)) == hash(WorkCost(FULL))

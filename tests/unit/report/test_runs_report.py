@@ -164,3 +164,22 @@ def test_a_scene_knows_the_rate_no_policy_exceeds():
     run = served("mixed")
     assert len(run.requests["id"]) / run.span()[1] < scene.bound.rate
     assert replace(scene, runs={"x": [long_run(30)]}).bound is None
+
+
+def late(run: Run) -> Run:
+    return Run({**run.meta, "asynchronous": True}, run.requests, run.steps, run.stays, run.plans)
+
+
+def test_asynchronous_runs_say_so_and_are_no_seeds_of_others():
+    mixture = [served("mixed"), late(served("mixed", seed=1))]
+    (scene,) = gather(mixture)
+    assert list(scene.runs) == ["mixed", "mixed (2)"]
+    assert "tokens a request, asynchronous scheduling" in page_of(late(served("mixed")))
+    assert "asynchronous" not in page_of(served("mixed"))
+
+
+def test_the_best_of_several_is_called_that():
+    several = runs_page(gather([served("mixed"), served("eb"), served("v0")])).chapters[0]
+    assert any("the best of 2 is named" in note for note in several.notes)
+    two = runs_page(gather([served("mixed"), served("eb")])).chapters[0]
+    assert not any("is named" in note for note in two.notes)

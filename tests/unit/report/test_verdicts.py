@@ -9,14 +9,14 @@ from headgate.results.compare import BETTER, SAME, TOO_FEW, WORSE, Comparison, D
 from headgate.results.figures import Estimate
 
 
-def difference(percent: float, verdict: str) -> Difference:
-    half = 1.0 if verdict in (BETTER, WORSE) else 10.0
+def difference(percent: float, verdict: str, half: float | None = None) -> Difference:
+    half = half or (1.0 if verdict in (BETTER, WORSE) else 10.0)
     span = Estimate(percent, percent - half, percent + half)
     return Difference(10 * (1 + percent / 100), span, span, verdict)
 
 
-def comparison(**metrics: dict[str, tuple[float, str]]) -> Comparison:
-    """Percent and verdict of each policy, metric by metric."""
+def comparison(**metrics: dict[str, tuple[float, str] | tuple[float, str, float]]) -> Comparison:
+    """Percent and verdict of each policy, metric by metric; half the interval, where it matters."""
     rows = []
     for metric, others in metrics.items():
         name, higher = metric.replace("_", " "), metric in ("request_throughput", "goodput")
@@ -47,17 +47,25 @@ def test_a_gain_comes_with_its_interval_and_its_price():
 
 def test_who_cannot_be_told_from_the_best_is_named():
     found = comparison_verdict(comparison(request_throughput={"eb": (6.0, BETTER), "eb+": (5.5, BETTER)}))
+    assert "(95 % interval +5.0 to +7.0 %), the most of 2 tried" in found
     assert found.endswith("in requests served eb+ cannot be told from it.")
 
 
 def test_nothing_to_gain_is_said():
     found = comparison_verdict(
-        comparison(request_throughput={"eb": (1.0, SAME)}, mean_TTFT={"eb": (3.0, WORSE)})
+        comparison(request_throughput={"eb": (0.1, SAME, 0.3)}, mean_TTFT={"eb": (3.0, WORSE)})
     )
     assert found.startswith(
-        "No policy serves more requests than mixed: at this load there is no throughput to gain"
+        "No policy is seen to serve more requests than mixed: at this load there is no throughput to gain "
+        "(95 % intervals end at +0.4 %)"
     )
     assert "no latency that can be told from its own is better" in found
+
+
+def test_what_intervals_cannot_leave_out_is_not_denied():
+    found = comparison_verdict(comparison(request_throughput={"eb": (1.0, SAME), "v0": (-4.0, WORSE)}))
+    assert "no gain is seen, though 95 % intervals leave room for 11.0 % (v0 serves fewer)" in found
+    assert "no throughput to gain" not in found
 
 
 def test_latency_is_what_is_left_to_win():
@@ -81,15 +89,20 @@ def test_too_few_requests_give_no_verdict():
 
 def test_loads_at_which_nothing_is_gained_are_named():
     scenes = []
-    for rate, gain in ((4.0, (0.0, SAME)), (40.0, (5.0, BETTER))):
+    for rate, gain in ((4.0, (0.0, SAME, 0.5)), (40.0, (5.0, BETTER))):
         scene = scene_of({"mixed": [served("mixed", rate=rate)]})
         scene.__dict__["comparison"] = comparison(request_throughput={"eb": gain})
         scenes.append(scene)
     assert load_verdict(scenes) == (
         "eb serves up to 5.0 % more requests than mixed (95 % interval +4.0 to +6.0 %), at 40 requests/s; "
-        "at 4 requests/s there is no throughput to gain."
+        "at 4 requests/s there is no throughput to gain (95 % intervals end at +0.5 %)."
     )
-    assert load_verdict(scenes[:1]).startswith("No policy serves more requests than mixed: at 4 requests/s")
+    alone = load_verdict(scenes[:1])
+    assert alone.startswith(
+        "No policy is seen to serve more requests than mixed: at 4 requests/s there is no"
+    )
+    scenes[0].__dict__["comparison"] = comparison(request_throughput={"eb": (9.0, TOO_FEW)})
+    assert "at 4 requests/s no gain is seen" in load_verdict(scenes)
 
 
 @pytest.mark.parametrize("policy", ["mixed", "eb+"])

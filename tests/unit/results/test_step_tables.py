@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from headgate.core.errors import InputError
+from headgate.core.plan import NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import load_card
 from headgate.drivers.engine import Engine
@@ -54,6 +55,23 @@ def test_a_trace_gives_back_its_steps(policy: Any, tmp_path: Path) -> None:
     assert table.prompts.sum() >= len(whole)
 
 
+class Pausing(Mixed):
+    """Lets everybody stand for ten seconds, once."""
+
+    def plan(self, view: Any) -> Any:
+        if 1.0 <= view.now < 11.0 and view.decoding:
+            return Plan(NONE, (), until=Until(time=11.0))
+        return super().plan(view)
+
+
+def test_a_pause_is_no_part_of_a_step(tmp_path: Path) -> None:
+    run = traced(Pausing(SLOTS, BUDGET), tmp_path / "live.jsonl")
+    table, _ = steps_of_trace(tmp_path / "live.jsonl")
+    assert run.requests["finished"].max() > 11.0
+    assert table.seconds.max() < 1.0
+    assert table.seconds.sum() == pytest.approx(run.steps["seconds"].sum())
+
+
 def test_a_trace_without_steps(tmp_path: Path) -> None:
     Trace(tmp_path / "empty.jsonl", {}, background=False).close()
     with pytest.raises(InputError, match="no step in it"):
@@ -84,7 +102,11 @@ def test_what_clients_saw_gives_back_most_steps(tmp_path: Path) -> None:
         ("nonsense", "not JSON"),
         ("{}", "has no input_lens"),
         ('{"input_lens": [1], "ttfts": [0.1], "itls": [[0.1]]}', "has no start_times"),
-        ('{"input_lens": [1, 2], "ttfts": [0.1], "itls": [[0.1]], "start_times": [0.5]}', "differ in length"),
+        ('{"input_lens": [1, 2], "ttfts": [0.1], "itls": [[0.1]], "start_times": [0.5]}', "of one length"),
+        ('{"input_lens": [1], "ttfts": [0.1], "itls": 5, "start_times": [0.5]}', "of one length"),
+        ('{"input_lens": [1], "ttfts": [0.1], "itls": [5], "start_times": [0.5]}', "request 0 has"),
+        ('{"input_lens": [1], "ttfts": ["x"], "itls": [[1]], "start_times": [0.5]}', "request 0 has"),
+        ('{"input_lens": [-1], "ttfts": [0.1], "itls": [[1]], "start_times": [0.5]}', "request 0 has"),
         ('{"input_lens": [1], "ttfts": [0], "itls": [[0.1]], "start_times": [0.5]}', "got a token"),
         ('{"input_lens": [1], "ttfts": [1], "itls": [[]], "start_times": [0.5]}', "one token"),
     ],

@@ -1,9 +1,8 @@
-"""What a mixed step costs beyond its two halves: `python -m benchmarks.fidelity.interference STEPS.npz`."""
+"""Mixed cells of a grid beside their halves, no law between: `python -m benchmarks.mixed_cells STEPS.npz`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,11 +14,12 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.cost.fitting.steps import DECODE, PREFILL, StepTable
 
+GRAPH = 1024  # tokens of the largest CUDA graph of our grids
 NEAR = 0.25  # context of the decodes alone, relative to that in the mixed step
 
 
 class Row(NamedTuple):
-    """One mixed shape and its halves, in seconds; nan where a half was not measured."""
+    """One mixed shape and its halves, in seconds."""
 
     decodes: int
     context: int  # of one decode
@@ -27,29 +27,27 @@ class Row(NamedTuple):
     together: float
     decode: float  # the decodes alone
     prompts: float  # the prompts alone
-    constant: float  # the shortest step there was: paid once in a mixed step, twice in two
+
+    @property
+    def tokens(self) -> int:
+        """Decodes and prompt tokens."""
+        return self.decodes + self.prefill
 
     @property
     def share(self) -> float:
         """Decodes among the tokens."""
-        return self.decodes / (self.decodes + self.prefill)
+        return self.decodes / self.tokens
 
     @property
     def extra(self) -> float:
         """Beyond both halves run one after the other, as a share of them; negative: mixing saves."""
         return self.together / (self.decode + self.prompts) - 1
 
-    @property
-    def extra_work(self) -> float:
-        """The same with the constant of a step counted once: the interference."""
-        return self.together / (self.decode + self.prompts - self.constant) - 1
-
 
 def rows(table: StepTable) -> list[Row]:
     """Every mixed shape beside what its halves took alone; medians over all visits."""
     alone = table.take(table.kind == DECODE)
     alone = alone.take(alone.before == DECODE)
-    constant = float(np.median(alone.seconds[alone.decodes == 1]))
     prompts: dict[int, list[float]] = {}
     mixed: dict[tuple[int, int, int], list[tuple[float, float]]] = {}  # label, decodes, tokens: context, time
     for visit in visits(table):
@@ -67,8 +65,8 @@ def rows(table: StepTable) -> list[Row]:
         half = decode_alone(alone, number, context)
         if half is not None and tokens in prompts:
             whole = float(np.median(prompts[tokens]))
-            found.append(Row(number, round(context), tokens, together, half, whole, constant))
-    return sorted(found, key=lambda row: (row.decodes + row.prefill, row.share, row.context))
+            found.append(Row(number, round(context), tokens, together, half, whole))
+    return sorted(found, key=lambda row: (row.tokens, row.share, row.context))
 
 
 def visits(table: StepTable) -> Iterator[StepTable]:
@@ -98,42 +96,39 @@ def decode_alone(alone: StepTable, number: int, context: float) -> float | None:
     return float(np.median(alone.seconds[same])) if same.any() else None
 
 
-def table_of(found: list[Row]) -> str:
-    """In markdown."""
-    names = (
-        "tokens",
-        "decodes",
-        "share",
-        "context",
-        "together, ms",
-        "decodes + prompts, ms",
-        "extra",
-        "work",
-    )
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+def lines(found: list[Row]) -> list[str]:
+    """Cell by cell, then medians on either side of the largest graph."""
+    said = [" tokens  decodes  share  context   together        halves, ms     extra"]
     for row in found:
-        lines.append(
-            f"| {row.decodes + row.prefill} | {row.decodes} | {row.share:.2f} | {row.context} "
-            f"| {1e3 * row.together:.2f} | {1e3 * row.decode:.2f} + {1e3 * row.prompts:.2f} "
-            f"| {100 * row.extra:+.1f} % | {100 * row.extra_work:+.1f} % |"
+        halves = f"{1e3 * row.decode:.2f} + {1e3 * row.prompts:.2f}"
+        said.append(
+            f"{row.tokens:>7}{row.decodes:>9}{row.share:>7.2f}{row.context:>9}{1e3 * row.together:>11.2f}"
+            f"{halves:>18}{100 * row.extra:>+8.1f} %"
         )
-    return "\n".join(lines)
+    bands = {
+        f"up to {GRAPH} tokens": [row.extra for row in found if row.tokens <= GRAPH],
+        f"to {2 * GRAPH}": [row.extra for row in found if GRAPH < row.tokens < 2 * GRAPH],
+        "more": [row.extra for row in found if row.tokens >= 2 * GRAPH],
+    }
+    known = {name: extras for name, extras in bands.items() if extras}
+    return said + [
+        f"{name}: median {100 * float(np.median(extras)):+.1f} %, {len(extras)} cells"
+        for name, extras in known.items()
+    ]
 
 
 def main(argv: list[str]) -> None:
-    """Print the table; with --json the rows, for a figure."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.interference", description=__doc__)
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mixed_cells", description=__doc__)
     parser.add_argument("steps", type=Path, help="what a calibration kept: CARD.steps.npz")
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args(argv)
     try:
         found = rows(StepTable.load(asked.steps))
     except InputError as error:
         sys.exit(f"error: {error}")
-    if asked.json:
-        said = [row._asdict() | {"share": row.share, "extra": row.extra} for row in found]
-        asked.json.write_text(json.dumps(said, indent=1) + "\n")
-    print(table_of(found))
+    if not found:
+        sys.exit(f"error: {asked.steps}: no mixed cell whose halves were timed alone; take a newer grid")
+    print("\n".join(lines(found)))
 
 
 if __name__ == "__main__":
