@@ -193,7 +193,7 @@ def _traced(file: str, like: str | None) -> _Steps:
         "max_batch_tokens": limits.get("max_num_batched_tokens"),
     }
     known = {name: value for name, value in said.items() if value}
-    versions = {str(name): str(value) for name, value in header.get("versions", {}).items()}
+    versions = {str(name): str(value) for name, value in header.get("versions", {}).items()} or facts.versions
     date = str(header.get("date", "unknown"))
     about = replace(facts, **known, versions=versions, date=date, source=f"live trace {Path(file).name}")
     note = "a live trace has the shapes of its traffic only; beyond them the card extrapolates"
@@ -234,7 +234,9 @@ def _facts(table: StepTable, like: str | None) -> About:
         card = load_card(like)
         limits = {name: getattr(card, name) for name in ("kv_tokens", "max_model_len", "block")}
         limits |= {name: getattr(card, name) for name in ("max_running", "max_batch_tokens")}
-        return About(name=card.name, gpu=card.gpu, model=card.model, **limits)
+        known, facts = card.provenance, About(card.name, card.gpu, card.model, **limits)
+        shape, settings = known.model_shape or {}, known.settings or {}
+        return replace(facts, versions=known.versions, model_shape=shape, settings=settings)
     if not len(table):
         raise InputError("no timed step at all; measure longer")
     most = int(table.context.max() + table.behind.max() + table.tokens.max())

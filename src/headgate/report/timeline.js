@@ -96,7 +96,7 @@ function strips(svg, runs, found, x, figure, place) {
 }
 
 function panel(svg, about, lines, x, top) {
-  const most = Math.max(1e-9, ...lines.map((line) => line.high.reduce((a, b) => Math.max(a, b), 0)));
+  const most = Math.max(0, ...lines.map((line) => line.high.reduce((a, b) => Math.max(a, b), 0))) || 1;
   const limit = about.limit && about.limit < 1.6 * most ? about.limit : null;
   const y = { low: 0, high: 1.08 * Math.max(most, limit || 0), start: top + PANEL.height, end: top, kind: "linear" };
   svg.append(element("text", { class: "name", x: x.start, y: top - 5 }, `${about.name} (${about.unit})`));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,9 +96,21 @@ def _chosen(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, int, Run, int | 
             found.append((name, colour, run, None))
         else:
             found += [
-                (f"{name}, {engine_name(run, number)}", colour, run, number) for number in replicas[:each]
+                (f"{name}, {engine_name(run, number)}", colour, run, number)
+                for number in some_engines(run, replicas, each)
             ]
     return found
+
+
+def some_engines(run: Run, replicas: Sequence[int], most: int) -> list[int]:
+    """So many of them at most, one of every role before a second of any."""
+    roles: Counter[str] = Counter()
+    ranked: list[tuple[int, int]] = []
+    for engine in replicas:
+        role = engine_name(run, engine).removeprefix(f"engine {engine}")
+        ranked.append((roles[role], engine))
+        roles[role] += 1
+    return sorted(engine for _, engine in sorted(ranked)[:most])
 
 
 def engine_name(run: Run, replica: int) -> str:
@@ -243,7 +256,7 @@ def _phases(strip: Strip, x: Scale, edges: Floats, top: float) -> list[Markup]:
 
 
 def _panel(panel: dict[str, Any], found: Sequence[tuple[str, Columns]], x: Scale, top: float) -> list[Markup]:
-    most = max(1e-9, max(float(columns.high.max()) for _, columns in found))
+    most = max(float(columns.high.max()) for _, columns in found) or 1.0
     limit = panel["limit"] if panel["limit"] and panel["limit"] < 1.6 * most else None
     y = Scale(0.0, 1.08 * max(most, limit or 0.0), top + PANEL, top)
     parts = [tag("text", f"{panel['name']} ({panel['unit']})", class_="name", x=x.start, y=top - 5)]

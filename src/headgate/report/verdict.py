@@ -146,7 +146,8 @@ def _nothing_to_gain(found: Comparison, rows: dict[str, Row]) -> str:
     said = f"No policy is seen to serve more requests than {found.baseline}: at this load {room}"
     if fewer:
         said += f" ({_listed(fewer)} serve{'s' if len(fewer) == 1 else ''} fewer)"
-    wins = []
+    wins: list[str] = []
+    winners: list[str] = []
     for metric, name in MATTER.items():
         row = rows.get(metric)
         if row is None:
@@ -154,10 +155,21 @@ def _nothing_to_gain(found: Comparison, rows: dict[str, Row]) -> str:
         better = {other: each for other, each in row.others.items() if each.verdict == BETTER}
         if better:
             best = max(better, key=lambda other: abs(better[other].percent.value))
+            winners += [] if best in winners else [best]
             wins.append(f"{best} has {_change(name, better[best])}{_percents(better[best])}")
     if not wins:
         return f"{said}, and no latency that can be told from its own is better."
-    return f"{said}. What differs is latency: {_listed(wins)}."
+    return f"{said}. What differs is latency: {_listed(wins)}{_paid(rows, winners)}."
+
+
+def _paid(rows: dict[str, Row], winners: Sequence[str]) -> str:
+    """What policies that win in one latency lose in another."""
+    said = ""
+    for winner in winners:
+        each = {name: rows[metric].others[winner] for metric, name in MATTER.items() if metric in rows}
+        worse = [_change(name, other) for name, other in each.items() if other.verdict == WORSE]
+        said += f"; {winner} pays with {_listed(worse)}" if worse else ""
+    return said
 
 
 def _price(row: Row, winner: str, name: str) -> str:

@@ -43,9 +43,8 @@ class Campaign:
         seconds: time for all of it, filling the pools included.
         passes: most visits of each cell; less where KV or time end, or the fit is good.
         seed: of the order of the cells; each pass has its own.
-        temperature: of sampling. With made-up weights greedy decodes all say the same word, and a mixture
-        of experts
-            then sends all of them to the same few experts; at 1.0 they say random words and meet all experts.
+        temperature: of sampling. With made-up weights greedy decodes all say the same word, and a mixture of
+            experts sends all of them to the same few; at 1.0 they say random words and meet all experts.
         report: hears how far it is: cells done, cells in all, and what is being done.
     """
 

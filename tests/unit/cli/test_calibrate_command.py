@@ -52,6 +52,11 @@ def test_the_engine_as_another_card_has_it(headgate, steps, tmp_path):
     assert headgate("calibrate", "--from-steps", "s.steps.npz", "--like", KNOWN, "--out", "c.json").code == 0
     card, known = load_card(tmp_path / "c.json"), load_card(KNOWN)
     assert (card.model, card.kv_tokens, card.max_running) == (known.model, known.kv_tokens, known.max_running)
+    told = ("calibrate", "--from-steps", "s.steps.npz", "--like", "cal-h200-qwen3-4b", "--out", "d.json")
+    assert headgate(*told).code == 0
+    ours, theirs = (load_card(c).provenance for c in (tmp_path / "d.json", "cal-h200-qwen3-4b"))
+    assert theirs.model_shape and (ours.model_shape, ours.settings) == (theirs.model_shape, theirs.settings)
+    assert ours.versions == theirs.versions
 
 
 def test_from_a_live_trace(headgate, tmp_path):

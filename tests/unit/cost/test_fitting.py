@@ -14,9 +14,11 @@ from made_up import ABOUT, cells, exact, table, timed
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
+from headgate.cost.fitting.choose import unseen
 from headgate.cost.fitting.family import Law, host_can_show, offered, offered_floors
 from headgate.cost.fitting.fit import Fitted, fit
-from headgate.cost.fitting.steps import StepTable
+from headgate.cost.fitting.solve import Problem
+from headgate.cost.fitting.steps import StepTable, concat
 from headgate.cost.model import Shape
 from headgate.cost.work import WorkCost, WorkTerms
 
@@ -113,6 +115,13 @@ def _one_odd_part() -> dict[str, np.ndarray]:
     seconds = (0.005 + 3e-5 * decodes) * np.where(part == 3, 1.5, 1.0)
     zeros = np.zeros(600)
     return {"seconds": seconds, "decodes": decodes, "context": zeros, "prefill": zeros, "part": part}
+
+
+def test_a_cell_that_was_visited_twice_is_unseen_as_a_whole() -> None:
+    once, law = timed(WorkTerms(2e-3, 2.2e-5, 6e-6, 3.3e-8), noise=0.05), Law(("per_context",))
+    alone, twice = (unseen(Problem(table), law) for table in (once, concat([once, once])))
+    assert twice[: len(once)] == pytest.approx(alone, rel=1e-6)
+    assert twice[len(once) :] == pytest.approx(alone, rel=1e-6)
 
 
 def test_what_cannot_be_told_is_not_offered() -> None:

@@ -113,11 +113,11 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         StepTable.load(tmp_path / "nowhere.npz")
     text = tmp_path / "text.npz"
     text.write_text("not numpy")
-    with pytest.raises(InputError, match=r"not an .npz with seconds, decodes"):
+    with pytest.raises(InputError, match=r"not an .npz with the columns seconds, decodes"):
         StepTable.load(text)
     other = tmp_path / "other.npz"
     np.savez(other, a=np.ones(3))
-    with pytest.raises(InputError, match=r"not an .npz with seconds, decodes"):
+    with pytest.raises(InputError, match=r"not an .npz with the columns seconds, decodes"):
         StepTable.load(other)
     with pytest.raises(InputError, match="no timed steps at all"):
         concat([])

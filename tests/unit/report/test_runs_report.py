@@ -183,3 +183,15 @@ def test_the_best_of_several_is_called_that():
     assert any("the best of 2 is named" in note for note in several.notes)
     two = runs_page(gather([served("mixed"), served("eb")])).chapters[0]
     assert not any("is named" in note for note in two.notes)
+
+
+def test_of_many_engines_every_role_is_drawn():
+    fleet = replace(
+        long_run(400, replicas=40), meta={"label": "split", "roles": ["prefill"] * 30 + ["decode"] * 10}
+    )
+    found = read(page_of(fleet)).text
+    assert "engine 0 (prefill)" in found and "engine 30 (decode)" in found and "engine 29" not in found
+
+
+def test_a_queue_that_is_always_empty_has_an_axis_one_can_read():
+    assert "0.000000" not in read(page_of(long_run(50))).text

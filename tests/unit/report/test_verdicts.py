@@ -109,3 +109,15 @@ def test_loads_at_which_nothing_is_gained_are_named():
 def test_one_run_is_summed_up(policy):
     said = scene_verdict(scene_of({policy: [served(policy)]}))
     assert said.startswith(f"{policy} serves ") and "a first token after" in said and "busy" in said
+
+
+def test_a_latency_that_is_won_comes_with_the_one_that_pays_for_it():
+    found = comparison_verdict(
+        comparison(
+            request_throughput={"split": (0.1, SAME, 0.3)},
+            mean_TTFT={"split": (2350.0, WORSE)},
+            mean_TPOT={"split": (-58.0, BETTER)},
+        )
+    )
+    assert "What differs is latency: split has mean TPOT 58.0 % lower" in found
+    assert found.endswith("; split pays with mean TTFT 24.5 times as high.")

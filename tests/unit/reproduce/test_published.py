@@ -19,6 +19,7 @@ from headgate.reproduce.published import (
     TABLE18,
 )
 from headgate.reproduce.published_split import TABLE19, TABLE20, WAYS19, WAYS20, Scene
+from headgate.reproduce.split_runs import FIGURES, eb_counts
 
 
 def test_spot_checks():
@@ -102,3 +103,20 @@ def test_tables_of_disaggregation():
         assert all(len(numbers) == len(ways) for metrics in table.values() for numbers in metrics.values())
     gone = [scene.clients for scene, row in TABLE19.items() if math.isnan(row["tok/s"][2])]
     assert gone == [2048, 2048]
+
+
+class AsPublished:
+    """Outcomes that are the published numbers themselves."""
+
+    def figure(self, key, name):
+        _, scene, way = key
+        metric = next(metric for metric, (figure, _) in FIGURES.items() if figure == name)
+        return TABLE19[scene][metric][WAYS19.index(way)]
+
+
+def test_small_published_differences_are_counted_apart_from_clear_ones():
+    """EB+ against v1 in Table 19: 4 of 6 cells differ by more than 1 % in tokens per second, 2 by 3 %."""
+    counts = eb_counts(AsPublished(), TABLE19, WAYS19)
+    assert [(count.agree, count.of) for count in counts] == [(4, 4), (5, 5), (3, 3), (2, 2), (3, 3), (1, 1)]
+    assert ["above 1 %" in count.what for count in counts] == [True] * 3 + [False] * 3
+    assert all("above 3 %" in count.what for count in counts[3:])

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.cost.fitting.family import PER_EXPERT, TILES, Law, host_can_show, offered, offered_floors
+from headgate.cost.fitting.pieces import Pieces
 from headgate.cost.fitting.solve import WORST, Problem
 from headgate.cost.fitting.steps import KINDS, Floats
 
@@ -76,9 +77,12 @@ def choose(problem: Problem, experts: tuple[int, int] = (0, 0)) -> Choice:
 
 
 def unseen(problem: Problem, law: Law) -> Floats:
-    """Seconds the law gives each row when it is fitted without the row's own part."""
+    """Seconds the law gives each row when it is fitted without the row's own part, nor one of its label.
+
+    A cell that two grids visited is two parts: a fit that had seen one of them would know the other.
+    """
     told = np.zeros(len(problem.table))
-    folds = _blocks(problem) % FOLDS
+    folds = _blocks(_labelled(problem)) % FOLDS
     by_row = np.repeat(folds, np.diff(np.append(problem.pieces.starts, len(told))))
     for number in np.unique(folds):
         found, _ = problem.solve(law, folds != number)
@@ -135,21 +139,24 @@ def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...], host:
     return groups
 
 
-def _blocks(problem: Problem) -> Whole:
-    """What is held out together: parts of one label, or a stretch of pieces where they are few.
+def _labelled(problem: Problem) -> Pieces:
+    """The pieces, parts of one label being one part."""
+    labels = problem.table.labels
+    first = np.array([labels.index(label) for label in labels], dtype=np.int32)
+    return replace(problem.pieces, part=first[problem.pieces.part])
 
-    A cell that two grids visited is held out from both, or a fit would have seen its twin.
-    """
-    pieces = problem.pieces
-    _, index = np.unique(np.array(problem.table.labels)[pieces.part], return_inverse=True)
-    if index.max() + 1 >= FOLDS // 2:
+
+def _blocks(pieces: Pieces) -> Whole:
+    """What is held out together: a part, or a stretch of pieces where parts are few."""
+    parts, index = np.unique(pieces.part, return_inverse=True)
+    if len(parts) >= FOLDS // 2:
         return np.asarray(index, dtype=np.int64)
     return np.arange(len(pieces), dtype=np.int64) * STRETCHES // len(pieces)
 
 
 def _held_out(problem: Problem, law: Law) -> Floats:
     """The mean relative error of each block and region, fitted without the blocks of its fold."""
-    pieces, blocks = problem.pieces, _blocks(problem)
+    pieces, blocks = problem.pieces, _blocks(problem.pieces)
     folds = blocks % FOLDS
     errors = np.zeros(len(pieces))
     for number in np.unique(folds):
