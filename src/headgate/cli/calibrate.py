@@ -77,12 +77,13 @@ def calibrate(
     ] = None,
     name: Annotated[str | None, _option("name of the card (default: from --out)", WORDS)] = None,
     gpu: Annotated[str | None, _option("name of the GPU (default: asked from the driver)", WORDS)] = None,
+    overwrite: Annotated[bool, typer.Option(help="replace a card that exists")] = False,
     json: Annotated[str | None, typer.Option(help="quality and steps as JSON, to a file or -")] = None,
 ) -> None:
     """Measure or read, fit, write."""
     _one_source({"MODEL": model, FILES[0]: from_trace, FILES[1]: from_steps, FILES[2]: from_bench})
     check_json(json)
-    card = _card_file(out)
+    card = _card_file(out, overwrite)
     if model:
         numbers = _Numbers(seconds, slots, budget, longest, seed, _one_grid(grid) == "quick")
         found = _measured(model, numbers, _engine_words(engine), dummy, card)
@@ -131,12 +132,14 @@ class _Numbers:
     quick: bool
 
 
-def _card_file(out: str) -> Path:
+def _card_file(out: str, overwrite: bool) -> Path:
     card = Path(out)
     if card.suffix != ".json":
         raise InputError(f"--out {out}: a card is a JSON file; name it {card.with_suffix('.json').name}")
     if not card.resolve().parent.is_dir():
         raise InputError(f"--out {out}: its folder does not exist; create it or name another")
+    if card.exists() and not overwrite:
+        raise InputError(f"--out {out}: that card exists; name another, or replace it with --overwrite")
     return card
 
 

@@ -93,6 +93,8 @@ def test_refused(refused, steps, tmp_path):
     refused([calibrate, "--from-bench", "s.steps.npz"], "bench result")
     refused([calibrate, "--from-steps", "s.steps.npz", "--out", "card.txt"], "a card is a JSON file")
     refused([calibrate, "--from-steps", "s.steps.npz", "--out", "no/card.json"], "does not exist")
+    (tmp_path / "there.json").write_text("mine")
+    refused([calibrate, "--from-steps", "s.steps.npz", "--out", "there.json"], "exists", "--overwrite")
     refused([calibrate, "--from-steps", "s.steps.npz", "--like", "nobody"], "unknown card")
     refused([calibrate, "model", "--grid", "huge"], "full, quick")
     refused([calibrate, "model", "--engine", "tp"], "NAME=VALUE")
