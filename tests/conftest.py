@@ -1,6 +1,7 @@
-"""Hypothesis profiles (the same examples in every run of CI, more at night) and --update-golden."""
+"""Hypothesis profiles (the same examples in every run of CI, more at night), --update-golden, and Ctrl-C."""
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -9,6 +10,10 @@ settings.register_profile("ci", max_examples=60, derandomize=True, **COMMON)
 settings.register_profile("long", max_examples=250, derandomize=True, **COMMON)
 settings.register_profile("night", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# A shell starts background jobs deaf to Ctrl-C, and whatever they start is deaf too; tests of Ctrl-C must hear it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
