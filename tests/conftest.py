@@ -11,7 +11,7 @@ settings.register_profile("long", max_examples=250, derandomize=True, **COMMON)
 settings.register_profile("night", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# A shell starts background jobs deaf to Ctrl-C, and whatever they start is deaf too; tests of Ctrl-C must hear it.
+# A shell starts background jobs deaf to Ctrl-C, and all they start is deaf too; tests of it must hear it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
