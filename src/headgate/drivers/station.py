@@ -111,7 +111,7 @@ class Station:
         if self.sent or self.timers:
             self._receive(replica.now)
         if self.news:
-            self._exchange()
+            self._let_in()
         lease = replica.lease
         while True:
             if lease.ended:
@@ -119,6 +119,8 @@ class Station:
                     self.state, self.due = IDLE, inf
                     return
                 replica.ask()
+                if self.news:
+                    lease.steps = 1
             if self._start():
                 break
             lease.ended = True
@@ -210,6 +212,20 @@ class Station:
             replica.leave(entry, when, End.ABORTED if hangs_up else End.ABANDONED)
         elif hangs_up:
             replica.leave(entry, replica.now, End.ABORTED)
+
+    def _let_in(self) -> None:
+        """KV moves by what the policy wants now, not by what it wanted when its lease began.
+
+        Seats and memory are kept for the prompts of the plan, and a plan of a moment ago may name prompts
+        that the policy has given up since. While somebody still waits at the door the policy is therefore
+        asked at every step: the same as without leases.
+        """
+        replica = self.replica
+        if (self.bound or self.landed) and replica.occupied:
+            replica.ask()
+        self._exchange()
+        if self.news:
+            replica.lease.ended = True
 
     def _exchange(self) -> None:
         """KV that goes, KV that is awaited, and those whose KV is here."""
