@@ -118,9 +118,7 @@ class Station:
                 if not replica.occupied:
                     self.state, self.due = IDLE, inf
                     return
-                replica.ask()
-                if self.news:
-                    lease.steps = 1
+                self._ask()
             if self._start():
                 break
             lease.ended = True
@@ -212,6 +210,12 @@ class Station:
             replica.leave(entry, when, End.ABORTED if hangs_up else End.ABANDONED)
         elif hangs_up:
             replica.leave(entry, replica.now, End.ABORTED)
+
+    def _ask(self) -> None:
+        """A new plan; for one step alone while somebody waits at the door."""
+        self.replica.ask()
+        if self.news:
+            self.replica.lease.steps = 1
 
     def _let_in(self) -> None:
         """KV moves by what the policy wants now, not by what it wanted when its lease began.
