@@ -23,6 +23,11 @@ class Engine(NamedTuple):
         """The most tokens one request may have, prompt and output together."""
         return min(self.max_model_len, self.kv_tokens // self.block * self.block)
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """All but the cost, by name, for whoever writes them down."""
+        return {name: value for name, value in self._asdict().items() if name != "cost"}
+
     def checked(self) -> Engine:
         """The same, or an error that names what cannot be."""
         for name in ("kv_tokens", "max_model_len", "batch_tokens", "running", "block"):

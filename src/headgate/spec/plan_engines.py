@@ -102,11 +102,10 @@ class EnginesPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
-        limits = {name: value for name, value in self.engine._asdict().items() if name != "cost"}
         document = {
             "card": self.card,
             "workload": self.workload,
-            "engine": limits,
+            "engine": self.engine.limits,
             "levels": [level._asdict() for level in self.levels],
             "classes": dict(self.classes),
             "rate": self.rate,

@@ -159,7 +159,7 @@ def _meta(
         "model": card.model,
         "gpu": card.gpu,
         "provenance": card.provenance.source,
-        "engine": {name: value for name, value in engine._asdict().items() if name != "cost"},
+        "engine": engine.limits,
         "asynchronous": words.asynchronous,
         "kv_tokens": engine.kv_tokens,
         "rate": words.rate if about["load"] == "open" else None,
