@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import tiny
-from real import Ask, Real, engine
+from real import SEATS, Ask, Real, engine
 
 from headgate.cost.card import load_card
 from headgate.cost.fitting.fit import fit
@@ -24,10 +26,13 @@ from headgate.spec.build import make_policy
 from headgate.spec.library import simulate
 from headgate.vllm.calibration import Campaign
 from headgate.vllm.calibration_engine import Wanted, about
+from headgate.vllm.calibration_log import composition
 from headgate.workloads.workload import Workload
 
 GROUND = Ground(decodes=8, budget=256, kv_tokens=1 << 20, longest=512, passes=2, quick=True)
-WITHIN = 2.0  # of the real engine's time; both cores may be busy with something else
+NOISE = 0.03  # of a step, standard deviation
+STALLS = 0.01  # share of steps that take ten times as long
+WITHIN = 0.05  # of the real engine's time
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
@@ -38,15 +43,58 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield made
 
 
-def campaign(real: Real, folder: Path, passes: int = 2, seconds: float = 60.0) -> Campaign:
+class Paced:
+    """The clock of an engine whose steps take what a law says, whatever this machine is busy with.
+
+    The steps themselves are real: composed, run and put out by vLLM. With noise, they take a little more or
+    less than that, and a few stall.
+    """
+
+    def __init__(self, noise: float = 0.0, stalls: float = 0.0) -> None:
+        self.now = 0.0
+        self._noise, self._stalls = noise, stalls
+        self._ends: deque[float] = deque()  # of the steps under way, one after the other
+        self._rng = np.random.default_rng(11)
+
+    @contextmanager
+    def pacing(self, scheduler: Any) -> Iterator[None]:
+        """Whoever reads this clock must have wrapped the scheduler before."""
+        schedule, update = scheduler.schedule, scheduler.update_from_output
+
+        def scheduled(*args: Any, **words: Any) -> Any:
+            output = schedule(*args, **words)
+            begins = max([self.now, *self._ends])
+            self._ends.append(begins + self._takes(output) if output.num_scheduled_tokens else begins)
+            return output
+
+        def updated(*args: Any, **words: Any) -> Any:
+            self.now = max(self.now, self._ends.popleft())
+            return update(*args, **words)
+
+        scheduler.schedule, scheduler.update_from_output = scheduled, updated
+        yield
+        scheduler.schedule, scheduler.update_from_output = schedule, update
+        self._ends.clear()
+
+    def _takes(self, output: Any) -> float:
+        held = composition(output)
+        tokens = held.decodes + held.prefill
+        seconds = 2e-3 + 2e-5 * tokens + 2e-7 * (held.context + held.behind) + 1e-3 * (held.prefill > 0)
+        stalled = 10 if self._rng.random() < self._stalls else 1
+        return float(seconds * stalled * self._rng.lognormal(0.0, self._noise))
+
+
+def campaign(real: Real, folder: Path, clock: Paced, seconds: float = 60.0) -> Campaign:
     ground = GROUND.with_kv(int(real.scheduler._headgate.ledger.kv_total))
-    return Campaign(real.llm, ground, folder / "steps.npz", seconds, passes)
+    return Campaign(real.llm, ground, folder / "steps.npz", seconds, 2, clock=lambda: clock.now)
 
 
 def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
-    made = campaign(real, tmp_path)
+    clock = Paced(NOISE, STALLS)
+    made = campaign(real, tmp_path, clock)
     said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
-    table = made.run(said)
+    with clock.pacing(real.scheduler):
+        table = made.run(said)
     made.leave()
     assert made.outcome in ("2 passes", "good enough after 2 passes")
     visited = shapes(table)
@@ -63,7 +111,19 @@ def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
     card = load_card(tmp_path / "card.json")
     assert card == fitted.card()
     real_seconds, simulated = served(real, card.cost)
-    assert simulated / WITHIN < real_seconds < simulated * WITHIN
+    assert simulated == pytest.approx(real_seconds, rel=WITHIN)
+
+
+def test_on_its_own_clock_no_time_is_counted_twice(real: Real, tmp_path: Path) -> None:
+    ground = GROUND.with_kv(int(real.scheduler._headgate.ledger.kv_total))
+    made = Campaign(real.llm, ground, tmp_path / "steps.npz", 60.0, 1)
+    said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
+    began = perf_counter()
+    table = made.run(said)
+    took = perf_counter() - began
+    made.leave()
+    assert table.seconds.min() > 0
+    assert table.seconds.sum() < took
 
 
 def shapes(table: StepTable) -> dict[str, set[tuple[int, int, int]]]:
@@ -81,7 +141,10 @@ def shapes(table: StepTable) -> dict[str, set[tuple[int, int, int]]]:
 
 
 def served(real: Real, cost: Any) -> tuple[float, float]:
-    """Seconds the real and the simulated engine take for the same requests, all there from the beginning."""
+    """Seconds the real and the simulated engine take for the same requests, all there from the beginning.
+
+    The real one is paced without noise: what is left is the error of the card and of the schedule.
+    """
     rng = np.random.default_rng(5)
     prompts, outputs = rng.integers(20, 200, 60), rng.integers(4, 40, 60)
     asks = [
@@ -90,17 +153,18 @@ def served(real: Real, cost: Any) -> tuple[float, float]:
     ]
     kv_tokens = int(real.scheduler._headgate.ledger.kv_total)
     world = Engine(cost, kv_tokens, 512, GROUND.budget, GROUND.seats, real.scheduler.block_size)
-    began = perf_counter()
-    real.serve(asks, "mixed")
-    seconds = perf_counter() - began
-    run = simulate(world, make_policy("mixed", {}, world)[0], Workload.of(prompts, outputs))
-    return seconds, run.span()[1]
+    clock = Paced()
+    with clock.pacing(real.scheduler):
+        real.serve(asks, "mixed")
+    run = simulate(world, make_policy("mixed", {"slots": SEATS}, world)[0], Workload.of(prompts, outputs))
+    return clock.now, run.span()[1]
 
 
 def test_an_engine_that_dies_leaves_its_steps(
     real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = campaign(real, tmp_path)
+    clock = Paced(NOISE, STALLS)
+    made = campaign(real, tmp_path, clock)
     said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
     step = real.front.step
 
@@ -111,7 +175,8 @@ def test_an_engine_that_dies_leaves_its_steps(
 
     with monkeypatch.context() as patched:
         patched.setattr(real.front, "step", dies)
-        table = made.run(said)
+        with clock.pacing(real.scheduler):
+            table = made.run(said)
     made.leave()
     assert made.outcome == "the engine died: RuntimeError: CUDA error: unspecified launch failure"
     kept = StepTable.load(tmp_path / "steps.npz")
@@ -120,9 +185,11 @@ def test_an_engine_that_dies_leaves_its_steps(
 
 
 def test_time_ends(real: Real, tmp_path: Path) -> None:
-    made = campaign(real, tmp_path, seconds=0.2)
+    clock = Paced()
+    made = campaign(real, tmp_path, clock, seconds=0.2)
     said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
-    made.run(said)
+    with clock.pacing(real.scheduler):
+        made.run(said)
     made.leave()
     assert made.outcome == "time ended in pass 1"
     assert (tmp_path / "steps.npz").exists()

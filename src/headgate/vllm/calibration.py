@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ class Campaign:
         temperature: of sampling. With made-up weights greedy decodes all say the same word, and a mixture of
             experts sends all of them to the same few; at 1.0 they say random words and meet all experts.
         report: hears how far it is: cells done, cells in all, and what is being done.
+        clock: seconds; both what steps take and when time ends are read from it.
     """
 
     llm: Any
@@ -56,6 +57,7 @@ class Campaign:
     seed: int = 0
     temperature: float = 0.0
     report: Report = lambda done, total, doing: None
+    clock: Callable[[], float] = perf_counter
     log: StepLog = field(init=False)
     walk: Walk = field(init=False)  # all passes
     each: int = field(init=False)  # cells of one pass
@@ -65,7 +67,7 @@ class Campaign:
 
     def __post_init__(self) -> None:
         self.scheduler = core_of(self.llm).scheduler
-        self.log = StepLog(self.scheduler)
+        self.log = StepLog(self.scheduler, self.clock)
         one = grid(self.ground)
         self.each = len(one.cells)
         rng = np.random.default_rng(self.seed)
@@ -109,17 +111,17 @@ class Campaign:
         with partial.open("wb") as file:
             table.save(file)  # type: ignore[arg-type]  # numpy takes an open file, too
         partial.replace(self.steps_file)
-        self._saved = monotonic()
+        self._saved = self.clock()
         return table
 
     def _run(self, said: About) -> None:
-        began = monotonic()
+        began = self.clock()
         deadline = began + self.seconds
         self.report(0, len(self.walk.cells), "warming up")
         self._warm_up()
         self.log.rows.clear()
         self.log.label = lambda: self.probe.label
-        self._saved = monotonic()
+        self._saved = self.clock()
         self.scheduler._headgate.take_over(self.probe)
         for pool in self.walk.pools:
             for _ in range(pool.size):
@@ -147,7 +149,7 @@ class Campaign:
                 raise RuntimeError(f"the probe was relieved: {live.fallen}")
             if self.log.empty > STANDSTILL:
                 raise RuntimeError(f"the engine stands still at cell {probe.label!r}")
-            now = monotonic()
+            now = self.clock()
             if now > deadline:
                 return False
             if probe.position != last or not last:  # while the pools are filled, at every step
