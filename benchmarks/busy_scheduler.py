@@ -169,7 +169,7 @@ class Busy:
 class NoGrammars:
     """Stands for vLLM's structured outputs, which nobody here asks for."""
 
-    def should_advance(self, request: Any, *args: Any) -> bool:
+    def should_advance(self, request: Any, **words: Any) -> bool:
         """Never."""
         return False
 

@@ -64,7 +64,7 @@ class NoGrammars:
     def accept_tokens(self, request: Request, tokens: list[int]) -> bool:
         return True
 
-    def should_advance(self, request: Request, tokens: Any = None) -> bool:
+    def should_advance(self, request: Request, **words: Any) -> bool:  # up to vLLM 0.29
         return False
 
     def validate_tokens(self, request: Request, tokens: list[int]) -> list[int]:

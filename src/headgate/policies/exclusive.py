@@ -118,6 +118,8 @@ class Exclusive(BatchPolicy):
 
     def _prefill(self, view: View) -> Plan:
         prompts = tuple(self._batch)
+        if view.prefilling and prompts[0] not in view.prefilling:  # a real engine may pass one over
+            prompts = tuple(sorted(prompts, key=lambda id: id not in view.prefilling))
         if self.pieces is None:
             return Plan(NONE, prompts, until=Until(prefills=len(prompts)))
         if not view.decoding:  # nobody waits for a token until the first prompt is done
