@@ -15,6 +15,7 @@ from report_kinds import KINDS
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = ("gpu", "quic", "background-networking", "component-update", "sync")
 FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{what}" for what in QUIET)]
+PATIENCE = 300_000  # milliseconds, of everything that is waited for: only what hangs takes so long
 SMALL = ["--requests", "300", "--prompt", "200", "--output", "60"]
 SLO = ["--ttft", "500ms", "--tpot", "50ms"]
 MIX = """
@@ -63,6 +64,8 @@ def reports(tmp_path_factory) -> dict[str, Path]:
         "30",
     ]
     headgate("compare", *classes, "--report", "classes.html", folder=folder)
+    routers = ["--engines", "4", "--router", "round-robin", "--router", "split"]
+    headgate("compare", *routers, *classes[4:], "--report", "fleet.html", folder=folder)
     for rate in ("5", "20", "60"):
         headgate("compare", *three[:4], *SMALL, *SLO, "--rate", rate, "--out", f"loads/{rate}", folder=folder)
     headgate("report", "loads", "--out", "loads.html", folder=folder)
@@ -82,6 +85,8 @@ def reports(tmp_path_factory) -> dict[str, Path]:
         "0.3",
     ]
     headgate("plan", "capacity", *capacity, *SMALL, "--jobs", "1", "--report", "capacity.html", folder=folder)
+    fewest = ["--find", "engines", "--rate", "200", *capacity[:4], *capacity[6:8], *SMALL]
+    headgate("plan", "capacity", *fewest, "--jobs", "1", "--report", "engines.html", folder=folder)
     headgate("plan", "wait", *SMALL, "--load", "0.8", "--report", "wait.html", folder=folder)
     headgate("plan", "flags", *SMALL, *SLO, "--report", "flags.html", folder=folder)
     headgate("reproduce", "eb-table13", "--quick", "--report", "reproduce.html", folder=folder)
@@ -93,7 +98,7 @@ def browser():
     if not CHROMIUM:
         pytest.fail("no chromium found; run make test-browser as root, or set CHROMIUM to its path")
     with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE)
         yield found
         found.close()
 
@@ -109,13 +114,14 @@ def look(browser, reports):
         context = browser.new_context(
             viewport=size, color_scheme=theme, java_script_enabled=script, offline=True
         )
+        context.set_default_timeout(PATIENCE)
         page = context.new_page()
         page.on("console", lambda said: complaints.append(f"console {said.type}: {said.text}"))
         page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
         page.on("request", lambda asked: _outside(asked.url, complaints))
         page.goto(reports[kind].as_uri())
         if script:
-            page.wait_for_selector("html[data-ready=yes]", timeout=20_000)
+            page.wait_for_selector("html[data-ready=yes]")
         pages.append(context)
         return page
 

@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-KINDS = ("compare", "classes", "loads", "one", "threshold", "fluid", "capacity", "wait", "flags", "reproduce")
+RUNS = ("compare", "classes", "fleet", "loads", "one")
+PLANS = ("threshold", "fluid", "capacity", "engines", "wait", "flags")
+KINDS = (*RUNS, *PLANS, "reproduce")

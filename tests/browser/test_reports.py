@@ -56,16 +56,25 @@ def _keep(page, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
-@pytest.mark.parametrize("kind", ["compare", "loads", "threshold"])
+@pytest.mark.parametrize("kind", ["compare", "loads", "threshold", "engines"])
 def test_labels_on_an_axis_do_not_overlap(look, kind):
     page = look(kind, 380)
     clashes = page.evaluate(CLASHES)
     assert clashes == []
 
 
+def test_a_report_of_routers_calls_them_routers(look):
+    page = look("fleet")
+    assert page.locator("h1").inner_text() == "2 routers compared"
+    assert page.locator("thead th").first.inner_text() == "router"
+    assert "LP target: chat" in "".join(page.locator("svg .marked").all_text_contents())
+    assert "4 engines" in page.locator("#made").inner_text()
+
+
 def test_the_timeline_zooms_and_goes_back(look):
     page = look("compare")
     figure = page.locator("figure[data-zooms=yes]").first
+    figure.wait_for()  # its steps are unpacked after the page is ready
     ticks = figure.locator("svg .tick").all_text_contents
     whole = ticks()
     figure.locator("[data-zoom=in]").click()
@@ -108,6 +117,7 @@ def test_a_run_can_be_hidden(look):
 def test_tables_sort_and_copy(look):
     page = look("compare")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.evaluate("window.setTimeout = () => 0")  # or "Copied" may be gone again before anybody looks
     box = page.locator(".grid-box").first
     box.locator("thead button").nth(1).click()
     column = box.locator("tbody tr td:nth-child(2)")

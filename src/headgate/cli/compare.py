@@ -67,6 +67,7 @@ def compare(
     report: Report = None,
 ) -> None:
     """Run them."""
+    from headgate.report.compared import compared
     from headgate.results.compare import compare as compare_runs
     from headgate.spec.run import Prepared
 
@@ -82,7 +83,7 @@ def compare(
             print(f"note: {note}", file=say)
         runs = run_all(prepared, chosen, seeds, folder, overwrite)
     result = compare_runs(runs, next(iter(chosen)))
-    _tables(result, _compared(chosen), say)
+    _tables(result, compared(own[0] for own in runs.values()).head, say)
     fleets = _fleets(runs, say)
     for line in extrapolations(runs):
         print(f"note: {line}", file=say)
@@ -102,15 +103,6 @@ def _tables(result: Comparison, compared: str, say: TextIO) -> None:
     show(overview_table(result, compared), say)
     print(file=say)
     show(comparison_table(result, compared), say)
-
-
-def _compared(chosen: Mapping[str, Chosen]) -> str:
-    """What the lines of the tables are."""
-    policies, routers = (
-        len({repr(part) for part in parts}) > 1
-        for parts in ([each[:2] for each in chosen.values()], [each.router for each in chosen.values()])
-    )
-    return ("router, policy" if policies else "router") if routers else "policy"
 
 
 def extrapolations(runs: Mapping[str, list[Run]]) -> list[str]:

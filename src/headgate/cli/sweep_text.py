@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headgate.report.compared import compared
 from headgate.results.metrics import Metrics, summarise
 from headgate.results.tables import Run
 from headgate.results.text import number
@@ -19,14 +20,14 @@ Found = Mapping[Any, Mapping[str, Sequence[Run]]]
 
 
 def sweep_table(found: Found, first: Over | None) -> Table:
-    """One line per point and policy; means over seeds."""
+    """One line per point and whatever is compared; means over seeds."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     if first is not None:
         table.add_column(first.word.replace("_", "-"), justify="right", no_wrap=True)
-    table.add_column("policy", overflow="fold")
+    table.add_column(_head(found), overflow="fold")
     heads = (
         "requests\nper s",
         "TTFT\nmean, ms",
@@ -43,6 +44,12 @@ def sweep_table(found: Found, first: Over | None) -> Table:
             start = [] if first is None else ["" if place else str(at)]
             table.add_row(*start, label, *(number(value) for value in values))
     return table
+
+
+def _head(found: Found) -> str:
+    """What the lines of one point differ in."""
+    at_one = next(iter(found.values()))
+    return compared(own[0] for own in at_one.values()).head
 
 
 def _means(metrics: Sequence[Metrics]) -> list[float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headgate.report.chart import Mark
+from headgate.report.marks import Mark
 from headgate.report.markup import Markup, join, tag
 from headgate.report.page import Figure
 from headgate.report.scales import Scale

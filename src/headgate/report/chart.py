@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from headgate.report.markup import Markup, join, position, tag
+from headgate.report.marks import Mark, draw_marks
+from headgate.report.markup import Markup, position, tag
 from headgate.report.page import Figure
 from headgate.report.scales import LINEAR, LOG, TAIL, Floats, Scale, padded
 
@@ -26,6 +27,7 @@ class Axis:
     kind: str = LINEAR
     low: float | None = None
     high: float | None = None
+    whole: bool = False  # counts things that cannot be cut
 
     @property
     def label(self) -> str:
@@ -45,7 +47,7 @@ class Axis:
             low, high = low / 2, high * 2
         low = low if self.low is None else self.low
         high = high if self.high is None else self.high
-        return Scale(low, high if high > low else low + 1, start, end, self.kind)
+        return Scale(low, high if high > low else low + 1, start, end, self.kind, self.whole)
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,6 @@ class Series:
 def style_of(place: int, alone: bool = False) -> str:
     """The CSS classes of the run at this place: colours repeat, but then with another dash; alone without."""
     return f"c{place % COLOURS} d{0 if alone else (place + place // COLOURS) % DASHES}"
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A reference line across the chart: a promise, a bound, an optimum."""
-
-    name: str
-    value: float
-    along: str = "x"  # the axis the value belongs to
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ class Chart:
         x, y = self.scales()
         parts = [axes(x, y, self.x.label, self.y.label, self.width, self.height)]
         parts += [_draw(each, x, y) for each in sorted(self.series, key=lambda each: each.shape != "band")]
-        parts += [_mark(mark, x, y, place) for place, mark in enumerate(self.marks)]
+        parts += draw_marks(self.marks, x, y)
         return tag("svg", *parts, viewBox=f"0 0 {self.width} {self.height}", role="img", aria_label=title)
 
     def _data(self) -> dict[str, Any]:
@@ -224,22 +217,6 @@ def _points(series: Series, across: Floats, up: Floats, y: Scale) -> list[Markup
         if np.isfinite(at) and np.isfinite(height):
             parts.append(tag("circle", class_=f"dot {series.style}", cx=float(at), cy=float(height), r=3.4))
     return parts
-
-
-def _mark(mark: Mark, x: Scale, y: Scale, place: int) -> Markup:
-    top, bottom = min(y.start, y.end), max(y.start, y.end)
-    left, right = min(x.start, x.end), max(x.start, x.end)
-    if mark.along == "x":
-        at = float(x(mark.value))
-        line = tag("line", class_="mark", x1=at, x2=at, y1=top, y2=bottom)
-        leftward = at > (left + right) / 2
-        anchor, shift = ("end", -4.0) if leftward else ("start", 4.0)
-        where = {"x": at + shift, "y": top + 11 + 13 * (place % 3)}
-        return join(line, tag("text", mark.name, class_="marked", text_anchor=anchor, **where))
-    at = float(y(mark.value))
-    line = tag("line", class_="mark", x1=left, x2=right, y1=at, y2=at)
-    above = at - 5 if at - top > 16 else at + 13
-    return join(line, tag("text", mark.name, class_="marked", x=right - 3, y=above, text_anchor="end"))
 
 
 def _ends(scale: Scale) -> dict[str, float]:

@@ -57,12 +57,10 @@ def _spread(runs: Mapping[str, Run]) -> Grid:
             Cell(percent(value), 100 * value)
             for value in (float(busy.mean()), float(busy.min()), float(busy.max()))
         ]
-        counts = [
-            Cell(number(value), value)
-            for value in (float(served.mean()), float(served.min()), float(served.max()))
-        ]
+        counts = [Cell(number(float(served.mean())), float(served.mean()))]
+        counts += [Cell(f"{value:,}", float(value)) for value in (int(served.min()), int(served.max()))]
         rows.append((Cell(name), Cell(str(len(busy)), float(len(busy))), *shares, *counts))
-    note = "A request counts on the engine it ended on."
+    note = "Of the whole run, its start and end included. A request counts on the engine it ended on."
     return Grid("How even the fleet is", heads, tuple(rows), (note,))
 
 

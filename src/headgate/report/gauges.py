@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from headgate.report.chart import Axis, Chart, Series
+from headgate.report.marks import Mark
 from headgate.report.page import Figure
 from headgate.report.thinning import changes
 from headgate.results.tables import Run
+from headgate.results.text import number
 
 POINTS = 400
 PREFIX = "gauge."
@@ -53,15 +55,42 @@ KNOWN = {
 SKIPPED = ("refilling",)  # it swings with every refill and says nothing
 
 
-def gauge_figures(runs: Mapping[str, Run]) -> list[Figure]:
-    """One figure for each gauge that changes in some run."""
+MODES = ("mixed", "exclusive")  # what the gauge of this name counts into
+
+
+def gauge_blocks(runs: Mapping[str, Run]) -> list[Figure | str]:
+    """One figure for each gauge that changes in some run; a mode that never changes, in words."""
     names = dict.fromkeys(
         column.removeprefix(PREFIX)
         for run in runs.values()
         for column in run.plans
         if column.startswith(PREFIX)
     )
-    return [figure for name in names if name not in SKIPPED and (figure := _figure(name, runs))]
+    figures = [figure for name in names if name not in SKIPPED and (figure := _figure(name, runs))]
+    return [*_kept_mode(runs), *figures]
+
+
+def _kept_mode(runs: Mapping[str, Run]) -> list[str]:
+    """Policies that could choose a mode and stayed with one."""
+    kept: dict[int, list[str]] = {}
+    for name, run in runs.items():
+        found = np.unique(run.plans.get(PREFIX + "exclusive", np.empty(0)))
+        if len(found) == 1 and found[0] in (0, 1):
+            kept.setdefault(int(found[0]), []).append(name)
+    return [
+        f"{', '.join(names)} ran {MODES[mode]} batches all the time: the mode never changed."
+        for mode, names in kept.items()
+    ]
+
+
+def _mean_length(name: str, runs: Mapping[str, Run]) -> list[Mark]:
+    """What an estimate of lengths should approach."""
+    if name not in ("prompt", "output"):
+        return []
+    run = next(iter(runs.values()))
+    lengths = run.requests[name][run.completed()]
+    mean = float(lengths.mean()) if len(lengths) else np.nan
+    return [Mark(f"mean: {number(mean)}", mean, "y")] if len(lengths) else []
 
 
 def _figure(name: str, runs: Mapping[str, Run]) -> Figure | None:
@@ -79,6 +108,5 @@ def _figure(name: str, runs: Mapping[str, Run]) -> Figure | None:
     if not moved:
         return None
     about = KNOWN.get(name, Gauge(name.capitalize(), name, "", "As the policy reports it."))
-    return Chart(Axis("time since the start", "s"), Axis(about.axis, about.unit), series).figure(
-        about.title, about.look
-    )
+    along, marks = Axis("time since the start", "s"), _mean_length(name, runs)
+    return Chart(along, Axis(about.axis, about.unit), series, marks).figure(about.title, about.look)

@@ -10,12 +10,12 @@ from headgate.results.figures import Figures
 from headgate.results.metrics import Metrics
 from headgate.results.text import BEST, LEVEL, change, interval, number, percent, time_unit
 
-TONES = {BETTER: "good", WORSE: "bad"}
+TONES = {BETTER: "words good", WORSE: "words bad"}
 
 
-def overview(found: Comparison) -> Grid:
-    """One line per policy, one column per figure, the best marked."""
-    heads = ["policy"]
+def overview(found: Comparison, head: str) -> Grid:
+    """One line for each that is compared, one column per figure, the best marked."""
+    heads = [head]
     for row in found.rows:
         heads.append(f"{row.metric}\n{_unit(row)[1]} {'↑' if row.higher_is_better else '↓'}")
     rows = [
@@ -26,9 +26,9 @@ def overview(found: Comparison) -> Grid:
     return Grid("At a glance", tuple(heads), tuple(rows), (marks, found.rule))
 
 
-def differences(found: Comparison) -> Grid:
+def differences(found: Comparison, head: str) -> Grid:
     """Every difference from the baseline with its interval."""
-    heads = ("figure", "policy", "value", "unit", "difference\n% [95 % interval]", "verdict", "paired")
+    heads = ("figure", head, "value", "unit", "difference\n% [95 % interval]", "verdict")
     rows: list[tuple[Cell, ...]] = []
     for row in found.rows:
         scale, unit = _unit(row)
@@ -39,9 +39,8 @@ def differences(found: Comparison) -> Grid:
                 Cell(found.baseline, tone="words"),
                 _value(base.value, scale),
                 Cell(unit, tone="words"),
-                Cell(f"baseline {interval(base, scale)}"),
+                Cell("" if base.low is None else f"value in {interval(base, scale)}"),
                 Cell("baseline", tone="words"),
-                Cell(row.method, tone="words"),
             )
         )
         for name, other in row.others.items():
@@ -55,12 +54,24 @@ def differences(found: Comparison) -> Grid:
                     _value(other.value, scale),
                     Cell(unit, tone="words"),
                     shown,
-                    Cell(other.verdict, tone=TONES.get(other.verdict, "")),
-                    Cell(row.method, tone="words"),
+                    Cell(other.verdict, tone=TONES.get(other.verdict, "words")),
                 )
             )
+    return Grid(f"Every difference from {found.baseline}", heads, tuple(rows), _pairing(found))
+
+
+def _pairing(found: Comparison) -> tuple[str, ...]:
+    """How runs were paired, by figure, and what intervals are."""
     seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
-    return Grid(f"Every difference from {found.baseline}", heads, tuple(rows), (f"95 % intervals, {seeds}.",))
+    paired: dict[str, list[str]] = {}
+    for row in found.rows:
+        paired.setdefault(row.method, []).append(row.metric)
+    how = "; ".join(
+        method if metrics[0] in method else f"{', '.join(metrics)} {method}"
+        for method, metrics in paired.items()
+    )
+    limits = "cut where no value can be: below zero, of a difference below -100 %"
+    return (f"95 % intervals, {seeds}, {limits}.", f"Paired: {how}.")
 
 
 def latencies(metrics: Mapping[str, Metrics]) -> Grid:
@@ -89,37 +100,52 @@ def _latency(name: str, word: str, found: Figures, longest: float | None) -> tup
     )
 
 
-def engines(metrics: Mapping[str, Metrics]) -> Grid:
-    """What each run served and how it used the engine."""
+def rates(metrics: Mapping[str, Metrics]) -> Grid:
+    """What each run served, and whether it came to rest."""
     heads = (
-        *("run", "requests\nper s", "output tokens\nper s", "all tokens\nper s", "busy\nof the time"),
-        *("prefill steps\nof busy time", "decode steps\nof busy time", "mixed steps\nof busy time"),
-        *("KV mean\nof memory", "KV peak\nof memory", "preemptions", "done again\nof all tokens"),
+        *("run", "requests\nper s", "95 % interval", "output tokens\nper s", "all tokens\nper s"),
         *("served\nrequests", "lost\nrequests", "stationary"),
     )
     rows = []
     for name, found in metrics.items():
-        engine, counts = found.engine, found.counts
-        rates = (found.request_rate, found.output_rate, found.total_rate)
-        shares = (engine.utilisation, engine.time["prefill"], engine.time["decode"], engine.time["mixed"])
-        memory = (engine.kv_mean / engine.kv_tokens, engine.kv_peak / engine.kv_tokens)
+        counts = found.counts
         lost = counts.abandoned + counts.aborted + counts.refused
         rows.append(
             (
                 Cell(name),
-                *(_value(rate.value) for rate in rates),
-                *(_share(share) for share in (*shares, *memory)),
-                Cell(f"{engine.preemptions:,}", float(engine.preemptions)),
-                _share(engine.wasted_share),
+                _value(found.request_rate.value),
+                Cell(interval(found.request_rate)),
+                *(_value(rate.value) for rate in (found.output_rate, found.total_rate)),
                 Cell(f"{counts.completed:,}", float(counts.completed)),
                 Cell(f"{lost:,}", float(lost)),
                 Cell("yes" if found.stationary else "no", tone="" if found.stationary else "bad"),
             )
         )
     reasons = dict.fromkeys(found.reason for found in metrics.values() if not found.stationary)
-    return Grid(
-        "Throughput and the engine", heads, tuple(rows), tuple(f"Not stationary: {why}." for why in reasons)
+    return Grid("Throughput", heads, tuple(rows), tuple(f"Not stationary: {why}." for why in reasons))
+
+
+def engines(metrics: Mapping[str, Metrics]) -> Grid:
+    """How each run used the engine."""
+    heads = (
+        *("run", "busy\nof the time", "prefill steps\nof busy time", "decode steps\nof busy time"),
+        *("mixed steps\nof busy time", "KV mean\nof memory", "KV peak\nof memory", "preemptions"),
+        "done again\nof all tokens",
     )
+    rows = []
+    for name, found in metrics.items():
+        engine = found.engine
+        shares = (engine.utilisation, engine.time["prefill"], engine.time["decode"], engine.time["mixed"])
+        memory = (engine.kv_mean / engine.kv_tokens, engine.kv_peak / engine.kv_tokens)
+        rows.append(
+            (
+                Cell(name),
+                *(_share(share) for share in (*shares, *memory)),
+                Cell(f"{engine.preemptions:,}", float(engine.preemptions)),
+                _share(engine.wasted_share),
+            )
+        )
+    return Grid("The engine", heads, tuple(rows))
 
 
 def _unit(row: Row) -> tuple[float, str]:

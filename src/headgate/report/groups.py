@@ -8,6 +8,7 @@ import numpy as np
 
 from headgate.report.bars import Bar, Bars
 from headgate.report.chart import COLOURS, Axis, Chart, Mark, Series
+from headgate.report.compared import compared
 from headgate.report.page import Cell, Figure, Grid
 from headgate.report.scales import Floats
 from headgate.report.targets import decode_targets
@@ -26,15 +27,15 @@ def class_blocks(runs: Mapping[str, Run], metrics: Mapping[str, Metrics]) -> lis
     """Of runs with several kinds of requests: figures by kind, and who decodes over time."""
     if not any(len(found.kinds) > 1 for found in metrics.values()):
         return []
-    blocks: list[Grid | Figure] = [_grid(metrics)]
+    blocks: list[Grid | Figure] = [_grid(metrics, compared(runs.values()).head)]
     blocks += _waits(metrics)
     blocks += [_occupancy(name, run) for name, run in list(runs.items())[:MOST_RUNS]]
     return blocks
 
 
-def _grid(metrics: Mapping[str, Metrics]) -> Grid:
+def _grid(metrics: Mapping[str, Metrics], head: str) -> Grid:
     heads = (
-        *("class", "policy", "requests", "promised\nTTFT, TPOT", "TTFT mean\nms", "TTFT p99\nms"),
+        *("class", head, "requests\nmeasured", "promised\nTTFT, TPOT", "TTFT mean\nms", "TTFT p99\nms"),
         *("TPOT mean\nms", "TPOT p99\nms", "E2E mean\ns", "longest gap\nms", "goodput\nof requests"),
     )
     rows = []
@@ -58,7 +59,7 @@ def _grid(metrics: Mapping[str, Metrics]) -> Grid:
                     Cell(percent(good), None if np.isnan(good) else 100 * good),
                 )
             )
-    return Grid("By class", heads, tuple(rows))
+    return Grid("Every class", heads, tuple(rows))
 
 
 def _promise(value: float | None) -> str:
@@ -73,7 +74,7 @@ def _cell(value: float) -> Cell:
 
 
 def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
-    """p99 TTFT of each class under each policy, and kept promises where there are any."""
+    """p99 TTFT of each class in each run, and kept promises where there are any."""
     late, kept = [], []
     for colour, (name, found) in enumerate(metrics.items()):
         style = f"c{colour % COLOURS}"
@@ -149,7 +150,8 @@ def tenant_blocks(runs: Mapping[str, Run]) -> list[Grid | Figure]:
     held = {name: run for name, run in runs.items() if "tenant" in run.requests}
     if not held:
         return []
-    heads = ("tenant", "policy", "requests", "tokens\nper s", "TTFT mean\nms", "TTFT p99\nms")
+    head = compared(held.values()).head
+    heads = ("tenant", head, "requests", "tokens\nper s", "TTFT mean\nms", "TTFT p99\nms")
     rows, bars = [], []
     for colour, (name, run) in enumerate(held.items()):
         keep, ttft = choose(run).keep, Latencies.of(run).ttft
@@ -175,4 +177,4 @@ def tenant_blocks(runs: Mapping[str, Run]) -> list[Grid | Figure]:
     figure = Bars("served", "tokens/s", _sorted(bars)).figure(
         "Service by tenant", "Equal bars: equal shares of the engine."
     )
-    return [Grid("By tenant", heads, tuple(rows)), figure]
+    return [Grid("Every tenant", heads, tuple(rows)), figure]

@@ -110,13 +110,15 @@ def _figure(figure: Figure, number: int) -> Markup:
         tag("button", word, type="button", data_zoom=name, title=why, aria_label=why)
         for name, word, why in (TIMELINE_TOOLS if timeline else ())
     ]
-    note = tag("p", figure.note, class_="note") if figure.note else None
+    note = [tag("p", figure.note, class_="note")] if figure.note else []
+    above, below = (note, []) if figure.wide else ([], note)  # so that plots side by side stand in line
     return tag(
         "figure",
-        tag("figcaption", tag("h4", figure.title), tag("p", figure.look, class_="look"), note),
+        tag("figcaption", tag("h4", figure.title), tag("p", figure.look, class_="look"), *above),
         tag("div", *entries, class_="legend") if entries else None,
         tag("div", *zoom, class_="zoom") if zoom else None,
         tag("div", figure.drawing, class_="plot", tabindex="0" if timeline else None),
+        *below,
         tag("div", *tools, class_="tools"),
         tag("script", embedded(figure.data), type="application/json"),
         id=f"figure-{number}",
@@ -125,7 +127,7 @@ def _figure(figure: Figure, number: int) -> Markup:
 
 
 def _grid(grid: Grid) -> Markup:
-    words = [cell.tone == "words" for cell in grid.rows[0]] if grid.rows else [False] * len(grid.heads)
+    words = [_is_words(cell) for cell in grid.rows[0]] if grid.rows else [False] * len(grid.heads)
     heads = [
         tag("th", _head(head), scope="col", class_="words" if left else None)
         for head, left in zip(grid.heads, words, strict=True)
@@ -136,6 +138,10 @@ def _grid(grid: Grid) -> Markup:
     notes = [tag("p", note, class_="note") for note in grid.notes]
     caption = tag("div", tag("h4", grid.title), copy, class_="caption")
     return tag("div", caption, tag("div", table, class_="scroll"), *notes, class_="grid-box")
+
+
+def _is_words(cell: Cell) -> bool:
+    return cell.tone.split(" ")[0] in ("words", "prose")
 
 
 def _head(head: str) -> Markup:

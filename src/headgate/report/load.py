@@ -9,10 +9,10 @@ import numpy as np
 from headgate.report.chart import LOG, Axis, Chart, Mark, Series
 from headgate.report.page import Cell, Figure, Grid
 from headgate.report.scales import Floats
-from headgate.report.scenes import AT_ONCE, CLIENTS, RATE, Scene
+from headgate.report.scenes import AT_ONCE, CLIENTS, RATE, Scene, what_differs
 from headgate.results.figures import Estimate
 from headgate.results.metrics import Metrics
-from headgate.results.text import number, percent, time_unit
+from headgate.results.text import interval, number, percent, time_unit
 
 Read = Callable[[Metrics], Estimate]
 AXES = {RATE: Axis("offered load", "requests/s"), CLIENTS: Axis("closed loop", "clients")}
@@ -26,15 +26,15 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
     """Figures over scenes whose load is of one kind and differs."""
     order = list(dict.fromkeys(name for scene in scenes for name in scene.runs))
     bound = _bound(scenes)
-    marks = [Mark(f"no policy above {number(bound)}", bound, "y")] if bound else []
+    marks = [Mark(f"bound: {number(bound)}", bound, "y")] if bound else []
     kind = scenes[0].load.kind
     offered, what = kind == RATE, "load" if kind in AXES else kind
     served = _series(scenes, order, lambda found: found.request_rate)
     loads = np.array([scene.load.value for scene in scenes])
     diagonal = Series("as offered", loads, loads, 7) if offered else None
-    look = "Where a curve bends away from what is offered, the engine is full; the dashed line is the bound."
+    look = "Where a curve bends away from what is offered, the engine is full; dashed: the theoretical bound."
     if not offered:
-        look = "Where it stops to rise, the engine is full; the dashed line is what no policy exceeds."
+        look = "Where a curve stops rising, the engine is full; dashed: the theoretical bound."
     along = AXES.get(kind, Axis(kind))
     lines = [*([diagonal] if diagonal else []), *served]
     found = [
@@ -56,12 +56,15 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
 
 def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis, what: str) -> list[Figure]:
     found = []
-    reads: dict[str, Read] = {
-        "p99 TTFT": lambda metrics: Estimate(metrics.ttft.p99),
-        "mean TPOT": lambda metrics: metrics.tpot.mean,
-        "p99 ITL": lambda metrics: Estimate(metrics.itl.p99),
+    reads: dict[str, tuple[Read, str]] = {
+        "p99 TTFT": (lambda found: Estimate(found.ttft.p99), "Where it turns upward, queues begin."),
+        "mean TPOT": (
+            lambda found: found.tpot.mean,
+            "Fuller steps take longer: it rises before TTFT.",
+        ),
+        "p99 ITL": (lambda found: Estimate(found.itl.p99), "How long prompts interrupt answers that run."),
     }
-    for name, read in reads.items():
+    for name, (read, look) in reads.items():
         series = _series(scenes, order, read)
         values = np.concatenate([each.y for each in series])
         if not np.any(np.isfinite(values) & (values > 0)):
@@ -71,7 +74,6 @@ def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis, what:
             Series(each.name, each.x, each.y * scale, each.colour, each.shape, *_scaled(each, scale))
             for each in series
         ]
-        look = "Where it turns upward, queues begin."
         found.append(Chart(along, Axis(name, unit, LOG), scaled).figure(f"{name} against {what}", look))
     return found
 
@@ -82,27 +84,26 @@ def _scaled(series: Series, scale: float) -> tuple[Floats | None, Floats | None]
 
 
 def load_grid(scenes: Sequence[Scene]) -> Grid:
-    """One line per load and policy."""
+    """One line per load and whatever is compared."""
+    promised = any(found.goodput for scene in scenes for found in scene.metrics.values())
     heads = (
-        *("load", "policy", "requests\nper s", "95 % interval", "goodput\nof requests", "TTFT mean\nms"),
-        *("TTFT p99\nms", "TPOT mean\nms", "ITL p99\nms", "busy\nof the time"),
+        *("load", what_differs(scenes).head, "requests\nper s", "95 % interval"),
+        *(("goodput\nof requests",) if promised else ()),
+        *("TTFT mean\nms", "TTFT p99\nms", "TPOT mean\nms", "ITL p99\nms", "busy\nof the time"),
     )
     rows = []
     for scene in scenes:
         for name, found in scene.metrics.items():
             rate = found.request_rate
             times = (found.ttft.mean.value, found.ttft.p99, found.tpot.mean.value, found.itl.p99)
-            span = (
-                "-" if rate.low is None or rate.high is None else f"[{number(rate.low)}, {number(rate.high)}]"
-            )
             good = found.goodput.share.value if found.goodput else float("nan")
             rows.append(
                 (
                     Cell(scene.load.short, scene.load.value),
                     Cell(name, tone="words"),
                     Cell(number(rate.value), _known(rate.value)),
-                    Cell(span),
-                    Cell(percent(good), _known(100 * good)),
+                    Cell(interval(rate)),
+                    *((Cell(percent(good), _known(100 * good)),) if promised else ()),
                     *(Cell(number(1000 * value), _known(1000 * value)) for value in times),
                     Cell(percent(found.engine.utilisation), _known(100 * found.engine.utilisation)),
                 )

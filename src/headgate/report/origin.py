@@ -23,7 +23,8 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
             shell(["headgate", *map(str, one.get("command") or ())]) for one in meta if one.get("command")
         ),
         "Dates": _dates([str(one["date"]) for one in meta if one.get("date")]),
-        "Policies": _each(_policy(one) for one in meta),
+        "Policies": _each(_named(one, "policy", "parameters") for one in meta),
+        "Routers": _each(_named(one, "router", "router_parameters") for one in meta),
         "Card": _each(_card(one) for one in meta),
         "Engine": _each(_engine(one) for one in meta),
         "Workload": _each(_workload(one) for one in meta),
@@ -66,14 +67,15 @@ def _dates(dates: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys((min(dates), max(dates)))) if dates else ""
 
 
-def _policy(meta: dict[str, object]) -> str:
-    parameters = meta.get("parameters")
+def _named(meta: dict[str, object], name: str, settings: str) -> str:
+    """A policy or a router with its parameters."""
+    parameters = meta.get(settings)
     shown = (
         ", ".join(f"{key}={value}" for key, value in parameters.items())
         if isinstance(parameters, dict)
         else ""
     )
-    return f"{meta.get('policy', '')}{f' ({shown})' if shown else ''}"
+    return f"{meta.get(name) or ''}{f' ({shown})' if shown else ''}"
 
 
 def _card(meta: dict[str, object]) -> str:
@@ -95,6 +97,8 @@ def _engine(meta: dict[str, object]) -> str:
         "max_model_len": "tokens a request",
     }
     facts = [f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int)]
+    if isinstance(meta.get("engines"), int):
+        facts.insert(0, f"{meta['engines']} engines, each with {facts.pop(0)}" if facts else "")
     return ", ".join([*facts, "asynchronous scheduling"] if meta.get("asynchronous") else facts)
 
 

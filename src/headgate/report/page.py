@@ -14,7 +14,7 @@ class Cell:
 
     text: str
     value: float | None = None
-    tone: str = ""  # "good", "bad", "best", "level": how it is shown, never the only sign
+    tone: str = ""  # "words", "prose", "good", "bad", "best", "level": how it is shown, never the only sign
 
     @property
     def copied(self) -> str:

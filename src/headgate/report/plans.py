@@ -1,4 +1,4 @@
-"""The reports of the other plans: capacity, fleets, and whatever is best read as printed."""
+"""The reports of other plans: flags for plain vLLM, capacity, and how a fleet splits its engines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,17 @@ from headgate.results.text import number
 from headgate.spec.plan_capacity import CapacityPlan
 from headgate.spec.plan_flags import FlagsPlan
 from headgate.spec.plan_fluid import FluidAnswer
-from headgate.spec.plan_wait import WaitPlan
 
+PARAMETERS = {
+    "seats": "seats",
+    "chunk": "chunk",
+    "mixed_fixed": "mixed step, fixed part",
+    "mixed_per_token": "mixed step, per prompt token",
+    "solo_speed": "solo decode speed",
+    "prompt_price": "price of prompt tokens",
+    "output_price": "price of output tokens",
+}
+CARE = "λ* is the rate no policy exceeds. Runs are finite, so percentiles far out are optimistic."
 FRONTIERS = {
     "prefill-fairness": Axis("largest difference of prefill shares", "share of an engine"),
     "decode-fairness": Axis("largest difference of solo decodes", "seats per engine"),
@@ -31,64 +40,13 @@ def flags_page(plan: FlagsPlan, printed: str, command: Sequence[str]) -> Page:
     verdict = f"vllm serve MODEL {listed}: predicted {number(plan.rate)} requests/s when saturated, at "
     verdict += f"{number(1000 * plan.per_token)} ms per token."
     rows = tuple(
-        (Cell(flag.name), Cell(str(flag.value)), Cell(flag.why, tone="words")) for flag in plan.flags
+        (Cell(flag.name), Cell(str(flag.value)), Cell(flag.why, tone="prose")) for flag in plan.flags
     )
     grid = Grid("Flags", ("flag", "value", "why"), rows)
     sections = (Section("The advice", (grid,)), Section("As printed", (Printed(printed),), closed=True))
     about = f"{plan.situation.source}, {plan.situation.workload}; {plan.model} on {plan.gpu}"
     return Page(
         "What to set in plain vLLM", about, (Chapter("", verdict, sections),), plan_made(command), "plan"
-    )
-
-
-def wait_page(plan: WaitPlan, printed: str, command: Sequence[str]) -> Page:
-    """Thresholds of WAIT, and the memory they need beside what there is."""
-    load = plan.mix.rate / plan.most
-    sizes = [
-        f"{size:.3g}{f' ({name})' if name else ''}"
-        for name, size in zip(plan.mix.names, plan.thresholds.sizes, strict=True)
-    ]
-    verdict = (
-        f"At {100 * load:.0f} % of what the card can carry, WAIT with thresholds {', '.join(sizes)} never "
-    )
-    verdict += f"holds more than {number(plan.need)} of {plan.capacity:,} KV tokens"
-    bars = [
-        Bar("fluid equilibrium", (("", "c0", plan.fluid.kv),)),
-        Bar("WAIT, at most", (("", "c1", plan.need),)),
-    ]
-    if plan.nested is not None and isfinite(plan.nested.bound.total):
-        total, chance = plan.nested.bound.total, 1 - plan.nested.miss
-        verdict += (
-            f"; Nested WAIT, which needs no forecast, needs {number(total)} with probability {chance:g}"
-        )
-        bars.append(Bar(f"Nested WAIT, with probability {chance:g}", (("", "c2", total),)))
-    mark = Mark(f"memory: {number(float(plan.capacity))}", float(plan.capacity))
-    look = "Bars that end before the dashed line fit; nobody is evicted then."
-    figure = Bars("KV", "tokens", bars, mark).figure("Memory that the thresholds need", look)
-    sections = (
-        Section("The memory", (figure,)),
-        Section("The thresholds", (_thresholds(plan),)),
-        Section("The whole plan, as printed", (Printed(printed),), closed=True),
-    )
-    about = f"{plan.source}, {plan.workload}, {number(plan.mix.rate)} requests/s"
-    chapter = Chapter("", f"{verdict}.", sections, tuple(plan.notes))
-    return Page("How many to wait for", about, (chapter,), plan_made(command), "plan")
-
-
-def _thresholds(plan: WaitPlan) -> Grid:
-    rows = []
-    for name, part, size in zip(plan.mix.names, plan.mix.parts, plan.thresholds.sizes, strict=True):
-        peak = Cell(number(part.peak), part.peak)
-        rows.append(
-            (
-                Cell(name or "all"),
-                Cell(number(part.stages), float(part.stages)),
-                peak,
-                Cell(f"{size:.4g}", size),
-            )
-        )
-    return Grid(
-        "WAIT, by type", ("type", "stages", "KV at its end\ntokens", "threshold\nrequests"), tuple(rows)
     )
 
 
@@ -128,7 +86,7 @@ def capacity_page(plan: CapacityPlan, verdict: str, printed: str, command: Seque
         ),
         Section("The whole plan, as printed", (Printed(printed),), closed=True),
     )
-    chapter = Chapter("", verdict, sections, tuple(plan.notes))
+    chapter = Chapter("", verdict, sections, (*plan.notes, CARE))
     about = f"card {plan.card}, {plan.workload}"
     return Page("How much each policy sustains", about, (chapter,), plan_made(command), "plan")
 
@@ -158,8 +116,9 @@ def _fluid_verdict(answer: FluidAnswer) -> str:
     held = [flow.name for flow, cut in zip(plan.instance.flows, plan.throttled, strict=True) if cut]
     said += f", holds back {', '.join(held)}" if held else ""
     more = answer.gains[0]
-    worth = f"adds {number(more)} /s" if more > 1e-6 * max(1.0, plan.revenue) else "adds nothing"
-    said += f" and earns {number(plan.revenue * answer.engines)} /s; one more engine {worth}."
+    worth = f"adds {number(more)} per second" if more > 1e-6 * max(1.0, plan.revenue) else "adds nothing"
+    earned = number(plan.revenue * answer.engines)
+    said += f" and earns {earned} per second at its prices; one more engine {worth}."
     return f"{said} A fluid knows no chance: real fleets earn a little less."
 
 
@@ -230,7 +189,6 @@ def _frontier(points: Sequence[Point], axis: Axis) -> Figure:
 
 def _sensitivity(answer: FluidAnswer) -> Grid:
     rows = tuple(
-        (Cell(name.replace("_", " ")), Cell(f"{value:+.3f} %", value))
-        for name, value in answer.sensitivity.items()
+        (Cell(PARAMETERS[name]), Cell(f"{value:+.3f} %", value)) for name, value in answer.sensitivity.items()
     )
     return Grid("Elasticities", ("one percent more of", "changes revenue by\n%"), rows)

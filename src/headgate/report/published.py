@@ -32,9 +32,9 @@ def published_page(report: Report, command: Sequence[str], quick: bool = False) 
         *report.setup,
         *(["--quick: a tenth of the requests; do not quote these numbers."] if quick else []),
     ]
-    chapter = Chapter(
-        "", _verdict(report), tuple(section for section in sections if section.blocks), tuple(notes)
-    )
+    verdict = f"Quick and rough: {_verdict(report)}" if quick else _verdict(report)
+    shown = tuple(section for section in sections if section.blocks)
+    chapter = Chapter("", verdict, shown, tuple(notes))
     return Page(
         f"{report.name}: {report.title}",
         "Published numbers beside ours",
@@ -104,7 +104,7 @@ def _scatter(table: Table) -> Figure | None:
     kind = LOG if values.min() > 0 and values.max() > WIDE * values.min() else LINEAR
     ends = np.array([values.min(), values.max()])
     equal = Series("equal", ends, ends, 7)
-    unit = "%" if table.points else table.title.rpartition(": ")[2] if ": " in table.title else "as listed"
+    unit = "%" if table.points else table.title.rpartition(": ")[2]
     chart = Chart(Axis(table.against, unit, kind), Axis("ours", unit, kind), [equal, *series])
     return chart.figure(
         "Ours against theirs", "Points on the line agree; a common slope off it is a common factor."

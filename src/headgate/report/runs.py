@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.report.fleet import fleet_blocks
-from headgate.report.gauges import gauge_figures
-from headgate.report.grids import differences, engines, latencies, overview
+from headgate.report.gauges import gauge_blocks
+from headgate.report.grids import differences, engines, latencies, overview, rates
 from headgate.report.groups import class_blocks, tenant_blocks
 from headgate.report.latency import distributions
 from headgate.report.load import against_load, comparable, load_grid
+from headgate.report.load_verdict import load_verdict
 from headgate.report.origin import made, warnings
 from headgate.report.page import Block, Chapter, Page, Section
-from headgate.report.scenes import Scene
+from headgate.report.scenes import Scene, what_differs
 from headgate.report.timeline import ROWS, timeline
-from headgate.report.verdict import load_verdict, scene_verdict
+from headgate.report.verdict import scene_verdict
 from headgate.results.compare import Comparison
 from headgate.results.tables import Run
 from headgate.results.text import number
@@ -33,30 +34,41 @@ def runs_page(scenes: Sequence[Scene], command: Sequence[str] = (), title: str =
     budget = ROWS // max(len(shown), 1)
     chapters += [scene_chapter(scene, budget) for scene in shown]
     runs = [run for scene in scenes for own in scene.runs.values() for run in own]
-    policies = list(dict.fromkeys(name for scene in scenes for name in scene.runs))
-    named = title or (
-        f"{len(policies)} policies compared" if len(policies) > 1 else f"One run: {policies[0]}"
-    )
+    names = list(dict.fromkeys(name for scene in scenes for name in scene.runs))
+    named = title or _title(names, scenes, len(runs))
     requests = sum(len(run.requests["id"]) for run in runs)
-    listed = f"{', '.join(policies[:8])}{' ...' if len(policies) > 8 else ''}"
+    listed = f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
     about = f"{listed}; {requests:,} requests in {len(runs)} run{'s' if len(runs) > 1 else ''}"
     return Page(named, about, tuple(chapters), made(runs, command), "runs", warnings(runs))
 
 
+def _title(names: Sequence[str], scenes: Sequence[Scene], runs: int) -> str:
+    """What is compared, and how many of them; of a single one, in how many runs."""
+    if len(names) > 1:
+        return f"{len(names)} {what_differs(scenes).many} compared"
+    return f"One run: {names[0]}" if runs == 1 else f"{runs} runs of {names[0]}"
+
+
 def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
     """Verdict, tables, distributions, timeline, gauges, classes, fleet."""
-    found = scene.comparison
+    found, head = scene.comparison, scene.compared.head
     sections = [_section("The numbers", _numbers(scene))]
     sections.append(_section("How long users wait", distributions(scene.runs)))
     strip = timeline(list(scene.first.items()), rows)
-    sections.append(_section("What the engine did", [strip] if strip else []))
+    sections.append(
+        _section(
+            "What the engines did" if scene.engines > 1 else "What the engine did", [strip] if strip else []
+        )
+    )
     sections.append(_section("By class", class_blocks(scene.first, scene.metrics)))
     sections.append(_section("By tenant", tenant_blocks(scene.first)))
     sections.append(_section("The fleet", fleet_blocks(scene.first)))
-    sections.append(_section("What the policies thought", gauge_figures(scene.first)))
+    sections.append(_section("What the policies thought", gauge_blocks(scene.first)))
     if isinstance(found, Comparison):
-        sections.append(Section("Every difference with its interval", (differences(found),), closed=True))
-        details = (latencies(scene.metrics), engines(scene.metrics))
+        sections.append(
+            Section("Every difference with its interval", (differences(found, head),), closed=True)
+        )
+        details = (latencies(scene.metrics), rates(scene.metrics), engines(scene.metrics))
         sections.append(Section("Every latency, and the engine", details, closed=True))
     notes = [*found.notes, *_several(found)] if isinstance(found, Comparison) else []
     if any(len(own) > 1 for own in scene.runs.values()):
@@ -84,18 +96,25 @@ def _section(title: str, blocks: Sequence[Block]) -> Section:
 def _numbers(scene: Scene) -> list[Block]:
     found = scene.comparison
     tables: list[Block] = (
-        [overview(found)]
+        [overview(found, scene.compared.head)]
         if isinstance(found, Comparison)
-        else [latencies(scene.metrics), engines(scene.metrics)]
+        else [latencies(scene.metrics), rates(scene.metrics), engines(scene.metrics)]
     )
-    if scene.bound:
-        best = max(_whole_rate(run) for run in scene.first.values())
-        tables.append(
-            f"On these requests no policy serves more than {number(scene.bound.rate)} requests/s (a bound "
-            f"from the card's step times). The most over a whole run, its start and end included, is "
-            f"{number(best)}: {100 * best / scene.bound.rate:.0f} % of it."
-        )
-    return tables
+    return [*tables, _bounded(scene, scene.bound.rate)] if scene.bound else tables
+
+
+def _bounded(scene: Scene, bound: float) -> str:
+    """How much was served of what can be served at all."""
+    best = max(_whole_rate(run) for run in scene.first.values())
+    where = f" and {scene.engines} engines" if scene.engines > 1 else ""
+    said = (
+        f"On these requests{where} no policy serves more than {number(bound)} requests/s (a bound from the "
+        f"card's step times). The most over a whole run, its start and end included, is {number(best)}: "
+        f"{100 * best / bound:.0f} % of it."
+    )
+    above = max(found.request_rate.value for found in scene.metrics.values()) > bound
+    lighter = " Rates of the table are from the middle of a run, where requests may be lighter than all are."
+    return said + lighter if above else said
 
 
 def _whole_rate(run: Run) -> float:

@@ -29,6 +29,7 @@ class Scale:
     start: float
     end: float
     kind: str = LINEAR
+    whole: bool = False  # only whole numbers get a tick
 
     def __call__(self, values: Any) -> Floats:
         """Positions; what lies outside is put on the edge."""
@@ -49,6 +50,8 @@ class Scale:
             return [(share, f"{100 * share:g} %") for share in shown]
         values = _decades(self.low, self.high, most) if self.kind == LOG else []
         values = values or nice(self.low, self.high, most)
+        if self.whole:
+            values = [value for value in values if abs(value - round(value)) < 1e-9]
         return [(value, label) for value, label in zip(values, labels(values), strict=True)]
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.planners.capacity import Bound, Requests, engine_bound
+from headgate.report.compared import Compared, compared
 from headgate.results.compare import Comparison, compare
 from headgate.results.metrics import Metrics, summarise
 from headgate.results.tables import Run
-from headgate.results.text import number
 
 RATE, CLIENTS, AT_ONCE = "rate", "clients", "all-at-once"
 
@@ -36,7 +36,7 @@ class Load(NamedTuple):
         if self.kind == CLIENTS:
             return f"{self.value:,.0f} clients in a closed loop"
         if self.kind == RATE:
-            return f"{number(self.value)} requests/s offered"
+            return f"{self.value:,.4g} requests/s offered"
         return "all requests at once" if self.kind == AT_ONCE else self.short
 
     @property
@@ -52,7 +52,7 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """Runs on the same requests: by policy, then by seed. The first policy is the baseline."""
+    """Runs on the same requests: by policy, or what else is compared, then by seed; the baseline first."""
 
     title: str
     load: Load
@@ -60,8 +60,13 @@ class Scene:
 
     @property
     def first(self) -> dict[str, Run]:
-        """One run of each policy, that of the first seed."""
+        """One run of each, that of the first seed."""
         return {name: own[0] for name, own in self.runs.items()}
+
+    @property
+    def compared(self) -> Compared:
+        """What its runs differ in."""
+        return compared(self.first.values())
 
     @cached_property
     def metrics(self) -> dict[str, Metrics]:
@@ -70,7 +75,7 @@ class Scene:
 
     @cached_property
     def comparison(self) -> Comparison | str | None:
-        """The paired comparison; in words why there is none; None of a single policy."""
+        """The paired comparison; in words why there is none; None where there is nothing to compare."""
         if len(self.runs) < 2:
             return None
         broken = [
@@ -86,6 +91,12 @@ class Scene:
         except InputError as error:
             return str(error)
 
+    @property
+    def engines(self) -> int:
+        """How many there are."""
+        run = next(iter(self.first.values()))
+        return int(run.meta.get("engines") or max(1, len(np.unique(run.steps["replica"]))))
+
     @cached_property
     def bound(self) -> Bound | None:
         """The rate no policy exceeds on these requests; None where the card does not tell."""
@@ -97,12 +108,19 @@ class Scene:
         lengths = Requests.of(run.requests["prompt"][done], run.requests["output"][done] - 1)
         try:
             cost = load_card(run.meta["card"]).cost
-            engines = max(1, len(np.unique(run.steps["replica"])))
             return engine_bound(
-                cost, lengths, limits["running"], limits["batch_tokens"], limits["kv_tokens"], engines
+                cost, lengths, limits["running"], limits["batch_tokens"], limits["kv_tokens"], self.engines
             )
         except (InputError, KeyError):
             return None
+
+
+def what_differs(scenes: Sequence[Scene]) -> Compared:
+    """What is compared in all of them; what differs from scene to scene is their load, not this."""
+    found = {scene.compared for scene in scenes if len(scene.runs) > 1}
+    if len(found) == 1:
+        return next(iter(found))
+    return compared(run for scene in scenes for run in scene.first.values())
 
 
 def load_of(run: Run) -> Load:
@@ -133,6 +151,8 @@ def gather(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Scen
     for place, run in enumerate(runs):
         own = found.setdefault(_key(run), {})
         wanted = names[place] if names else str(run.meta.get("label") or run.meta.get("policy") or "run")
+        if wanted in own and run.meta.get("router") != own[wanted][0].meta.get("router"):
+            wanted = f"{wanted} ({run.meta.get('router') or 'no router'})"
         name, again = wanted, 1
         while name in own and not _another_seed(run, own[name]):
             again += 1
@@ -167,6 +187,7 @@ def _key(run: Run) -> tuple[object, ...]:
 
 def _another_seed(run: Run, own: Sequence[Run]) -> bool:
     first = own[0].meta
-    same = all(run.meta.get(word) == first.get(word) for word in ("policy", "parameters", "engine"))
+    words = ("policy", "parameters", "engine", "engines", "router", "router_parameters")
+    same = all(run.meta.get(word) == first.get(word) for word in words)
     same = same and bool(run.meta.get("asynchronous")) == bool(first.get("asynchronous"))
     return same and "seed" in run.meta and run.meta["seed"] not in [other.meta.get("seed") for other in own]

@@ -54,7 +54,9 @@ def _curve(plan: ThresholdPlan) -> Figure:
     look = (
         "Time that the threshold alone decides. θ* is its optimum, θ0 the base share; a flat bottom forgives."
     )
-    return chart.figure("Threshold curve", look)
+    return chart.figure(
+        "Threshold curve", look, "Teeth stand where many outputs have nearly the same length."
+    )
 
 
 def _rates(plan: ThresholdPlan) -> Figure:

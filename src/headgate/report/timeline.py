@@ -56,8 +56,8 @@ class Strip:
 
     @property
     def style(self) -> str:
-        """As the curves of this run elsewhere."""
-        return style_of(self.colour)
+        """The colour of this run elsewhere; lines as jagged as these are drawn without dashes."""
+        return style_of(self.colour, alone=True)
 
 
 def timeline(runs: Sequence[tuple[str, Run]], rows: int = ROWS) -> Figure | None:

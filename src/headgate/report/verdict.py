@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from headgate.report.compared import POLICIES, Compared
 from headgate.report.scenes import Scene
 from headgate.results.compare import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row
 from headgate.results.metrics import Metrics
@@ -24,7 +25,7 @@ def scene_verdict(scene: Scene) -> str:
     """Of a comparison, or of a single run."""
     found = scene.comparison
     if isinstance(found, Comparison):
-        return comparison_verdict(found)
+        return comparison_verdict(found, scene.compared)
     if found is None:
         name, run = next(iter(scene.first.items()))
         return run_verdict(name, run, scene.metrics[name])
@@ -52,61 +53,34 @@ def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
     return ended + said
 
 
-def comparison_verdict(found: Comparison) -> str:
+def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
     """Who serves more than the baseline and at which price; else what there is to win in latency."""
     rows = {row.metric: row for row in found.rows}
     served = rows.get("request throughput")
     if served is None:
         return "No request was served to its end, so there is nothing to compare."
     if all(other.verdict == TOO_FEW for other in served.others.values()):
-        return f"Too few requests to tell the policies apart: {_values(served, found)}."
-    winner = _winner(served)
+        return f"Too few requests to tell the {of.many} apart: {_values(served, found)}."
+    winner = winner_of(served)
     if winner is None:
-        return _nothing_to_gain(found, rows)
+        return _nothing_to_gain(found, rows, of)
     gain = served.others[winner]
-    said = f"{winner} serves {_amount(gain)} more requests than {found.baseline}{_percents(gain)}"
+    said = f"{winner} serves {amount(gain)} more requests than {found.baseline}{percents(gain)}"
     said += f", the most of {len(served.others)} tried" if len(served.others) > 1 else ""
-    price = [_price(rows[metric], winner, name) for metric, name in MATTER.items() if metric in rows]
-    told = [part for part in price if part]
-    said += f", with {_listed(told)}" if told else ""
+    said += price(rows, winner)
     alike = [name for name in served.level if name != found.baseline]
     if served.best == winner and alike:
-        said += f"; in requests served {_listed(alike)} cannot be told from it"
+        said += f"; in requests served {listed(alike)} cannot be told from it"
     return said + "."
 
 
-def load_verdict(scenes: Sequence[Scene]) -> str:
-    """At which of several loads anything is to be gained, and how much at most."""
-    gains: list[tuple[float, str, Scene, Difference]] = []
-    without: list[Scene] = []
-    baseline = ""
-    for scene in scenes:
-        if not isinstance(scene.comparison, Comparison):
-            continue
-        baseline = scene.comparison.baseline
-        served = _served(scene.comparison)
-        winner = None if served is None else _winner(served)
-        if served is None or winner is None:
-            without.append(scene)
-        else:
-            gain = served.others[winner]
-            gains.append((gain.percent.value, winner, scene, gain))
-    none = _without_gain(without)
-    if not gains:
-        return f"No policy is seen to serve more requests than {baseline}: {none}." if without else ""
-    _, winner, scene, gain = max(gains, key=lambda each: each[0])
-    said = f"{winner} serves up to {_amount(gain)} more requests than {baseline}{_percents(gain)}"
-    said += f", at {scene.load.short}"
-    return f"{said}; {none}." if without else f"{said}."
-
-
-def _winner(served: Row) -> str | None:
-    """The policy that surely serves more than the baseline; of several, the one that serves most."""
+def winner_of(served: Row) -> str | None:
+    """Who surely serves more than the baseline; of several, the one that serves most."""
     surely = [name for name, other in served.others.items() if other.verdict == BETTER]
     return max(surely, key=lambda name: served.others[name].value) if surely else None
 
 
-def _room(served: Row | None) -> float:
+def room_for(served: Row | None) -> float:
     """Percent that a gain nobody has seen may have all the same; infinite where there is no interval."""
     if served is None:
         return math.inf
@@ -114,7 +88,7 @@ def _room(served: Row | None) -> float:
     return max((math.inf if end is None else end for end in ends), default=0.0)
 
 
-def _unseen(room: float) -> str:
+def unseen(room: float) -> str:
     """What may be said of a gain that was not seen: no more than the intervals leave out."""
     if room < NEGLIGIBLE:
         return f"there is no throughput to gain (95 % intervals end at {room:+.1f} %)"
@@ -123,53 +97,59 @@ def _unseen(room: float) -> str:
     return f"no gain is seen, though 95 % intervals leave room for {room:.1f} %"
 
 
-def _without_gain(scenes: Sequence[Scene]) -> str:
-    """The same of all loads at which nobody serves more."""
-    if not scenes:
-        return ""
-    values = _listed([f"{scene.load.value:,.4g}" for scene in scenes])
-    unit = scenes[0].load.unit
-    loads = f"{values} {unit}" if unit else f"{scenes[0].load.kind} {values}"
-    room = max(_room(_served(scene.comparison)) for scene in scenes)
-    return f"at {loads} {_unseen(room)}"
+def unseen_at(where: str, room: float) -> str:
+    """The same behind the words that nobody is seen to serve more."""
+    if room < NEGLIGIBLE:
+        return f": {where} {unseen(room)}"
+    return f" {where}, {unseen(room).removeprefix('no gain is seen, ')}"
 
 
-def _served(found: object) -> Row | None:
+def served_by(found: object) -> Row | None:
+    """The line of requests per second; None where there is no comparison."""
     rows = found.rows if isinstance(found, Comparison) else ()
     return next((row for row in rows if row.metric == "request throughput"), None)
 
 
-def _nothing_to_gain(found: Comparison, rows: dict[str, Row]) -> str:
+def _nothing_to_gain(found: Comparison, rows: dict[str, Row], of: Compared) -> str:
     served = rows["request throughput"]
     fewer = [name for name, other in served.others.items() if other.verdict == WORSE]
-    room = _unseen(_room(served))
-    said = f"No policy is seen to serve more requests than {found.baseline}: at this load {room}"
+    said = f"No {of.one} is seen to serve more requests than {found.baseline}"
+    said += unseen_at("at this load", room_for(served))
     if fewer:
-        said += f" ({_listed(fewer)} serve{'s' if len(fewer) == 1 else ''} fewer)"
+        said += f" ({listed(fewer)} serve{'s' if len(fewer) == 1 else ''} fewer)"
+    differs = what_else(rows)
+    return f"{said}. What differs: {differs}." if differs else f"{said}, and no latency is seen to be better."
+
+
+def what_else(rows: Mapping[str, Row]) -> str:
+    """Who is best in which other figure, and what that costs in the others; "" when nobody is."""
     wins: list[str] = []
     winners: list[str] = []
     for metric, name in MATTER.items():
         row = rows.get(metric)
-        if row is None:
-            continue
-        better = {other: each for other, each in row.others.items() if each.verdict == BETTER}
+        better = {other: each for other, each in row.others.items() if each.verdict == BETTER} if row else {}
         if better:
             best = max(better, key=lambda other: abs(better[other].percent.value))
             winners += [] if best in winners else [best]
-            wins.append(f"{best} has {_change(name, better[best])}{_percents(better[best])}")
-    if not wins:
-        return f"{said}, and no latency that can be told from its own is better."
-    return f"{said}. What differs is latency: {_listed(wins)}{_paid(rows, winners)}."
+            wins.append(f"{best} has {_change(name, better[best])}{percents(better[best])}")
+    return f"{listed(wins)}{_paid(rows, winners)}" if wins else ""
 
 
-def _paid(rows: dict[str, Row], winners: Sequence[str]) -> str:
-    """What policies that win in one latency lose in another."""
+def _paid(rows: Mapping[str, Row], winners: Sequence[str]) -> str:
+    """What those that win in one figure lose in another."""
     said = ""
     for winner in winners:
         each = {name: rows[metric].others[winner] for metric, name in MATTER.items() if metric in rows}
         worse = [_change(name, other) for name, other in each.items() if other.verdict == WORSE]
-        said += f"; {winner} pays with {_listed(worse)}" if worse else ""
+        said += f"; {winner} pays with {listed(worse)}" if worse else ""
     return said
+
+
+def price(rows: Mapping[str, Row], winner: str) -> str:
+    """What else changes with a gain; "" when nothing can be said."""
+    each = [_price(rows[metric], winner, name) for metric, name in MATTER.items() if metric in rows]
+    told = [part for part in each if part]
+    return f", with {listed(told)}" if told else ""
 
 
 def _price(row: Row, winner: str, name: str) -> str:
@@ -189,11 +169,13 @@ def _change(name: str, other: Difference) -> str:
     return f"{name} {abs(change):.1f} % {'higher' if change > 0 else 'lower'}"
 
 
-def _amount(gain: Difference) -> str:
+def amount(gain: Difference) -> str:
+    """A gain in percent."""
     return f"{gain.percent.value:.1f} %"
 
 
-def _percents(other: Difference) -> str:
+def percents(other: Difference) -> str:
+    """Its interval, in brackets; "" where there is none."""
     low, high = other.percent.low, other.percent.high
     return "" if low is None or high is None else f" (95 % interval {low:+.1f} to {high:+.1f} %)"
 
@@ -212,5 +194,6 @@ def _values(row: Row, found: Comparison) -> str:
     return ", ".join(f"{name} {number(value)} requests/s" for name, value in values.items())
 
 
-def _listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str]) -> str:
+    """As one says it: a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""

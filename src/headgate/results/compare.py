@@ -114,21 +114,22 @@ def _row(metric: Metric, measured: Mapping[str, Measured], baseline: str, seeds:
     level = tuple(name for name in known if name != best and name not in apart)
     method = metric.method if seeds == 1 else "by seed"
     estimate = spreads[baseline].estimate()
-    estimate = estimate.as_share() if metric.unit == "share" else estimate
+    estimate = estimate.as_share() if metric.unit == "share" else estimate.cut()
     return Row(metric.name, metric.unit, metric.higher, method, estimate, others, best, level, apart)
 
 
 def _difference(spread: Spread, base: Spread, higher: bool, no_interval: str) -> Difference:
     """The paired difference and what it says; `no_interval` is the verdict when there is none.
 
-    Percent is the same interval over the measured baseline, so that it never contradicts the verdict.
+    Percent is the same interval over the measured baseline, so that it never contradicts the verdict. It is
+    cut at -100 %, below which nothing can fall that is not negative.
     """
     absolute = spread.minus(base).estimate()
     scale = 100 / base.value if base.value else math.nan
     low, high = (
         None if end is None or math.isnan(scale) else end * scale for end in (absolute.low, absolute.high)
     )
-    percent = Estimate(absolute.value * scale, low, high, absolute.rough)
+    percent = Estimate(absolute.value * scale, low, high, absolute.rough).cut(-100.0)
     if math.isnan(absolute.value):
         verdict = UNKNOWN
     elif absolute.low is None:

@@ -22,6 +22,10 @@ QUANTILES = (0.50, 0.90, 0.95, 0.99)
 class Estimate:
     """A number and its 95 % interval; no interval when there was too little to go by.
 
+    A t interval is even to both sides, so where little was seen it may reach where no value can be (a rate
+    below zero). There it is cut, which costs no coverage: the true value is not in the part that is cut off.
+    An interval on the log scale would keep out of it, too, but its coverage was not measured.
+
     `rough` when neighbouring batches were so alike that the interval, though widened, may be too narrow.
     """
 
@@ -30,11 +34,15 @@ class Estimate:
     high: float | None = None
     rough: bool = False
 
-    def as_share(self) -> Estimate:
-        """The same with an interval that stays between 0 and 1."""
+    def cut(self, least: float = 0.0, most: float = math.inf) -> Estimate:
+        """The same with an interval that stays where values can be; rates and times are not negative."""
         if self.low is None or self.high is None:
             return self
-        return replace(self, low=max(self.low, 0.0), high=min(self.high, 1.0))
+        return replace(self, low=max(self.low, least), high=min(self.high, most))
+
+    def as_share(self) -> Estimate:
+        """The same with an interval that stays between 0 and 1."""
+        return self.cut(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,7 @@ def figures(values: Floats, spread: Spread | None = None, weights: Integers | No
         mean = float(values @ weights) / total
         deviation = math.sqrt(float((values - mean) ** 2 @ weights) / total)
         median, p90, p95, p99 = quantiles(values, weights, QUANTILES)
-    interval = Estimate(mean) if spread is None else spread.around(mean)
+    interval = Estimate(mean) if spread is None else spread.around(mean).cut()
     return Figures(total, interval, median, p90, p95, p99, deviation)
 
 

@@ -103,7 +103,7 @@ def _verdict(run: Run, times: Floats) -> tuple[bool, str]:
             continue
         span = seconds / (1 if trend not in (first, second) else 2)
         part = {first: "first half of the window", second: "second half of the window"}.get(trend, "window")
-        slope = f"{trend.change / span:+.2g} requests/s (standard error {trend.error / span:.1g})"
+        slope = f"{_two(trend.change / span, '+')} requests/s (standard error {_two(trend.error / span)})"
         word = "growing" if trend.change > 0 else "shrinking"
         return False, f"{name} still {word}: {slope} over the {part}"
     if settled:
@@ -139,6 +139,11 @@ class Trend(NamedTuple):
         around = math.sqrt(float(rest @ rest) / (STRETCHES - 2) / float(place @ place)) * widening(rest)
         walking = math.sqrt(6 / 5 * 3 / 2 * STRETCHES * float(np.var(np.diff(level), ddof=1)))
         return cls(slope, min(around, walking))
+
+
+def _two(value: float, sign: str = "") -> str:
+    """Two digits that matter, 12 and not 1.2e+01."""
+    return f"{float(f'{value:.2g}'):{sign}g}"
 
 
 def _changes(run: Run) -> tuple[Floats, Integers]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import nan
+from itertools import pairwise
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "rescued": ("at",),
     "wasted": ("at", "tokens"),
 }
+SAME_MOMENT = 1e-6  # seconds; less is rounding
 OPTIONAL = {"last", "first_token", "between_tokens", "guess"}  # may be null
 HERE = ("admitted", "prefilled", "held", "resumed", "evicted", "finished")  # of a request that has arrived
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)  # what nonsense in a line can cause
@@ -58,6 +60,10 @@ class Seen:
     wasted: int = 0
 
 
+class ClockError(Exception):
+    """A moment before one that was told already. Engines count from their start and never back."""
+
+
 class Replay:
     """Tells a recorder again what a trace has written down."""
 
@@ -67,6 +73,7 @@ class Replay:
         self.asides: list[dict[str, Any]] = []  # what the tables have no place for
         self._rolling: dict[int, int] = {}  # who gets a token in each tick, and since which
         self._tick = 0
+        self._end = -inf  # of the newest step
 
     def tell(self, line: dict[str, Any]) -> None:
         """One line of the trace. Who came before the trace began is not known, and left out."""
@@ -74,6 +81,7 @@ class Replay:
         if event in HERE:
             seen = self.here.get(line["id"])
             if seen is not None:
+                _forward(f"{event!r} of request {seen.id}", "its arrival", seen.arrival, line["at"])
                 getattr(self, f"_{event}")(seen, line)
         elif event in ("arrived", "steps", "plan"):
             getattr(self, f"_{event}")(line)
@@ -125,6 +133,8 @@ class Replay:
 
     def _steps(self, line: dict[str, Any]) -> None:
         steps = Steps(*(line[name] for name in Steps._fields))
+        _forward("'steps'", "the end of the step above", self._end, steps.start, *steps.ends)
+        self._end = steps.ends[-1]
         if steps.decodes:
             self._tick += len(steps.ends)
         self.recorder.stepped(steps)
@@ -142,13 +152,29 @@ class Replay:
             seen.generated += self._tick - since
 
 
+def _forward(what: str, than: str, *moments: float) -> None:
+    """Refuse a moment that lies before the one it follows."""
+    for before, after in pairwise(moments):
+        if after < before - SAME_MOMENT:
+            raise ClockError(f"{what} at {after:g} s, before {than} at {before:g} s")
+        than = "the moment above"
+
+
 def read_live_trace(path: str | Path) -> Run:
-    """The run a trace tells of. A last line that was cut off is left out; any other damage is refused."""
+    """The run a trace tells of. A last line that was cut off is left out; any other damage is refused.
+
+    So is a clock that goes back: rates and waits taken from it would mean nothing, and sorting would put
+    steps of two engines into one another.
+    """
     header, requests, promised = _survey(path)
     replay = Replay(requests, list(promised))
     for number, line in _lines(path):
         try:
             replay.tell(line)
+        except ClockError as error:
+            raise InputError(
+                f"trace {path}:{number}: {error}: the clock goes back; give each engine's trace by itself"
+            ) from None
         except WRONG as error:
             raise InputError(
                 f"trace {path}:{number}: {line.get('event')!r} makes no sense here "

@@ -124,8 +124,8 @@ def summarise(run: Run, window: str = "middle") -> Metrics:
     of the result.
 
     Intervals of means and rates are 95 % t intervals over 20 consecutive batches (of requests in the
-    order they were sent, or of finishes), widened where neighbouring batches are alike: there is none
-    with fewer than 40 requests.
+    order they were sent, or of finishes), widened where neighbouring batches are alike and cut at zero:
+    there is none with fewer than 40 requests.
     """
     chosen = choose(run, window)
     latencies, gaps = Latencies.of(run), Gaps(run)
@@ -143,9 +143,9 @@ def summarise(run: Run, window: str = "middle") -> Metrics:
         itl=figures(sample.values, gap_spread(latencies, chosen), sample.weights),
         itl_exact=sample.exact,
         e2e=_latency(latencies.e2e, chosen),
-        request_rate=rate_spread(chosen, each).estimate(),
-        output_rate=rate_spread(chosen, outputs).estimate(),
-        total_rate=rate_spread(chosen, outputs + requests["prompt"]).estimate(),
+        request_rate=rate_spread(chosen, each).estimate().cut(),
+        output_rate=rate_spread(chosen, outputs).estimate().cut(),
+        total_rate=rate_spread(chosen, outputs + requests["prompt"]).estimate().cut(),
         goodput=_goodput(promises, chosen, each > 0),
         longest_gap=_largest(longest[chosen.keep]),
         engine=_engine(run, chosen),
@@ -188,7 +188,7 @@ def _goodput(promises: Promises | None, window: Window, mine: Flags) -> Goodput 
         return None
     own = Promises(promises.judged & mine, promises.met & mine)
     rate = rate_spread(window, own.met.astype(float))
-    return Goodput(share_spread(own, window).estimate().as_share(), rate.estimate())
+    return Goodput(share_spread(own, window).estimate().as_share(), rate.estimate().cut())
 
 
 def _kind(

@@ -9,7 +9,7 @@ from check_html import read
 from some_runs import ENGINE, empty_run, long_run, served
 
 from headgate.report import gather, render, runs_page, write
-from headgate.report.scenes import Scene, load_of, scene_of
+from headgate.report.scenes import Scene, load_of, scene_of, swept
 from headgate.report.targets import decode_targets
 from headgate.results.compare import compare
 from headgate.results.metrics import summarise
@@ -138,7 +138,7 @@ def test_several_loads_are_drawn_against_load_with_the_bound():
     page = runs_page(gather(runs))
     assert len(page.chapters) == 4 and page.chapters[0].title == "From 4 requests/s to 64 requests/s"
     found = read(render(page))
-    assert "Requests served against load" in found.text and "no policy above" in found.text
+    assert "Requests served against load" in found.text and "bound: " in found.text
     assert "as offered" in found.text
 
 
@@ -195,3 +195,40 @@ def test_of_many_engines_every_role_is_drawn():
 
 def test_a_queue_that_is_always_empty_has_an_axis_one_can_read():
     assert "0.000000" not in read(page_of(long_run(50))).text
+
+
+def routed(router: str, policy: str = "mixed", **meta) -> Run:
+    run = served(policy)
+    return replace(run, meta=run.meta | {"router": router, "router_parameters": {}, "engines": 2} | meta)
+
+
+def test_what_is_compared_is_said():
+    routers = runs_page(gather([routed("split"), routed("round-robin")], ["split", "round-robin"]))
+    text = read(render(routers)).text
+    assert routers.title == "2 routers compared" and "policies compared" not in text
+    assert "No router is seen to serve more" in routers.chapters[0].verdict
+    assert "Routers split; round-robin" in text and "2 engines, each with 32 seats" in text
+    assert "What the engines did" in text and " and 2 engines no policy serves more than" in text
+    both = gather([routed("split"), routed("round-robin", "eb")], ["split mixed", "round-robin eb"])
+    assert runs_page(both).title == "2 combinations of router and policy compared"
+    setups = gather([served("mixed"), routed("split")], ["one", "two"])
+    assert runs_page(setups).title == "2 setups compared"
+
+
+def test_a_word_that_every_load_changes_is_not_what_is_compared():
+    def at(policy: str, slots: int) -> Run:
+        run = served(policy)
+        return replace(run, meta=run.meta | {"engine": {**run.meta["engine"], "running": slots}})
+
+    scenes = [
+        swept({name: [at(name, slots)] for name in ("mixed", "eb")}, "slots", slots) for slots in (8, 32)
+    ]
+    assert runs_page(scenes).title == "2 policies compared"
+    assert runs_page([swept({"mixed": [at("mixed", slots)]}, "slots", slots) for slots in (8, 32)]).title == (
+        "2 runs of mixed"
+    )
+
+
+def test_runs_behind_different_routers_are_no_seeds_of_each_other():
+    (scene,) = gather([routed("split", seed=0), routed("round-robin", seed=1)])
+    assert list(scene.runs) == ["mixed", "mixed (round-robin)"]

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from some_runs import served
 
+from headgate.report.load_verdict import load_verdict
 from headgate.report.scenes import scene_of
-from headgate.report.verdict import comparison_verdict, load_verdict, scene_verdict
+from headgate.report.verdict import comparison_verdict, scene_verdict
 from headgate.results.compare import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row
 from headgate.results.figures import Estimate
 
@@ -59,12 +60,12 @@ def test_nothing_to_gain_is_said():
         "No policy is seen to serve more requests than mixed: at this load there is no throughput to gain "
         "(95 % intervals end at +0.4 %)"
     )
-    assert "no latency that can be told from its own is better" in found
+    assert "no latency is seen to be better" in found
 
 
 def test_what_intervals_cannot_leave_out_is_not_denied():
     found = comparison_verdict(comparison(request_throughput={"eb": (1.0, SAME), "v0": (-4.0, WORSE)}))
-    assert "no gain is seen, though 95 % intervals leave room for 11.0 % (v0 serves fewer)" in found
+    assert "than mixed at this load, though 95 % intervals leave room for 11.0 % (v0 serves fewer)" in found
     assert "no throughput to gain" not in found
 
 
@@ -91,16 +92,19 @@ def test_loads_at_which_nothing_is_gained_are_named():
     scenes = []
     for rate, gain in ((4.0, (0.0, SAME, 0.5)), (40.0, (5.0, BETTER))):
         scene = scene_of({"mixed": [served("mixed", rate=rate)]})
-        scene.__dict__["comparison"] = comparison(request_throughput={"eb": gain})
+        price = {"eb": (0.2, SAME)} if gain[1] == BETTER else {"eb": (-7.0, BETTER)}
+        scene.__dict__["comparison"] = comparison(request_throughput={"eb": gain}, mean_TTFT=price)
         scenes.append(scene)
     assert load_verdict(scenes) == (
-        "eb serves up to 5.0 % more requests than mixed (95 % interval +4.0 to +6.0 %), at 40 requests/s; "
-        "at 4 requests/s there is no throughput to gain (95 % intervals end at +0.5 %)."
+        "At 40 requests/s eb serves 5.0 % more requests than mixed (95 % interval +4.0 to +6.0 %), with no "
+        "difference seen in mean TTFT; at 4 requests/s there is no throughput to gain (95 % intervals end at "
+        "+0.5 %)."
     )
     alone = load_verdict(scenes[:1])
     assert alone.startswith(
         "No policy is seen to serve more requests than mixed: at 4 requests/s there is no"
     )
+    assert alone.endswith("At 4 requests/s eb has mean TTFT 7.0 % lower (95 % interval -8.0 to -6.0 %).")
     scenes[0].__dict__["comparison"] = comparison(request_throughput={"eb": (9.0, TOO_FEW)})
     assert "at 4 requests/s no gain is seen" in load_verdict(scenes)
 
@@ -119,5 +123,16 @@ def test_a_latency_that_is_won_comes_with_the_one_that_pays_for_it():
             mean_TPOT={"split": (-58.0, BETTER)},
         )
     )
-    assert "What differs is latency: split has mean TPOT 58.0 % lower" in found
+    assert "What differs: split has mean TPOT 58.0 % lower" in found
     assert found.endswith("; split pays with mean TTFT 24.5 times as high.")
+
+
+def test_loads_of_one_policy_say_up_to_where_it_keeps_up():
+    low, high = (scene_of({"mixed": [served("mixed", rate=rate)]}) for rate in (4.0, 400.0))
+    assert load_verdict([low]) == "mixed keeps up with every load tried, up to 4 requests/s."
+    both = load_verdict([low, high])
+    assert both.startswith(
+        "mixed keeps up with 4 requests/s, not with more; it serves most at 400 requests/s: "
+    )
+    closed = scene_of({"mixed": [served("mixed")]})
+    assert load_verdict([closed]).startswith("mixed serves most at 48 clients: ")

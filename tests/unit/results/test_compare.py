@@ -261,3 +261,14 @@ def test_unfinished_outputs_may_differ_and_closed_arrivals_too():
     moved = slower(clients=4)
     moved.requests["arrival"] += 1e-3
     compare({"a": [slower(clients=4)], "b": [moved]}, "a")
+
+
+def test_no_difference_is_below_minus_a_hundred_percent():
+    runs = {
+        name: [make_run([request(0, 0, 0, first, first + 1, 5, 3)]) for first in firsts]
+        for name, firsts in {"mixed": (9.0, 0.1), "eb": (0.1, 0.1)}.items()
+    }
+    found = row(compare(runs, "mixed"), "mean TTFT")
+    other = found.others["eb"]
+    assert found.baseline.low == 0.0 and other.percent.low == -100.0
+    assert other.absolute.low < -found.baseline.value  # percents are cut, not what the verdict rests on

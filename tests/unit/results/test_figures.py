@@ -78,3 +78,13 @@ def test_pairing_removes_what_hit_both_alike():
 def test_unequal_parts_give_no_interval():
     one, two = Spread(2.0, np.zeros(20)), Spread(1.0, np.empty(0))
     assert one.minus(two).estimate() == Estimate(1.0)
+
+
+def test_intervals_stay_where_values_can_be():
+    few = Spread.of_values(np.array([0.1, 5.0, 0.2]))
+    assert few.estimate().low < 0 < few.value
+    cut = few.estimate().cut()
+    assert (cut.value, cut.low, cut.high) == (few.value, 0.0, few.estimate().high)
+    assert figures(np.array([0.1, 5.0]), few).mean.low == 0.0
+    assert Estimate(0.5, -0.2, 1.3).as_share() == Estimate(0.5, 0.0, 1.0)
+    assert Estimate(3.0).cut() == Estimate(3.0)
