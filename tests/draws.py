@@ -1,4 +1,4 @@
-"""Random parameters for RAD, Sarathi and SLAI in the small worlds of the tests."""
+"""Random parameters for RAD, Sarathi, SLAI and look-ahead in the small worlds of the tests."""
 
 from __future__ import annotations
 
@@ -41,3 +41,11 @@ def draw_ordered(draw: st.DrawFn, name: str, slots: int, engine: Engine, cost: S
     words["relaxed"] = draw(st.sampled_from([0.2, 0.5]), label="relaxed")
     words["shrink"] = draw(st.booleans(), label="shrink")
     return BATCH[name](slots=slots, budget=budget, cost=cost, crowded=0.5, **words)
+
+
+def draw_look_ahead(draw: st.DrawFn, slots: int, engine: Engine) -> BatchPolicy:
+    """Expectations that are far too short, or far too long."""
+    budget = draw(st.integers(slots, engine.batch_tokens + slots), label="budget")
+    watermark = draw(st.sampled_from([0.0, 0.3, 0.9]), label="watermark")
+    output = draw(st.sampled_from([1.0, 20.0, 5000.0]), label="output")
+    return BATCH["look-ahead"](slots=slots, budget=budget, watermark=watermark, output=output)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from draws import draw_ordered, draw_rad
+from draws import draw_look_ahead, draw_ordered, draw_rad
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
@@ -250,6 +250,8 @@ def draw_policy(name: str) -> Callable[[st.DrawFn, Engine], BatchPolicy]:
             return draw_ordered(draw, name, slots, engine, PRICES)
         if name in ("wait", "nested-wait"):
             return draw_wait(draw, name, slots)
+        if name == "look-ahead":
+            return draw_look_ahead(draw, slots, engine)
         return BATCH[name](slots=slots)
 
     return draw
@@ -322,6 +324,8 @@ def workloads(draw: st.DrawFn, impatient: bool = False) -> Workload:
         columns["patience"] = column(st.sampled_from([np.inf, 0.1, 0.5, 2.5, 20.0]))
         columns["abort"] = column(st.sampled_from([np.inf, np.inf, 0.1, 3.5, 30.0]))
     columns["limit"] = column(st.sampled_from([2**31 - 1, 1, 7]))
+    if draw(st.booleans(), label="predicted"):
+        columns["guess"] = column(st.sampled_from([-1, 1, 3, 30, 500]))
     return Workload.of(column(st.integers(1, 60)), column(st.sampled_from([1, 2, 3, 9, 30, 140])), **columns)
 
 

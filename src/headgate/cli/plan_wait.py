@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
 from headgate.cli.words import takes_words
 from headgate.spec.words import Experiment
+
+if TYPE_CHECKING:
+    from headgate.spec.plan_wait import WaitPlan
 
 PANEL = "Plan"
 
@@ -51,31 +54,26 @@ def wait(
     report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.cli.wait_text import wait_text
-    from headgate.results.text import as_text, show
     from headgate.spec.plan_wait import plan_wait
     from headgate.spec.wait_mix import Wishes
     from headgate.workloads.durations import duration
 
     check_json(json)
     check_report(report)
-    wishes = Wishes(
-        load,
-        slack,
-        miss,
-        duration(horizon),
-        segments,
-        ends,
-        types,
-        batch,
-        thresholds,
-        None if every is None else duration(every),
-    )
-    found = plan_wait(words, wishes)
+    window = None if every is None else duration(every)
+    wishes = Wishes(load, slack, miss, duration(horizon), segments, ends, types, batch, thresholds, window)
+    _tell(plan_wait(words, wishes), json, report)
+
+
+def _tell(found: WaitPlan, json: str | None, report: str | None) -> None:
+    """On the terminal, and where else it is wanted."""
+    from headgate.cli.wait_text import wait_text
+    from headgate.results.text import as_text, show
+
     say = sys.stderr if json == "-" else sys.stdout
     show(wait_text(found), say)
     if report is not None:
-        from headgate.report.plans import wait_page
+        from headgate.report.waiting import wait_page
 
         save_page(wait_page(found, as_text(wait_text(found)), sys.argv[1:]), report, say)
     write_json(json, found.as_dict())

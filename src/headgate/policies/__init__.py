@@ -29,6 +29,7 @@ from headgate.policies.gates import (
     ServiceLevelRoute,
 )
 from headgate.policies.hybrid import Hybrid
+from headgate.policies.lookahead import LookAhead
 from headgate.policies.mixed import Mixed
 from headgate.policies.phases import TwoPhaseRad
 from headgate.policies.rad import Rad
@@ -43,6 +44,7 @@ __all__ = [
     "AdaptiveExclusive",
     "Exclusive",
     "Hybrid",
+    "LookAhead",
     "Mixed",
     "NestedWait",
     "PrefillFirst",
@@ -69,6 +71,7 @@ BATCH: dict[str, type[BatchPolicy]] = {
     "rad-smooth": TwoPhaseRad,
     "wait": Wait,
     "nested-wait": NestedWait,
+    "look-ahead": LookAhead,
 }
 
 ROUTE: dict[str, type[RoutePolicy]] = {

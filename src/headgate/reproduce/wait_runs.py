@@ -23,7 +23,8 @@ from headgate.workloads.workload import Kind, Workload
 
 WINDOW = (0.3, 0.8)  # of the horizon: what is measured
 NO_LIMIT = 1_000_000
-BUDGET = 4096  # new tokens in a step of the Sarathi-like baseline
+BUDGET = 4096  # new tokens in a step of the Sarathi-like baselines
+BUDGETED = ("mixed", "sarathi", "look-ahead")
 FOR_EVER = {"max_pause": 1e9, "max_wait": 1e9}  # patience that never ends, as in the paper
 
 
@@ -78,6 +79,7 @@ class WaitJob(NamedTuple):
     seconds: float
     policy: str
     settings: Mapping[str, Any]
+    lost: int = 0  # output tokens that an evicted request loses
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,13 @@ def draw(mix: Mix, seconds: float, seed: int) -> Workload:
     decodes = decodes - stream(seed, "lengths.output").integers(0, mix.spread, count)
     kinds = [Kind(str(number)) for number in range(len(shares))]
     return Workload.of(
-        np.maximum(prompts, 1), decodes + 1, arrival=arrival, kind=types, kinds=kinds, abort=seconds - arrival
+        np.maximum(prompts, 1),
+        decodes + 1,
+        arrival=arrival,
+        kind=types,
+        kinds=kinds,
+        abort=seconds - arrival,
+        guess=decodes + 1,
     )
 
 
@@ -173,9 +181,9 @@ def serve(job: WaitJob, seed: int) -> Served:
     """One of them."""
     engine = job.machine.engine()
     settings = dict(job.settings)
-    if job.policy == "mixed":
+    if job.policy in BUDGETED:
         engine = engine._replace(batch_tokens=max(BUDGET, engine.running))
-        settings |= {"budget": BUDGET, "slots": min(engine.running, BUDGET)}
+        settings = {"budget": BUDGET, "slots": min(engine.running, BUDGET)} | settings
     policy, _ = make_policy(job.policy, settings, engine)
-    run = simulate(engine, policy, draw(job.mix, job.seconds, seed), watchdog=1e12)
+    run = simulate(engine, policy, draw(job.mix, job.seconds, seed), watchdog=1e12, lost=job.lost)
     return Served.of(run, job.seconds, len(job.mix.types))

@@ -132,10 +132,20 @@ def mixed(machine: Machine, mix: Mix) -> tuple[str, dict[str, Any]]:
     return "mixed", {}
 
 
+def watermarked(machine: Machine, mix: Mix) -> tuple[str, dict[str, Any]]:
+    """The same with a hundredth of the KV, at least a token, that no prompt may take."""
+    return "sarathi", {}
+
+
+def look_ahead(machine: Machine, mix: Mix) -> tuple[str, dict[str, Any]]:
+    """Lengths known: all decodes, and prompts while everybody will fit to the end."""
+    return "look-ahead", {}
+
+
 BASELINES: dict[str, Way] = {"v0": prefill_first, "mixed": mixed}
 
 
-def jobs_of(scenes: Iterable[Scene], ways: dict[str, Way], options: Options) -> list[WaitJob]:
+def jobs_of(scenes: Iterable[Scene], ways: dict[str, Way], options: Options, lost: int = 0) -> list[WaitJob]:
     """Every scene under every policy; a quick one lasts a tenth as long."""
     return [
         WaitJob(
@@ -144,6 +154,7 @@ def jobs_of(scenes: Iterable[Scene], ways: dict[str, Way], options: Options) -> 
             scene.mix,
             scene.seconds / 10 if options.quick else scene.seconds,
             *way(scene.machine, scene.mix),
+            lost,
         )
         for scene in scenes
         for name, way in ways.items()

@@ -14,7 +14,6 @@ from headgate.planners.inventory import (
     Pace,
     Thresholds,
     along_the_ray,
-    check_thresholds,
     equilibrium,
     least_thresholds,
     most_rate,
@@ -30,17 +29,17 @@ from headgate.planners.nested import (
     best_choice,
     busiest,
     chance_of_overflow,
-    check_nested,
     choices,
     least_nested,
 )
 from headgate.planners.segments import Segments
 from headgate.planners.waiting import best_pace, mean_latency
-from headgate.policies.sorting import read_thresholds
 from headgate.spec.build import make_engine, make_workload, too_long
 from headgate.spec.planning import enough
+from headgate.spec.wait_given import check_given
 from headgate.spec.wait_mix import Mix, Wishes, candidates, check_wishes, gathered_mix, scaled, windows
 from headgate.spec.words import Experiment
+from headgate.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -167,19 +166,17 @@ def plan_wait(words: Experiment, wishes: Wishes) -> WaitPlan:
     card = load_card(words.card)
     engine = make_engine(words, card)
     workload, bad = make_workload(enough(words))
-    refused = too_long(workload, engine)
-    notes = [f"left out {bad.count} bad rows"] if bad.count else []
-    if refused:
-        notes.append(f"left out {refused} of {len(workload)} requests: too long for the engine")
-    if wishes.every is not None:
-        notes.append(f"rates by type and thresholds are those of its busiest {wishes.every:g} s")
+    notes = _notes(bad.count, too_long(workload, engine), len(workload), wishes)
     mix = gathered_mix(words, wishes, workload, engine)
     lines = lines_of(engine.cost, mix.parts, engine.kv_tokens)
     most = mix.rate * most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
     if wishes.load is not None:
         mix = scaled(mix, wishes.load * most / mix.rate)
-    spare = sum(part.peak for part in mix.parts)
-    pace = pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
+    try:
+        pace = _pace(lines, mix, engine)
+    except InputError:
+        _say_for_whole_requests(words, wishes, workload, engine, mix.rate)
+        raise
     chosen = _chosen(lines, mix.parts, pace, words.tpot)
     thresholds = along_the_ray(lines, mix.parts, chosen)
     whole, why_not = _whole(lines, mix.parts, engine.kv_tokens, wishes.slack)
@@ -200,10 +197,37 @@ def plan_wait(words: Experiment, wishes: Wishes) -> WaitPlan:
         why_not=why_not,
         nested=nested,
         why_not_nested=why_not_nested,
-        notes=tuple(notes),
+        notes=notes,
     )
-    _check_given(plan)
+    check_given(plan)
     return plan
+
+
+def _pace(lines: Lines, mix: Mix, engine: Engine) -> Pace:
+    """The iterations that keep up and fit, with one request more of each type."""
+    spare = sum(part.peak for part in mix.parts)
+    return pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
+
+
+def _say_for_whole_requests(
+    words: Experiment, wishes: Wishes, workload: Workload, engine: Engine, rate: float
+) -> None:
+    """Memory below the model's length cuts requests; what is enough for them whole is larger: say that."""
+    if engine.longest < engine.max_model_len:
+        roomy = engine._replace(kv_tokens=engine.max_model_len + engine.block)
+        whole = gathered_mix(words, wishes, workload, roomy)
+        whole = scaled(whole, rate / whole.rate)
+        _pace(lines_of(engine.cost, whole.parts, engine.kv_tokens), whole, engine)
+
+
+def _notes(bad: int, refused: int, requests: int, wishes: Wishes) -> tuple[str, ...]:
+    """What the reader of the plan must know of its traffic."""
+    notes = [f"left out {bad} bad rows"] if bad else []
+    if refused:
+        notes.append(f"left out {refused} of {requests} requests: too long for the engine")
+    if wishes.every is not None:
+        notes.append(f"rates by type and thresholds are those of its busiest {wishes.every:g} s")
+    return tuple(notes)
 
 
 def _chosen(lines: Lines, parts: list[Part], pace: Pace, tpot: float | None) -> float:
@@ -247,43 +271,6 @@ def _nested(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine, cuts: list[S
     return Nested(
         best.segments, best.thresholds, whole, best.bound, wishes.miss, overflow, engine.running, tried
     )
-
-
-def _check_given(plan: WaitPlan) -> None:
-    """Thresholds that the user gave: the first violated inequality ends the plan."""
-    given = read_thresholds("plan wait", plan.wishes.thresholds)
-    if not given:
-        return
-    everyone = given.get("", ())
-    if len(everyone) > 1:
-        faults = _nested_faults(plan, everyone)
-    else:
-        faults = check_thresholds(plan.lines, plan.mix.parts, _by_type(plan.mix, given), plan.capacity)
-    if faults:
-        raise InputError(f"--thresholds violate {faults[0]}")
-
-
-def _by_type(mix: Mix, given: dict[str, tuple[float, ...]]) -> list[float]:
-    """One for each type, or for all."""
-    names = [name for name in mix.names if name]
-    strange = [name for name in given if name and name not in names]
-    if strange or any(len(sizes) > 1 for sizes in given.values()):
-        known = f"types here are {', '.join(names)}" if names else "there is one type, write --thresholds 2"
-        raise InputError(f"--thresholds {'+'.join(given)}: {known}; by segment only for all, such as 8/4/2")
-    missing = [name for name in mix.names if name not in given]
-    if missing and "" not in given:
-        raise InputError(f"--thresholds: none for type {missing[0]!r}; give one for each, or one for all")
-    return [given[name if name in given else ""][0] for name in mix.names]
-
-
-def _nested_faults(plan: WaitPlan, sizes: tuple[float, ...]) -> list[str]:
-    """What thresholds by segment violate."""
-    if plan.nested is None:
-        raise InputError(plan.why_not_nested)
-    segments = plan.nested.segments
-    if len(sizes) != len(segments.ends):
-        raise InputError(f"--thresholds: {len(sizes)} for {len(segments.ends)} segments; give --ends too")
-    return check_nested(plan.lines, segments, sizes, plan.capacity)
 
 
 def _finite(value: float) -> float | None:
