@@ -15,6 +15,7 @@ from headgate.drivers.handover import Transfer
 from headgate.policies import Mixed
 from headgate.policies.balance import LeastLoaded, RoundRobin
 from headgate.policies.split import Split
+from headgate.workloads.workload import Workload
 
 SIZES = (1, 16, 256)
 PER_SIZE, ALL = 8_000, 64_000
@@ -23,7 +24,18 @@ RATE = 6.45  # conversations per second and engine
 
 def seconds(engines: int, requests: int, router: RoutePolicy) -> float:
     """CPU seconds of a whole run with its tables."""
+    return spent(worlds.conversations(requests, RATE * engines), engines, router)
+
+
+def in_turn(engines: int, requests: int) -> float:
+    """The same work as behind round robin, each engine alone from its first request to its last."""
     workload = worlds.conversations(requests, RATE * engines)
+    parts = [workload.subset(slice(place, None, engines)) for place in range(engines)]
+    return sum(spent(part, 1, RoundRobin(1)) for part in parts)
+
+
+def spent(workload: Workload, engines: int, router: RoutePolicy) -> float:
+    """CPU seconds of these requests."""
     began = time.process_time()
     fleet = FleetSimulator(
         worlds.engine(),
@@ -47,6 +59,8 @@ def many_engines() -> dict[str, float]:
         costs.append(best / PER_SIZE * 1e6)
         found[f"{engines} engines: microseconds per request"] = costs[-1]
     found["largest over smallest"] = max(costs) / min(costs)
+    alone = min(in_turn(SIZES[-1], PER_SIZE) for _ in range(3))
+    found[f"{SIZES[-1]} engines one after the other: microseconds per request"] = alone / PER_SIZE * 1e6
     command = [sys.executable, "-m", "benchmarks.many_engines"]
     for router in ("round-robin", "least-loaded", "split"):
         answer = subprocess.run([*command, router], check=True, capture_output=True, text=True)
@@ -62,9 +76,9 @@ def largest(name: str) -> dict[str, float]:
         "least-loaded": LeastLoaded(256),
         "split": Split(256, 128),
     }
-    spent = seconds(256, ALL, routers[name])
+    took = seconds(256, ALL, routers[name])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"CPU seconds": spent, "GiB at most": peak}
+    return {"CPU seconds": took, "GiB at most": peak}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.step_logs import read_steps  # noqa: E402  # needs the path
 from headgate.cost.card import Card, load_card  # noqa: E402
 from headgate.cost.fitting.about import About  # noqa: E402
-from headgate.cost.fitting.fit import Fitted, fit  # noqa: E402
+from headgate.cost.fitting.fit import LARGEST_GRAPH, Fitted, fit  # noqa: E402
+from headgate.cost.fitting.host import fit_host  # noqa: E402
 
 CARDS = ROOT / "src" / "headgate" / "cards"
 RESULTS = ROOT / "benchmarks" / "h200" / "results"
@@ -34,16 +35,18 @@ MADE_UP = {
 
 def fitted(model: str) -> Fitted:
     """The law of one model, from all its steps."""
-    logs = sorted((RESULTS / "grid").glob(f"{model}.*.steps.npz"))
+    grids = logs = sorted((RESULTS / "grid").glob(f"{model}.*.steps.npz"))
     source = f"headgate calibrate: {', '.join(log.name for log in logs)} in benchmarks/h200/results/grid"
     if model in WITH_RUNS:
-        logs += sorted((RESULTS / "steps").glob("*.npz"))
+        logs = [*grids, *sorted((RESULTS / "steps").glob("*.npz"))]
         source += "; 34 runs in benchmarks/h200/results/steps"
     said = json.loads((RESULTS / "grid" / f"{model}.about.json").read_text(encoding="utf-8"))
+    graph = int(said["settings"][LARGEST_GRAPH])
     if model in WITH_RUNS:
-        said["settings"]["largest CUDA graph"] = "512 or 1024"  # it was that of the seats
+        said["settings"][LARGEST_GRAPH] = "512 or 1024"  # it was that of the seats
     about = replace(About(**said), name=f"cal-h200-{model}", model=MODELS[model], source=source)
-    return fit(read_steps(logs), about)
+    found = fit(read_steps(logs), about)
+    return replace(found, host=fit_host(read_steps(grids), found.terms, graph))  # grids had one graph size
 
 
 def card_of(found: Fitted, model: str) -> Card:

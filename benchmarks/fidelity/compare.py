@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fidelity.late import seen_late
 from benchmarks.fidelity.measures import Tokens, compared, figures, simulated
 from benchmarks.h200.arms import PLAIN
 from headgate.core.errors import InputError
@@ -18,7 +17,6 @@ from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.request import Request
 from headgate.cost.card import load_card
 from headgate.drivers.engine import Engine
-from headgate.policies.lagged import Lagged
 from headgate.spec.build import make_policy, split_policy
 from headgate.spec.library import simulate
 from headgate.workloads.workload import Workload
@@ -35,9 +33,10 @@ Errors are simulated / real - 1; `itl KS` is the largest difference between the 
 Bold: beyond the goal (throughput and mean TPOT 3 %, mean TTFT and p99 ITL 10 %). The first 30 % of each
 scene are left out on both sides, and requests are cut at its end on both sides. *Lag*: the simulator as it
 is composes a step when the one before it has ended; an asynchronous engine has composed it by then, so
-whoever comes during a step enters one step later. `yes` is `headgate simulate --asynchronous`. Not
-simulated: the end of a step that is seen late while the next is launched; the time a request takes from
-`add_request` to the queue; detokenisation and HTTP, which these runs do not have either."""
+whoever comes during a step enters one step later, and while the host launches a step it does not see the
+one before it end. `yes` is `headgate simulate --asynchronous`. Not simulated: that host times scatter; the
+time a request takes from `add_request` to the queue; detokenisation and HTTP, which these runs do not have
+either."""
 
 
 class Evictions(Observer):
@@ -59,7 +58,6 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--card", required=True, help="fitted on other runs: a name or a file")
     add("--json", type=Path, help="every figure of both, to a file")
     add("--lag", choices=("yes", "no", "both"), default="both")
-    add("--late", type=float, default=0.0, help="ms in which a step with prompts is launched: see late.py")
     return parser.parse_args(argv)
 
 
@@ -91,10 +89,9 @@ def workload(scene: dict[str, Any], saved: dict[str, Any]) -> Workload:
     return Workload.of(saved["prompt"], saved["output"], arrival=saved["times"])
 
 
-def policy(arm: str, engine: Engine, lag: bool) -> BatchPolicy:
+def policy(arm: str, engine: Engine) -> BatchPolicy:
     """Plain vLLM is `mixed`."""
-    made = make_policy(*split_policy("mixed" if arm == PLAIN else arm), engine)[0]
-    return Lagged(made) if lag else made
+    return make_policy(*split_policy("mixed" if arm == PLAIN else arm), engine)[0]
 
 
 def one(asked: argparse.Namespace, line: dict[str, Any], about: dict[str, Any], lag: bool) -> dict[str, Any]:
@@ -109,12 +106,11 @@ def one(asked: argparse.Namespace, line: dict[str, Any], about: dict[str, Any], 
     ).checked()  # fmt: skip
     end = scene["seconds"]
     lost = Evictions(end)
-    run = simulate(engine, policy(line["arm"], engine, lag), workload(scene, saved), observers=(lost,))
+    run = simulate(
+        engine, policy(line["arm"], engine), workload(scene, saved), asynchronous=lag, observers=(lost,)
+    )
     window = SETTLE * end, end
-    tokens = simulated(run)
-    if asked.late:
-        tokens = seen_late(run, tokens, asked.late / 1000)
-    found = compared(figures(real_tokens(saved), *window), figures(tokens, *window))
+    found = compared(figures(real_tokens(saved), *window), figures(simulated(run), *window))
     return {
         "scene": scene["name"],
         "arm": line["arm"],

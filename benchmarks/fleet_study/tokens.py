@@ -71,8 +71,11 @@ def requests(instance: Instance, run: Run) -> Workload:
     )
 
 
-def token_revenue(run: Run) -> float:
-    """Value of the requests that end after warming up, per second and engine, over the plan's."""
+def token_run(run: Run) -> tuple[float, float]:
+    """Value of the requests that end after warming up, per second and engine, over the plan's.
+
+    And how many prompts of the first class begin per second and engine.
+    """
     instance = INSTANCES[run.instance]
     plan, one = plan_fluid(instance), engine(instance)
     router = make_router(run.router, plan, run.engines, run.seed)
@@ -88,7 +91,10 @@ def token_revenue(run: Run) -> float:
     inside = (table["finished"] >= run.warm) & (table["finished"] < run.warm + run.seconds)
     done = inside & (table["how"] <= 1)
     worth = np.array(instance.values())[table["kind"][done].astype(np.int64)]
-    return float(worth.sum()) / (run.engines * run.seconds) / plan.revenue
+    begun = (table["admitted"] >= run.warm) & (table["admitted"] < run.warm + run.seconds)
+    prompts = np.count_nonzero(begun & (table["kind"] == 0))
+    engine_seconds = run.engines * run.seconds
+    return float(worth.sum()) / engine_seconds / plan.revenue, prompts / engine_seconds
 
 
 def network_revenue(run: Run) -> float:
@@ -113,7 +119,7 @@ def main(quick: bool) -> None:
             if quick:
                 run = run._replace(engines=10, seconds=40.0, warm=20.0)
             row: dict[str, Any] = run._asdict()
-            row |= {"network": network_revenue(run), "tokens": token_revenue(run)}
+            row |= {"network": network_revenue(run), "tokens": token_run(run)[0]}
             rows.append(row)
             print(f"{name} {router} {law} seed {seed}", file=sys.stderr, flush=True)
             if not quick:

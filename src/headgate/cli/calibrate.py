@@ -232,6 +232,7 @@ def _facts(table: StepTable, like: str | None) -> About:
     """The engine as another card has it, or as far as the steps show it."""
     from headgate.cost.card import load_card
     from headgate.cost.fitting.about import About
+    from headgate.cost.fitting.fit import LARGEST_GRAPH
 
     if like is not None:
         card = load_card(like)
@@ -239,6 +240,8 @@ def _facts(table: StepTable, like: str | None) -> About:
         limits |= {name: getattr(card, name) for name in ("max_running", "max_batch_tokens")}
         known, facts = card.provenance, About(card.name, card.gpu, card.model, **limits)
         shape, settings = known.model_shape or {}, known.settings or {}
+        if card.host and card.host.graph:  # the settings of a card of several engines may name several
+            settings = settings | {LARGEST_GRAPH: str(card.host.graph)}
         return replace(facts, versions=known.versions, model_shape=shape, settings=settings)
     if not len(table):
         raise InputError("no timed step at all; measure longer")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 from headgate.cli.output import write_json
 from headgate.cli.pages import save_page
 from headgate.cli.progress import bar
+from headgate.core.errors import InputError
 from headgate.spec.words import Experiment
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ def find_engines(
     options: FleetOptions,
     outputs: tuple[str | None, str | None],
 ) -> None:
-    """Search, show, and write JSON and a report where asked."""
+    """Search, show, and write JSON and a report where asked; levels that no fleet keeps are refused then."""
     from headgate.cli.engines_text import engines_text, engines_verdict
     from headgate.results.text import as_text, show
     from headgate.spec.fleet_ways import Serving, make_ways
+    from headgate.spec.out_of_reach import out_of_reach
     from headgate.spec.plan_engines import plan_engines
     from headgate.spec.run import DEFAULT_ROUTER
 
@@ -37,13 +39,12 @@ def find_engines(
     found = plan_engines(words, ways, levels, options, Serving.of(words), bar)
     show(engines_text(found), say)
     if report is not None:
-        from headgate.report.origin import plan_made
-        from headgate.report.page import Chapter, Page, Printed, Section
+        from headgate.report.fewest import fewest_page
 
-        about = f"card {found.card}, {found.workload}, {found.rate:.4g} requests/s"
-        printed = Section("As printed", (Printed(as_text(engines_text(found))),))
-        chapter = Chapter("", engines_verdict(found), (printed,), tuple(found.notes))
-        save_page(Page("How few engines", about, (chapter,), plan_made(sys.argv[1:]), "plan"), report, say)
+        printed = as_text(engines_text(found))
+        save_page(fewest_page(found, engines_verdict(found), printed, sys.argv[1:]), report, say)
     write_json(json, found.as_dict())
     if found.interrupted:
         raise KeyboardInterrupt
+    if advice := out_of_reach(found):
+        raise InputError(advice)

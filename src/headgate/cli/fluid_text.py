@@ -6,6 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from headgate.planners.fluid_plan import NOTHING, FluidPlan
+from headgate.report.plans import PARAMETERS
 from headgate.results.text import number
 from headgate.spec.plan_fluid import FluidAnswer
 
@@ -18,15 +19,6 @@ LEVELS = {
     "decode_fairness": "decode fairness",
     "tpot": "time per token",
     "prefilling": "engines that prefill",
-}
-PARAMETERS = {
-    "seats": "seats",
-    "chunk": "chunk",
-    "mixed_fixed": "mixed step, fixed part",
-    "mixed_per_token": "mixed step, per prompt token",
-    "solo_speed": "solo decode speed",
-    "prompt_price": "price of prompt tokens",
-    "output_price": "price of output tokens",
 }
 
 

@@ -73,7 +73,7 @@ def threshold(
     report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.cli.plan_text import threshold_text, verdict
+    from headgate.cli.plan_text import crossing, threshold_text, verdict
     from headgate.results.text import as_text, show
     from headgate.spec.plan_threshold import plan_threshold
     from headgate.spec.planning import CostTexts, situation
@@ -90,7 +90,8 @@ def threshold(
         from headgate.report.threshold import threshold_page
 
         text = as_text(threshold_text(found))
-        save_page(threshold_page(found, verdict(found), text, sys.argv[1:]), report, say)
+        said = f"{verdict(found)} {crossing(found)}"
+        save_page(threshold_page(found, said, text, sys.argv[1:]), report, say)
     write_json(json, found.as_dict())
 
 

@@ -31,7 +31,7 @@ def threshold_text(plan: ThresholdPlan) -> RenderableType:
     about = plan.situation
     parts: list[RenderableType] = [_title("Refill threshold", about), Text(), _facts(plan), Text()]
     parts += [_thresholds(plan), Text(), _modes(plan), Text()]
-    parts += [Text(verdict(plan), style="bold"), Text(_crossing(plan))]
+    parts += [Text(verdict(plan), style="bold"), Text(crossing(plan))]
     if plan.gap is not None:
         parts.append(Text(_gap(plan)))
     parts.append(Text(CAUTION, style="dim"))
@@ -142,7 +142,7 @@ def _pair(mixed: Predicted, exclusive: Predicted, field: str, scale: float) -> t
     return number(one * scale), number(other * scale), shown
 
 
-def _crossing(plan: ThresholdPlan) -> str:
+def crossing(plan: ThresholdPlan) -> str:
     """From which load on exclusive batches win, by us and by the paper."""
     found = plan.crossing
     if found.wins is None:

@@ -33,7 +33,9 @@ Examples:
 def report(
     runs: Annotated[list[str], typer.Argument(help="run folders, folders of them, or live traces")],
     out: Annotated[str, typer.Option(help="the file to write")] = REPORT,
-    baseline: Annotated[str | None, typer.Option(help="the policy others are compared with")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="the policy or router others are compared with")
+    ] = None,
     title: Annotated[str, typer.Option(help="heading of the report")] = "",
     json: Annotated[str | None, typer.Option(help="verdicts and comparisons as JSON, to a file or -")] = None,
 ) -> None:
@@ -85,7 +87,7 @@ def _led_by(scene: Scene, baseline: str) -> Scene:
     from dataclasses import replace
 
     if baseline not in scene.runs:
-        raise unknown("policy among these runs", baseline, scene.runs)
+        raise unknown("name among these runs", baseline, scene.runs)
     order = [baseline, *(name for name in scene.runs if name != baseline)]
     return replace(scene, runs={name: scene.runs[name] for name in order})
 

@@ -189,6 +189,14 @@ class Ledger:
         self.ticked = now
         self.context += count * self.rolling
 
+    def redate(self, done: float, seen: float) -> None:
+        """Tokens that were dated `done` when their step was composed have been `seen` now."""
+        if self.ticked == done:
+            self.ticked = seen
+        for entry in self.held.values():
+            if entry._last == done:
+                entry._last = seen
+
     def hold(self, entry: Entry) -> None:
         """It stops rolling and keeps its KV."""
         self._stop(entry)

@@ -120,7 +120,6 @@ class Roster:
     __slots__ = (
         "_idle",
         "_open",
-        "_waiting",
         "free_seats",
         "handoff",
         "idle",
@@ -129,6 +128,7 @@ class Roster:
         "prefilling",
         "queues",
         "replicas",
+        "waiting",
     )
 
     def __init__(self, roles: Sequence[str], rooms: Callable[[str], Room], kinds: Sequence[str]) -> None:
@@ -140,7 +140,7 @@ class Roster:
         known = dict.fromkeys((*ROLES, *roles))
         self._idle = {role: Pool() for role in known}
         self._open = {role: Pool() for role in known}
-        self._waiting: dict[int, Request] = {}
+        self.waiting: dict[int, Request] = {}  # everybody in `queues`
         self.idle = {role: pool.members for role, pool in self._idle.items()}
         self.open = {role: pool.members for role, pool in self._open.items()}
         self.free_seats = 0
@@ -149,28 +149,19 @@ class Roster:
 
     def arrive(self, request: Request) -> None:
         """It waits for its prompt."""
-        self._waiting[request.id] = request
+        self.waiting[request.id] = request
         self.queues[request.kind][request.id] = request
 
     def leave(self, request: Request) -> None:
         """One who waits, before its prompt or before its decode, goes away."""
-        if self._waiting.pop(request.id, None) is None:
+        if self.waiting.pop(request.id, None) is None:
             del self.handoff[request.id]
         else:
             del self.queues[request.kind][request.id]
 
-    @property
-    def anybody(self) -> bool:
-        """Does anybody wait, for a prompt or for a decode?"""
-        return bool(self._waiting or self.handoff)
-
-    def queued(self, id: int) -> Request | None:
-        """One who waits for its prompt, by number, if it does."""
-        return self._waiting.get(id)
-
     def waiting_one(self, id: int) -> Request:
         """One who waits for its prompt, by number."""
-        found = self._waiting.get(id)
+        found = self.waiting.get(id)
         if found is None:
             raise RunError(f"request {id} does not wait for its prompt and cannot be turned away")
         return found
@@ -185,7 +176,7 @@ class Roster:
             if seat.seats < 1:
                 raise RunError(f"{move}: no decode seat there")
         else:
-            found = self._waiting.get(move.request)
+            found = self.waiting.get(move.request)
             if seat.prompts >= seat.room.prompts or seat.prompts + seat.decodes >= seat.room.total:
                 raise RunError(f"{move}: no place for a prompt there")
         if found is None:
@@ -195,7 +186,7 @@ class Roster:
     def start_prompt(self, request: Request, seat: Seat) -> None:
         """Its prompt runs there."""
         kind = request.kind
-        del self._waiting[request.id]
+        del self.waiting[request.id]
         del self.queues[kind][request.id]
         seat.prefilling[kind] += 1
         seat.prompts += 1

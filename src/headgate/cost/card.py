@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headgate.core.errors import InputError, first_fault, unknown
+from headgate.cost.host import HostTerms
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
 from headgate.cost.tiles import TileCost, TileTerms
 from headgate.cost.work import WorkCost, WorkTerms
@@ -103,6 +104,7 @@ class Card(_Part):
     coefficients: Coefficients | None = None  # straight lines,
     tiles: TileTerms | None = None  # or whole tiles,
     work: WorkTerms | None = None  # or a sum of work, as `headgate calibrate` fits it: one of the three
+    host: HostTerms | None = None  # what its host takes for a step, if asynchronous; beside `work` only
     region: Region
     provenance: Provenance
 
@@ -110,13 +112,15 @@ class Card(_Part):
     def _one_model(self) -> Card:
         if sum(getattr(self, law) is not None for law in LAWS) != 1:
             raise ValueError("a card has one of coefficients (straight lines), tiles and work; give one")
+        if self.host is not None and self.work is None:
+            raise ValueError("host stands beside work only; drop it")
         return self
 
     @cached_property
     def cost(self) -> LinearCost | TileCost | WorkCost:
         """The cost object; one per card, so its cache is shared."""
         if self.work is not None:
-            return WorkCost(self.work)
+            return WorkCost(self.work, self.host)
         if self.tiles is not None:
             return TileCost(self.tiles)
         assert self.coefficients is not None
@@ -126,7 +130,7 @@ class Card(_Part):
     def text(self) -> str:
         """The card as it stands in a file."""
         document = self.model_dump(mode="json")
-        for part, names in ((document, LAWS), (document["provenance"], MEASURED)):
+        for part, names in ((document, (*LAWS, "host")), (document["provenance"], MEASURED)):
             for name in names:
                 if part[name] is None:
                     del part[name]

@@ -35,9 +35,9 @@ class StepCost(Protocol):
 
     A cost that needs each prompt's own chunk says so with an attribute `by_chunk = True`; drivers then fill
     `Shape.chunks`. Most do not, and nobody pays for it. Whoever has only sums to go by leaves it empty, and
-    such a cost takes the prompt tokens as one prompt. Two more things a cost may have: `switch`, seconds that
-    the first decode step after prompts alone takes beyond its price, and `decode_floor(decodes)`, below which
-    no decode-only step goes.
+    such a cost takes the prompt tokens as one prompt. More that a cost may have: `switch`, seconds that the
+    first decode step after prompts alone takes beyond its price; `decode_floor(decodes)`, below which no
+    decode-only step goes; and `host`, what the host of an asynchronous engine takes for a step.
     """
 
     def seconds(self, shape: Shape) -> float:

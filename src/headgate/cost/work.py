@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headgate.cost.host import HostTerms
 from headgate.cost.model import Chunk, DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape, Terms
 
 HOST = ("host_constant", "host_per_request", "host_prompts", "host_ungraphed")
@@ -70,10 +71,14 @@ class WorkCost:
     More of anything never takes less time, a mixed step never less than either half, and nothing takes no
     time: all follow from the signs. `switch` is not part of a step's price; drivers add it to the first
     decode step after prompts ran alone. With chunks unknown, prompts count as one prompt.
+
+    `host`, where it is known, is for drivers that follow an asynchronous engine step by step: they take the
+    GPU's time from `unhosted` and reckon the host beside it.
     """
 
-    def __init__(self, terms: WorkTerms) -> None:
+    def __init__(self, terms: WorkTerms, host: HostTerms | None = None) -> None:
         self.terms = terms
+        self.host = host
         self.switch = terms.switch
         self.by_chunk = any(
             value > 0 for value in (terms.per_attention, terms.per_prompt, terms.host_per_request)
@@ -85,10 +90,12 @@ class WorkCost:
         return f"WorkCost({self.terms})"
 
     def __eq__(self, other: object) -> bool:
-        return self.terms == other.terms if isinstance(other, WorkCost) else NotImplemented
+        if not isinstance(other, WorkCost):
+            return NotImplemented
+        return self.terms == other.terms and self.host == other.host
 
     def __hash__(self) -> int:
-        return hash(self.terms)
+        return hash((self.terms, self.host))
 
     def seconds(self, shape: Shape) -> float:
         """One step of any shape."""
@@ -150,6 +157,13 @@ class WorkCost:
         contexts = (context + decodes * np.arange(steps, dtype=np.int64)).astype(np.float64)
         found: NDArray[np.float64] = np.maximum(fixed + per_context * contexts, self.decode_floor(decodes))
         return found
+
+    def unhosted(self) -> WorkCost:
+        """The same without the host: what the GPU takes."""
+        none = replace(
+            self.terms, host_constant=0.0, host_prompts=0.0, host_per_request=0.0, host_ungraphed=0.0
+        )
+        return WorkCost(none)
 
     def below(self) -> LinearCost:
         """Straight lines that never cost more: no tiles, no host, no attention among prompt tokens."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
 
-from headgate.core.errors import InputError, RunError
-from headgate.core.fleet import STAY, FleetObserver, Move, RoutePolicy, Stage, endless, room
+from headgate.core.errors import InputError
+from headgate.core.fleet import FleetObserver, Move, RoutePolicy, Stage, endless, room
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Roster, Seat
+from headgate.drivers.asking import Asking
 
 NOT_HERE, IN_PROMPT, IN_DECODE = range(3)  # what an engine does with a request
 
@@ -30,7 +30,7 @@ class Dispatch:
         kinds: Sequence[str],
         requests: int,
         send: Callable[[Entry, Move], None],
-        refuse: Callable[[Request, End], None],
+        refuse: Callable[[Request, float], None],
         wake: Callable[[float], None],
     ) -> None:
         roles = router.roles(engines)
@@ -45,8 +45,8 @@ class Dispatch:
         self.router = router
         self.roster = Roster(roles, rooms, kinds)
         self.pending = False
-        self._send, self._refuse, self._ask_wake = send, refuse, wake
-        self._wake = inf
+        self._send = send
+        self._asking = Asking(router, self.roster, self._move, refuse, wake)
         self._phase = bytearray(requests)
         listens = type(router)
         self._tell_arrived = None if listens.arrived is FleetObserver.arrived else router.arrived
@@ -103,33 +103,13 @@ class Dispatch:
 
     def woken(self, now: float) -> None:
         """A time the router asked for may have come."""
-        if now >= self._wake:
-            self._wake = inf
+        if self._asking.woken(now):
             self.pending = True
 
     def route(self, now: float) -> None:
         """Ask until nobody is moved."""
         self.pending = False
-        route, roster = self.router.route, self.roster
-        while roster.anybody:
-            routing = route(roster)
-            if routing is STAY:
-                return
-            moves, reject, wake = routing
-            for move in moves:
-                self._move(move, now)
-            for id in reject:
-                self._refuse(roster.waiting_one(id), End.REFUSED)
-            if moves or reject:
-                continue
-            if wake < self._wake:
-                if wake <= now:
-                    raise RunError(
-                        f"{type(self.router).__name__} asks to be woken at {wake}, but it is {now}"
-                    )
-                self._wake = wake
-                self._ask_wake(wake)
-            return
+        self._asking.ask(now)
 
     def _move(self, move: Move, now: float) -> None:
         found, seat = self.roster.find(move)

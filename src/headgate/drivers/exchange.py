@@ -39,6 +39,7 @@ class Exchange(Replica):
         self._passing: dict[int, tuple[int, int | None]] = {}  # sent for their prompt: true limit and guess
         self._brief: set[int] = set()  # of those, the ones whose first token is their last
         self._parked: dict[int, int] = {}  # request to the KV blocks kept for it until they are copied
+        self._span = 0, 0, 0  # decodes, their context and steps of the span that was put off
         self._recorder, self._on_end, self._on_part = recorder, on_end, on_part
         super().__init__(engine, policy, lengths, (recorder,), leases)
 
@@ -76,15 +77,24 @@ class Exchange(Replica):
             steps = blocks.affordable(tick, steps, count)
         if steps <= 1:
             return AT_ONCE
-        due = self._pace.nearly_done(count, ledger.context + count, steps, self.now)
+        context = ledger.context + count
+        self._span = count, context, steps
+        due = self._pace.nearly_done(count, context, steps, self.now)
         return due if due < lease.time else lease.time
 
-    def run_span(self, wake: float) -> bool:
-        """Run the span, no further than the first step that ends at `wake` or later."""
-        ran = self._decode_span(wake)
+    def run_now(self) -> bool:
+        """Run a span that cannot be put off; False: there is no memory for it."""
+        ran = self._decode_span(inf)
         if ran:
             self.asked_now = False
         return ran
+
+    def run_span(self, wake: float) -> None:
+        """Run the span that was put off, no further than the first step that ends at `wake` or later."""
+        (count, context, steps), now = self._span, self.now  # nothing has changed here since `span_due`
+        stop = wake if wake < self.lease.time else self.lease.time
+        self._ran(now, self._pace.decode_ends(count, context, steps, now, stop), count, context)
+        self.asked_now = False
 
     # -- requests sent for their prompt alone -----------------------------------------------------------
 

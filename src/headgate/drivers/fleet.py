@@ -19,7 +19,7 @@ from headgate.drivers.exchange import Exchange
 from headgate.drivers.handover import Handover, Transfer
 from headgate.drivers.porter import Porter
 from headgate.drivers.simulator import PATIENT_DOG, REPORT_EVERY
-from headgate.drivers.station import PENDING, RUNNING, Station
+from headgate.drivers.station import PENDING, RUNNING, WAITS, Station
 from headgate.results.fleet_recorder import FleetRecorder
 from headgate.workloads.workload import Workload
 
@@ -60,7 +60,14 @@ class FleetSimulator:
         kinds = [kind.name for kind in workload.kinds]
         self.recorder = FleetRecorder(len(workload), kinds, engines)
         self.dispatch = Dispatch(
-            router, engines, engine.running, kinds, len(workload), self._send, self._leaves, self._push_wake
+            router,
+            engines,
+            engine.running,
+            kinds,
+            len(workload),
+            self._send,
+            self._turn_away,
+            self._push_wake,
         )
         self._porter = Porter(transfer.checked(), self._push_landing, self._reach, self._joined)
         self._lengths: list[int] = workload.output.tolist()
@@ -76,6 +83,7 @@ class FleetSimulator:
         self._abort: list[float] = workload.abort.tolist()
         self._heap: list[tuple[float, int, int, Any]] = []
         self._ready: list[Station] = []
+        self._working = 0  # engines with a step under way
         self._sequence = 0
         self._progress = progress
 
@@ -125,7 +133,7 @@ class FleetSimulator:
                 self._arrive(now)
             while ready:
                 self._begin(now)
-            if self._porter.may_block:
+            if not self._working:
                 self._unblock()
 
     def _next(self) -> float:
@@ -139,9 +147,9 @@ class FleetSimulator:
 
     def _unblock(self) -> None:
         """Memory full of KV that waits has brought every engine to a stop: some of it goes."""
-        stations, ready = self.stations, self._ready
-        while not any(station.works for station in stations) and any(each.lacks_memory for each in stations):
-            if not self._porter.may_block or not self._porter.recompute_one():
+        porter, ready = self._porter, self._ready
+        while porter.may_block and not self._working and any(each.lacks_memory for each in self.stations):
+            if not porter.recompute_one():
                 return
             while ready:
                 self._begin(self.now)
@@ -161,6 +169,7 @@ class FleetSimulator:
         station.wake()
         self._ready.append(station)
         if ended:
+            self._working -= 1
             replica = station.replica
             if replica.done:
                 for entry in replica.done:
@@ -175,6 +184,7 @@ class FleetSimulator:
             station.begin(now)
             if station.due < inf:
                 self._push(station.due, DUE, station)
+                self._working += station.state != WAITS
         self._ready.clear()
         if self.dispatch.pending:
             self.dispatch.route(now)
@@ -223,7 +233,7 @@ class FleetSimulator:
 
     def _time_is_up(self, id: int, hangs_up: bool) -> None:
         """Patience has ended, or the client hangs up."""
-        waiting = self.dispatch.roster.queued(id)
+        waiting = self.dispatch.roster.waiting.get(id)
         if waiting is not None:
             self._leaves(waiting, End.ABORTED if hangs_up else End.ABANDONED)
         elif id in self._at:
@@ -236,6 +246,9 @@ class FleetSimulator:
             else:
                 self._close(handover.entry, End.ABORTED)
                 self.dispatch.ended(handover.entry, handover.receiver.id, self.now, End.ABORTED)
+
+    def _turn_away(self, request: Request, now: float) -> None:
+        self._leaves(request, End.REFUSED)
 
     def _leaves(self, request: Request, how: End) -> None:
         """One who waits before the engines, or between two of them, goes away."""

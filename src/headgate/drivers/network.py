@@ -15,10 +15,11 @@ from math import inf
 from typing import Any
 
 from headgate.core.errors import InputError, RunError
-from headgate.core.fleet import STAY, FleetObserver, Move, RoutePolicy, Stage, room
+from headgate.core.fleet import FleetObserver, Move, RoutePolicy, Stage, room
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Roster, Seat
+from headgate.drivers.asking import Asking
 from headgate.drivers.books import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Books, Page, Window
 from headgate.drivers.job import DECODING, GONE, IN_PREFILL, WAITS_DECODE, WAITS_PROMPT, Clock, Job
 from headgate.drivers.source import Block, Source
@@ -45,7 +46,7 @@ class Network:
         self._clocks = [Clock(self.fleet, self._fast) for _ in range(engines)]
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
-        self._wake = inf
+        self._asking = Asking(router, self.fleet, self._move, self._turn_away, self._push_wake)
         self._source = source
         self._sent = 0
         self._turn_page()
@@ -75,7 +76,7 @@ class Network:
             else:
                 _, _, what, who = heappop(heap)
                 if self._happen(now, what, who):
-                    self._route(now)
+                    self._asking.ask(now)
                     if what == PROMPT_DONE and who.state == WAITS_DECODE and who.decode_patience < inf:
                         self._push(now + who.decode_patience, DROPS, who)
         self._end(until)
@@ -107,7 +108,7 @@ class Network:
         self.books.enter(WAITING, kind, now)
         if self._tell_arrived:
             self._tell_arrived(job, now)
-        self._route(now)
+        self._asking.ask(now)
         if job.state == WAITS_PROMPT and job.patience < inf:
             self._push(now + job.patience, GIVES_UP, job)
 
@@ -118,8 +119,7 @@ class Network:
         if what == PROMPT_DONE:
             return self._prompt_done(now, who)
         if what == WAKE:
-            if now == self._wake:
-                self._wake = inf
+            self._asking.woken(now)
             return True
         if who.state != (WAITS_PROMPT if what == GIVES_UP else WAITS_DECODE):
             return False
@@ -172,30 +172,10 @@ class Network:
         job.state = GONE
         self.router.left(job, now, how)
 
-    # -- what the router wants -------------------------------------------------------------------------
+    def _turn_away(self, request: Request, now: float) -> None:
+        self._leaves(now, _job(request), End.REFUSED)
 
-    def _route(self, now: float) -> None:
-        """Ask until nobody is moved."""
-        route, fleet = self.router.route, self.fleet
-        while True:
-            routing = route(fleet)
-            if routing is STAY:
-                return
-            moves, reject, wake = routing
-            for move in moves:
-                self._move(move, now)
-            for id in reject:
-                self._leaves(now, _job(fleet.waiting_one(id)), End.REFUSED)
-            if moves or reject:
-                continue
-            if wake < self._wake:
-                if wake <= now:
-                    raise RunError(
-                        f"{type(self.router).__name__} asks to be woken at {wake}, but it is {now}"
-                    )
-                self._wake = wake
-                self._push(wake, WAKE, None)
-            return
+    # -- what the router wants -------------------------------------------------------------------------
 
     def _move(self, move: Move, now: float) -> None:
         found, seat = self.fleet.find(move)
@@ -239,6 +219,9 @@ class Network:
     def _push(self, time: float, what: int, who: Any) -> None:
         self._sequence += 1
         heappush(self._heap, (time, self._sequence, what, who))
+
+    def _push_wake(self, time: float) -> None:
+        self._push(time, WAKE, None)
 
     def _turn_page(self) -> None:
         block = self._source.next_block()

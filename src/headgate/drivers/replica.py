@@ -81,8 +81,7 @@ class Replica(Residents):
 
     def evict(self, entry: Entry) -> None:
         """Drop its KV; it goes back to the front of the queue. Ends the lease with the next step."""
-        self._free(entry)
-        self.ledger.evict(entry)
+        self._drop(entry)
         self.lease.steps = min(self.lease.steps, 1)
         self.asked_now = False
         for hook in self.hear.evicted:
@@ -266,7 +265,7 @@ class Replica(Residents):
         if len(chosen) == ledger.rolling:
             return
         for entry in list(ledger.decoding.values()):
-            if entry.id not in chosen and entry.id not in ledger.held:
+            if entry.rolls and entry.id not in chosen:
                 self._hold(entry)
                 for hook in self.hear.held:
                     hook(entry, self.now)

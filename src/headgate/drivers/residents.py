@@ -78,6 +78,11 @@ class Residents:
             blocks.roll(held, self.ledger.tick, by=-1)
         entry.end = NOT_ROLLING
 
+    def _drop(self, entry: Entry) -> None:
+        """Its KV is given back, and it waits again."""
+        self._free(entry)
+        self.ledger.evict(entry)
+
     def _pop_finished(self) -> Entry | None:
         """Somebody whose last token has come, with the KV given back; None when there is no one left."""
         ends, ledger = self._ends, self.ledger

@@ -8,6 +8,7 @@ from math import inf
 
 from headgate.core.errors import RunError, told
 from headgate.core.policy import BatchPolicy, End, Observer
+from headgate.drivers.ahead import Ahead
 from headgate.drivers.arrivals import Arrivals
 from headgate.drivers.engine import Engine
 from headgate.drivers.replica import Replica
@@ -24,6 +25,7 @@ class Simulator:
 
     With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped
     over. Without, the policy is asked at every single step. Both give the same schedule to the last bit.
+    With `asynchronous` the engine composes a step while the one before it runs (`Ahead`), without leases.
     """
 
     def __init__(
@@ -34,12 +36,16 @@ class Simulator:
         observers: tuple[Observer, ...] = (),
         *,
         leases: bool = True,
+        asynchronous: bool = False,
         watchdog: float = PATIENT_DOG,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.arrivals = Arrivals(workload)
-        self.replica = Replica(
-            engine, policy, workload.output.tolist(), observers, leases, self.arrivals.returned
+        lengths, returned = workload.output.tolist(), self.arrivals.returned
+        self.replica = (
+            Ahead(engine, policy, lengths, observers, returned)
+            if asynchronous
+            else Replica(engine, policy, lengths, observers, leases, returned)
         )
         self._watchdog = Watchdog(watchdog)
         self._progress = progress

@@ -140,7 +140,7 @@ class Station:
         if due is None:
             return False
         if due == AT_ONCE:
-            if not replica.run_span(inf):
+            if not replica.run_now():
                 return False
             self.state, self.due = RUNNING, replica.now
             return True
@@ -172,11 +172,6 @@ class Station:
         starving = self._watchdog.look(self.replica.ledger, self.replica.now)
         if starving:
             raise RunError(f"{self.told()}: {starving}")
-
-    @property
-    def works(self) -> bool:
-        """Is a step under way?"""
-        return self.state == RUNNING or self.state == PENDING
 
     @property
     def lacks_memory(self) -> bool:
@@ -222,10 +217,12 @@ class Station:
 
         Seats and memory are kept for the prompts of the plan, and a plan of a moment ago may name prompts
         that the policy has given up since. While somebody still waits at the door the policy is therefore
-        asked at every step: the same as without leases.
+        asked at every step: the same as without leases. Only a plan that still holds, where nobody has a
+        prompt to run, keeps nothing for anybody and need not be asked for again.
         """
-        replica = self.replica
-        if (self.bound or self.landed) and replica.occupied:
+        replica, ledger = self.replica, self.replica.ledger
+        stale = replica.lease.ended or ledger.waiting or ledger.prefilling
+        if stale and (self.bound or self.landed) and replica.occupied:
             replica.ask()
         self._exchange()
         if self.news:
@@ -233,22 +230,28 @@ class Station:
 
     def _exchange(self) -> None:
         """KV that goes, KV that is awaited, and those whose KV is here."""
-        replica = self.replica
-        for handover in self.freed:
-            replica.release(handover.entry.id)
-        for handover in self.unneeded:
-            replica.give_up_reserved(handover)
-        for handover in self.stripped:
-            if not handover.dropped:
-                self._porter.joined(handover)
-                replica.take_back(handover.entry)
-        for done in (self.freed, self.unneeded, self.stripped):
-            done.clear()
+        if self.freed:
+            for handover in self.freed:
+                self.replica.release(handover.entry.id)
+            self.freed.clear()
+        if self.unneeded or self.stripped:
+            self._clear_up()
         while self.bound and (self.bound[0].dropped or self._expect(self.bound[0])):
             self.bound.popleft()
         while self.landed and (self.landed[0].dropped or self._join(self.landed[0])):
             self.landed.popleft()
         self.news = bool(self.bound or self.landed)
+
+    def _clear_up(self) -> None:
+        """KV was reserved in vain, or could not come."""
+        for handover in self.unneeded:
+            self.replica.give_up_reserved(handover)
+        for handover in self.stripped:
+            if not handover.dropped:
+                self._porter.joined(handover)
+                self.replica.take_back(handover.entry)
+        self.unneeded.clear()
+        self.stripped.clear()
 
     def _expect(self, handover: Handover) -> bool:
         """Its KV comes here, or was here all the time; False: there is no room for it."""

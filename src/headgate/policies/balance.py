@@ -35,6 +35,7 @@ class Balance(RoutePolicy):
         self.loads = Loads(range(engines))
         self._weights: dict[int, tuple[int, int]] = {}  # who weighs how much on which engine
         self._lines = Lines(range(engines), lambda replica: replica.idle)
+        self._adopted = False
 
     def choose(self, request: Request) -> int:
         """The engine that shall serve it."""
@@ -69,10 +70,16 @@ class Balance(RoutePolicy):
 
     def route(self, fleet: Fleet) -> Routing:
         """Somebody whose engine has room, in the order they were given to it."""
-        for stranger in self._lines.strangers([*fleet.queues.values()]):
-            self.arrived(stranger, fleet.now)
+        if not self._adopted:
+            self._adopt(fleet)
         found = self._lines.next(fleet)
         return STAY if found is None else Routing((Move(*found),))
+
+    def _adopt(self, fleet: Fleet) -> None:
+        """Those who waited before it was there; of everybody else it has heard."""
+        self._adopted = True
+        for stranger in self._lines.strangers(fleet.queues.values()):
+            self.arrived(stranger, fleet.now)
 
     def lift(self, request: Request) -> int | None:
         """Take its weight off its engine, which is returned."""

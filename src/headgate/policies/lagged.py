@@ -26,13 +26,12 @@ class Seen(NamedTuple):
 
 
 class Lagged(BatchPolicy):
-    """The inner policy inside an engine that composes step n + 1 while step n runs, as vLLM does by default.
+    """The inner policy inside an engine of a fleet that composes step n + 1 while step n runs.
 
-    The simulator composes a step when the one before it has ended, and whoever came or left meanwhile is
-    known. An asynchronous engine has composed it by then: who came during step n enters in step n + 2, and
-    the seat of who left with step n is given away in step n + 2. First tokens come about one step later for
-    it; docs/fidelity.md has the numbers. KV that came free with step n is not hidden; that is a difference of
-    one step in when a prompt fits.
+    One engine alone really composes ahead (`drivers.ahead`); engines of a fleet compose a step when the one
+    before it has ended, and whoever came or left meanwhile is known. Here that is hidden: who came during
+    step n enters in step n + 2, and the seat of who left with step n is given away in step n + 2. KV that
+    came free with step n is not hidden, and tokens are seen when the GPU has them.
 
     An engine that stands idle composes for what is there, and so it does where the inner policy, for want
     of those it cannot see, would run nothing. The inner policy is asked at every step: no plan outlives

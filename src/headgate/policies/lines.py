@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from headgate.core.fleet import Fleet, Replica
 from headgate.core.request import Request
@@ -41,10 +41,8 @@ class Lines:
         if self._given and engine in self._lines:
             self._touched.append(engine)
 
-    def strangers(self, waiting: Sequence[Mapping[int, Request]]) -> list[Request]:
-        """Those who wait and were given to nobody: a router that takes over half-way must do that now."""
-        if sum(map(len, waiting)) == len(self._given):
-            return []
+    def strangers(self, waiting: Iterable[Mapping[int, Request]]) -> list[Request]:
+        """Those who wait and were given to nobody: a router that takes over half-way must do that."""
         return [request for queue in waiting for request in queue.values() if request.id not in self._given]
 
     def next(self, fleet: Fleet) -> tuple[int, int] | None:
@@ -63,8 +61,9 @@ class Lines:
 class Loads:
     """What every engine of a pool has to carry; the least loaded is found without looking at all of them.
 
-    A heap of loads in which rows out of date are skipped when they come up. Of equals, the one that was
-    chosen longest ago.
+    A heap in which one row of each engine counts, never above what the engine has now. A load that rises
+    leaves its row behind until that comes up; only one that falls below its row writes another. Of equals,
+    the one that was chosen longest ago.
     """
 
     def __init__(self, engines: Sequence[int]) -> None:
@@ -72,31 +71,37 @@ class Loads:
         self.total = 0
         self._chosen = dict.fromkeys(engines, 0)  # the number of the choice that fell on it
         self._choices = 0
-        self._order = [(0, 0, engine) for engine in engines]
+        self._rows = {engine: (0, 0, engine) for engine in engines}  # those that count
+        self._order = [*self._rows.values()]
 
     def add(self, engine: int, weight: int) -> None:
         """Its load changes by so much."""
         self.load[engine] += weight
         self.total += weight
-        self._row(engine)
+        if weight < 0 and (row := self._row(engine)) < self._rows[engine]:
+            self._rows[engine] = row
+            heappush(self._order, row)
+            if len(self._order) > SPARE + 8 * len(self.load):
+                self._order = [*self._rows.values()]
+                heapify(self._order)
 
     def least(self) -> int:
         """The engine with the least load; it counts as chosen."""
-        order, load, chosen = self._order, self.load, self._chosen
+        order, rows = self._order, self._rows
         while True:
-            top, choice, engine = order[0]
-            if load[engine] == top and chosen[engine] == choice:
+            row = order[0]
+            engine = row[2]
+            if row is not rows[engine]:
+                heappop(order)  # another one counts
+            elif row == (now := self._row(engine)):
                 break
-            heappop(order)
+            else:
+                rows[engine] = now
+                heapreplace(order, now)
         self._choices += 1
-        chosen[engine] = self._choices
-        self._row(engine)
+        self._chosen[engine] = self._choices
         return engine
 
-    def _row(self, engine: int) -> None:
-        order = self._order
-        if len(order) > SPARE + 8 * len(self.load):
-            order[:] = [(load, self._chosen[each], each) for each, load in self.load.items()]
-            heapify(order)
-        else:
-            heappush(order, (self.load[engine], self._chosen[engine], engine))
+    def _row(self, engine: int) -> tuple[int, int, int]:
+        """What it has now."""
+        return self.load[engine], self._chosen[engine], engine

@@ -32,6 +32,7 @@ class Split(RoutePolicy):
         self._prompts = Lines(makers, lambda replica: replica.idle)
         self._decodes = Lines(users, lambda replica: replica.seats > 0)
         self._tokens, self._outputs = Loads(makers), Loads(users)
+        self._adopted = False
         self._prompt_at: dict[int, int] = {}
         self._decode_at: dict[int, int] = {}
 
@@ -69,14 +70,20 @@ class Split(RoutePolicy):
 
     def route(self, fleet: Fleet) -> Routing:
         """Decodes first, so that prefill engines get rid of their KV."""
-        for stranger in self._prompts.strangers([*fleet.queues.values()]):
-            self.arrived(stranger, fleet.now)
-        for stranger in self._decodes.strangers([fleet.handoff]):
-            self.prefilled(stranger, 0, fleet.now)
+        if not self._adopted:
+            self._adopt(fleet)
         found, stage = self._decodes.next(fleet), Stage.DECODE
         if found is None:
             found, stage = self._prompts.next(fleet), Stage.PREFILL
         return STAY if found is None else Routing((Move(*found, stage),))
+
+    def _adopt(self, fleet: Fleet) -> None:
+        """Those who waited before it was there; of everybody else it has heard."""
+        self._adopted = True
+        for stranger in self._prompts.strangers(fleet.queues.values()):
+            self.arrived(stranger, fleet.now)
+        for stranger in self._decodes.strangers([fleet.handoff]):
+            self.prefilled(stranger, 0, fleet.now)
 
     def _prompt_ended(self, request: Request) -> None:
         engine = self._prompt_at.pop(request.id, None)

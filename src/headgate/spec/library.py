@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
 from headgate.drivers.engine import Engine
+from headgate.drivers.forgetful import let_forget
 from headgate.drivers.simulator import PATIENT_DOG, Simulator
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
@@ -31,8 +33,10 @@ def simulate(
     workload: Workload,
     *,
     leases: bool = True,
+    asynchronous: bool = False,
     watchdog: float = PATIENT_DOG,
     observers: tuple[Observer, ...] = (),
+    lost: int = 0,
 ) -> Run:
     """Serve the workload to its end and hand over the run's tables.
 
@@ -41,22 +45,40 @@ def simulate(
         policy: a fresh policy; it is changed by the run.
         workload: the requests.
         leases: False asks the policy at every step; the schedule is the same, only slower.
+        asynchronous: compose each step while the one before it runs, as vLLM does.
         watchdog: seconds of the run without progress after which a starving request stops it.
         observers: more listeners beside the recorder.
+        lost: output tokens that an evicted request loses and must bring again; engines lose none.
     """
+    if lost and asynchronous:
+        raise InputError("an asynchronous engine loses no output at evictions; give one of the two")
     recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
-    Simulator(engine, policy, workload, (recorder, *observers), leases=leases, watchdog=watchdog).run()
-    return Run(
-        {
-            "driver": "simulator",
-            "policy": type(policy).__name__,
-            "label": type(policy).__name__,
-            "outcome": "finished",
-            "kv_tokens": engine.kv_tokens,
-            **described(workload),
-        },
-        **recorder.tables(),
+    made = Simulator(
+        engine,
+        policy,
+        workload,
+        (recorder, *observers),
+        leases=leases,
+        asynchronous=asynchronous,
+        watchdog=watchdog,
     )
+    if lost:
+        let_forget(made, lost)
+    made.run()
+    return Run(_record(engine, policy, workload), **recorder.tables())
+
+
+def _record(engine: Engine, policy: BatchPolicy, workload: Workload) -> dict[str, object]:
+    """What the run says of itself."""
+    name = type(policy).__name__
+    return {
+        "driver": "simulator",
+        "policy": name,
+        "label": name,
+        "outcome": "finished",
+        "kv_tokens": engine.kv_tokens,
+        **described(workload),
+    }
 
 
 def described(workload: Workload) -> dict[str, object]:

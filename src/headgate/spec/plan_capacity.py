@@ -174,7 +174,7 @@ def _found(text: str, searches: Searches, answers: Answers, ideal: Bound, levels
             reasons[answers[text, seed, search.missed].worst] += 1
         if search.sustained:
             kept.append(answers[text, seed, search.sustained].values)
-    rate = Spread.of_values(rates).estimate()
+    rate = Spread.of_values(rates).estimate().cut()
     names = [str(level) for level in levels if level.statistic]
     values = dict(zip(names, np.mean(kept, axis=0).tolist(), strict=True)) if kept else {}
     runs = sum(len(search.tried) for search in mine.values())

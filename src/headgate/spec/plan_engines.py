@@ -58,6 +58,7 @@ class Size:
     busy: Estimate  # share of the engines' time in steps
     seats: Estimate  # share of their seats with a decode
     load: float  # of what they could serve at most, λ*
+    highest: dict[str, float]  # value of each level over seeds
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,10 @@ class Teller(NamedTuple):
         }
         kept = sum(run.ratio <= 1 for run in runs)
         used = _mean([run.busy for run in whole]), _mean([run.seats for run in whole])
-        return Size(engines, kept, len(runs), shares, values, *used, self.engines_at_most / engines)
+        load = self.engines_at_most / engines
+        places = enumerate(self.names) if whole else ()
+        highest = {name: max(run.values[place] for run in whole) for place, name in places}
+        return Size(engines, kept, len(runs), shares, values, *used, load, highest)
 
 
 def _mean(values: Sequence[float]) -> Estimate:

@@ -67,9 +67,9 @@ class Prepared:
         return FleetSetup(self.engine, words.engines, transfer_time(words), prices, words.watchdog)
 
     def policy(self, name: str, settings: dict[str, Any]) -> BatchPolicy:
-        """A fresh policy, knowing what such an engine knows."""
+        """A fresh policy; in a fleet, where engines do not compose ahead, it sees the world a step late."""
         made, _ = make_policy(name, settings, self.engine)
-        return Lagged(made) if self.words.asynchronous else made
+        return Lagged(made) if self.words.asynchronous and self.words.engines is not None else made
 
     def requests(self, seed: int) -> Workload:
         """The requests of one seed; every policy meets the same."""
@@ -115,6 +115,7 @@ def _one_engine(
         make(),
         workload,
         (recorder,),
+        asynchronous=prepared.words.asynchronous,
         watchdog=prepared.words.watchdog,
         progress=progress,
     )

@@ -10,9 +10,11 @@ from headgate.cost.card import Card, Cell, Provenance, Region
 from headgate.cost.fitting.about import About
 from headgate.cost.fitting.choose import Choice, choose, unseen
 from headgate.cost.fitting.family import MEANING, Law
+from headgate.cost.fitting.host import fit_host
 from headgate.cost.fitting.quality import Quality, measure
 from headgate.cost.fitting.solve import Problem
 from headgate.cost.fitting.steps import Floats, StepTable
+from headgate.cost.host import HostTerms
 from headgate.cost.work import WorkTerms
 
 LARGEST_GRAPH = "largest CUDA graph"  # the setting that names it
@@ -30,6 +32,7 @@ class Fitted:
     terms: WorkTerms
     intervals: dict[str, tuple[float, float]]
     quality: Quality
+    host: HostTerms | None = None  # None: the steps do not tell
 
     def card(self) -> Card:
         """The card, ready to be saved."""
@@ -45,6 +48,7 @@ class Fitted:
             max_running=about.max_running,
             max_batch_tokens=about.max_batch_tokens,
             work=self.terms,
+            host=self.host,
             region=region(table),
             provenance=self._provenance(),
         )
@@ -65,6 +69,12 @@ class Fitted:
             )
         if self.terms.tile > 1:
             found.append(f"  {'tile':<18}{self.terms.tile:>9}     tokens go in whole tiles")
+        if self.host:
+            ungraphed = f", {_milli(self.host.ungraphed)} beyond graphs" if self.host.graph else ""
+            each = [_milli(getattr(self.host, name)) for name in ("constant", "per_request", "prompts")]
+            found.append(
+                f"host beside it, ms: {each[0]}, {each[1]} a request, {each[2]} with prompts{ungraphed}"
+            )
         found.append("errors on parts not seen:  median     p95   total  pieces")
         for name, figures in self.quality.regions.items():
             shown = "".join(f"{100 * figures[key]:>6.1f} %" for key in ("median", "p95", "total"))
@@ -102,21 +112,24 @@ def fit(table: StepTable, about: About) -> Fitted:
     Raises InputError (one line) where the table is too short or has one shape only.
     """
     table.checked()
-    graph = about.settings.get(LARGEST_GRAPH, "")
-    problem = Problem(table, int(graph) if graph.isdigit() else 0)
+    told = about.settings.get(LARGEST_GRAPH, "")
+    graph = int(told) if told.isdigit() else 0
+    problem = Problem(table, graph)
     shape = about.model_shape
     choice = choose(problem, (shape.get("experts", 0), shape.get("experts_per_token", 0)))
     everything = np.ones(len(problem.pieces), bool)
     law = _without_zeros(choice.law, problem.solve(choice.law, everything)[0])
     choice = replace(choice, law=law)
     found, weights = problem.solve(law, everything)
+    terms = law.terms(found)
     return Fitted(
         about,
         table,
         choice,
-        law.terms(found),
+        terms,
         _intervals(problem, law, weights),
         measure(table, unseen(problem, law)),
+        fit_host(table, terms, graph),
     )
 
 
@@ -199,6 +212,10 @@ def _extrapolated(table: StepTable) -> list[str]:
         f"{there.context[1]} context tokens, {there.prefill[0]} to {there.prefill[1]} prompt tokens."
     )
     return [outside, *(f"Steps of {words}: none were timed." for words in missing)]
+
+
+def _milli(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}"
 
 
 def _micro(seconds: float) -> str:

@@ -1,0 +1,80 @@
+"""How long a decode step seems to take, by what the host launches meanwhile.
+
+`python -m benchmarks.fidelity.launches --help`
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.step_logs import read_steps
+from headgate.core.errors import InputError
+from headgate.cost.card import Card, load_card
+from headgate.cost.fitting.family import seconds
+from headgate.cost.fitting.host import waiting
+from headgate.cost.fitting.steps import StepTable
+from headgate.cost.model import Chunk, Shape
+from headgate.cost.work import WorkCost
+
+BANDS = ((0, 100), (100, 400), (400, 700), (700, 1100))  # requests in the step that is launched
+KINDS = ("decodes alone", "prompts, within a graph", "prompts, beyond graphs")
+
+
+def options(argv: list[str]) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.launches", description=__doc__)
+    parser.add_argument("steps", nargs="+", type=Path, help="step tables, .npz")
+    parser.add_argument("--card", required=True, help="one with a host: a name or a file")
+    parser.add_argument("--graph", type=int, help="tokens of the largest CUDA graph (default: the card's)")
+    return parser.parse_args(argv)
+
+
+def lines(table: StepTable, card: Card, graph: int) -> list[str]:
+    """Decode steps after decode steps, by the step launched while they ran; milliseconds."""
+    if card.work is None or card.host is None:
+        raise InputError(f"card {card.name} has no host; calibrate it on an asynchronous engine")
+    first = waiting(table)
+    gpu = 1e3 * seconds(WorkCost(card.work).unhosted().terms, table)[first]
+    real, then = 1e3 * table.seconds[first], table.take(first + 1)
+    count = np.nan_to_num(then.prompts, nan=1.0).astype(int)
+    shapes = [
+        Shape(int(d), 0, int(p), 0, (Chunk(0, 1),) * n)
+        for d, p, n in zip(then.decodes, then.prefill, count, strict=True)
+    ]
+    law = replace(card.host, graph=graph)
+    host = 1e3 * np.array([law.seconds(shape) for shape in shapes])
+    kind = (then.prefill > 0).astype(int) + ((then.prefill > 0) & (then.tokens > graph))
+    requests = then.decodes + then.prompts
+    found = ["| launched meanwhile | requests in it | steps | GPU | host | seen: 10 %, median, 90 % |"]
+    found.append("|" + "---|" * 6)
+    for number, name in enumerate(KINDS):
+        for low, high in BANDS:
+            rows = (kind == number) & (requests > low) & (requests <= high)
+            if rows.sum() < 3:
+                continue
+            ten, half, ninety = np.quantile(real[rows], (0.1, 0.5, 0.9))
+            found.append(
+                f"| {name} | {low + 1} to {high} | {rows.sum()} | {np.median(gpu[rows]):.1f} | "
+                f"{np.median(host[rows]):.1f} | {ten:.1f}, {half:.1f}, {ninety:.1f} |"
+            )
+    return found
+
+
+def main(argv: list[str]) -> None:
+    """The table."""
+    asked = options(argv)
+    try:
+        card = load_card(asked.card)
+        graph = asked.graph or (card.host.graph if card.host else 0)
+        print("\n".join(lines(read_steps(asked.steps), card, graph)))
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

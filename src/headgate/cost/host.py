@@ -1,0 +1,32 @@
+"""The host of an asynchronous engine: how long a step keeps it from looking at the one before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.cost.model import Shape, Terms
+
+
+@dataclass(frozen=True)
+class HostTerms(Terms):
+    """Seconds in which a host composes and launches a step, and books the tokens of the one before.
+
+    `constant` and `per_request` (decodes and prompts) in every step; `prompts` more where prompts are in it,
+    or `ungraphed` more where its tokens are also more than the largest CUDA graph, `graph` (0: none is
+    known): its kernels are then launched one by one. `drivers.ahead` says what follows from it.
+    """
+
+    constant: float
+    per_request: float = 0.0
+    prompts: float = 0.0
+    ungraphed: float = 0.0
+    graph: int = 0
+
+    def seconds(self, shape: Shape) -> float:
+        """For a step of that shape; with chunks unknown, prompts count as one."""
+        requests = shape.decodes + (len(shape.chunks) or bool(shape.prefill))
+        spent = self.constant + self.per_request * requests
+        if not shape.prefill:
+            return spent
+        beyond = 0 < self.graph < shape.decodes + shape.prefill
+        return spent + (self.ungraphed if beyond else self.prompts)

@@ -1,0 +1,179 @@
+"""A virtual engine that composes a step while the one before it runs, as vLLM does by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop
+from math import inf
+
+from headgate.core.ledger import NOT_ROLLING, Entry
+from headgate.core.plan import Decodes
+from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.drivers.engine import Engine
+from headgate.drivers.later import Later
+from headgate.drivers.launches import Launches
+from headgate.drivers.replica import Replica
+from headgate.drivers.residents import SEAT
+
+
+class Composed:
+    """A step that has been composed and whose tokens have not been seen."""
+
+    __slots__ = ("behind", "composed", "context", "decodes", "done", "joined", "leaving", "prefill")
+
+    def __init__(
+        self, composed: float, done: float, decodes: int, context: int, prefill: int, behind: int
+    ) -> None:
+        self.composed = composed
+        self.done = done  # when the GPU has done it
+        self.decodes, self.context, self.prefill, self.behind = decodes, context, prefill, behind
+        self.joined: list[tuple[Entry, bool]] = []  # prompts done with it, and whether they decode on
+        self.leaving: dict[int, tuple[Entry, End]] = {}  # they go when its tokens are seen
+
+
+class Ahead(Replica):
+    """Its clock is the host's. A step is composed at the moment the tokens of the step before the last are
+    seen, for what is known then; its tokens are seen when the GPU has done it and the host, busy with the
+    step after it, looks.
+
+    With E(n) the moment at which the tokens of step n are seen, G(n) when the GPU has done it, c(n) its time
+    on the GPU and H(n) the host's: step n + 1 is composed from E(n - 1) on, and
+
+        G(n + 1) = max(max(G(n), E(n - 1)) + c(n + 1), E(n - 1) + H(n + 1))
+        E(n)     = max(G(n), E(n - 1) + H(n + 1))
+
+    Where nothing more can be composed, E(n) = G(n). So who comes during step n enters in step n + 2; who has
+    all its tokens with step n keeps seat and KV while step n + 1 is composed; tokens before a step with
+    prompts are late, for such a step takes the host long; and where the host takes longer than the GPU, it
+    is what one waits for. Without a host (cards that do not have one) H = 0, and only the lag is left.
+
+    A policy hears of prompts and evictions when the step is composed and of ends when they are seen, as it
+    does in a live engine. It is asked at every step: no step is jumped over.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: BatchPolicy,
+        lengths: Sequence[int],
+        observers: Sequence[Observer] = (),
+        on_leave: Callable[[float], None] = lambda now: None,
+    ) -> None:
+        self._later = Later(observers)
+        self._air: Composed | None = None  # composed last
+        self._landing: Composed | None = None  # the one before it, seen when `settle` is called
+        self._seen = -inf  # when the last tokens were
+        super().__init__(engine, policy, lengths, (self._later,), False, on_leave)
+        self._launches = self._pace = Launches(engine.cost)
+
+    @property
+    def occupied(self) -> bool:
+        """Is anybody here, or a step on its way?"""
+        return self._air is not None or super().occupied
+
+    def leave(self, entry: Entry, now: float, how: End) -> None:
+        """Whoever gets a token from the step on its way goes with it."""
+        if self._air is not None and entry.id in self.ledger.decoding:
+            if entry.id not in self._air.leaving:
+                self._retire(entry, how)
+            return
+        super().leave(entry, now, how)
+
+    def evict(self, entry: Entry) -> None:
+        """Not those who are about to go: their KV comes free by itself."""
+        if self._air is None or entry.id not in self._air.leaving:
+            super().evict(entry)
+
+    def advance(self, wake: float = inf) -> bool:
+        """Compose a step, or wait for the one on its way. False: there is none, and nothing could run."""
+        composed = self.now
+        if super().advance(wake):
+            self.last_start = composed
+            return True
+        if not self.asked_now:
+            return False
+        if self._air is None:
+            self._later.catch_up()
+            return False
+        self._landing, self._air = self._air, None
+        self.last_start, self.now = composed, max(composed, self._landing.done)
+        self.asked_now = False
+        return True
+
+    def settle(self) -> None:
+        """The tokens of the step before the newest are seen; who has all of them goes."""
+        if self._landing is not None:
+            self._land(self._landing)
+            self._later.catch_up(self._landing.done, self.now)
+            self._landing = None
+        self._later.catch_up()
+        while self._ends and self._ends[0][0] <= self.ledger.tick:
+            end, id = heappop(self._ends)
+            entry = self.ledger.decoding.get(id)
+            if entry is not None and entry.end == end:
+                whole = entry.generated >= self._lengths[entry.id]
+                self._retire(entry, End.STOPPED if whole else End.LIMIT)
+
+    def _ran(
+        self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
+    ) -> None:
+        """The step is on its way; the clock goes to the end of the one before it, as it is seen."""
+        if decodes:
+            self.blocks.grow(self.ledger.tick, 1, decodes)
+            self.ledger.ticks(1, ends[0])
+        self._landing, self._air = self._air, Composed(start, ends[0], decodes, context, prefill, behind)
+        seen = -inf if self._landing is None else self._landing.done
+        self.now = max(start, seen, self._launches.launched)
+        self.lease.ended = True
+
+    def _complete(self, entry: Entry) -> None:
+        """Its prompt is done with the step on its way."""
+        assert self._air is not None
+        rolling = isinstance(self.plan.decode, Decodes)
+        self._join(entry, self._air.done, rolling)
+        self._air.joined.append((entry, rolling))
+        self.policy.prefilled(entry, self.now)
+        if not rolling:
+            self.policy.held(entry, self.now)
+
+    def _land(self, step: Composed) -> None:
+        """Tell what this step brought."""
+        now, later = self.now, self._later
+        kv = (self.blocks.total - self.blocks.free) * self.blocks.size
+        start = max(step.composed, self._seen)
+        steps = Steps(start, [now], step.decodes, step.context, step.prefill, step.behind, kv)
+        self._seen = now
+        self.ledger.redate(step.done, now)
+        later.tell("stepped", steps)
+        self.policy.stepped(steps)
+        for entry, rolling in step.joined:
+            later.tell("prefilled", entry, now)
+            if not rolling:
+                later.tell("held", entry, now)
+        for entry, how in step.leaving.values():
+            self._free(entry)
+            self.ledger.leave(entry)
+            later.tell("finished", entry, now, how)
+            self.policy.finished(entry, now, how)
+            self._on_leave(now)
+
+    def _retire(self, entry: Entry, how: End) -> None:
+        """It goes with the step on its way and gets no token after it."""
+        assert self._air is not None
+        if entry.rolls:
+            self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
+            self.ledger.retire(entry)
+        self.ledger.held.pop(entry.id, None)
+        entry.end = NOT_ROLLING
+        self._air.leaving[entry.id] = entry, how
+
+    def _newest(self) -> Entry:
+        """Whoever was admitted last of those who stay."""
+        leaving = self._air.leaving if self._air else {}
+        running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
+        return max((entry for entry in running if entry.id not in leaving), key=SEAT)
+
+    def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
+        if self._air is None:  # nothing is left to wait for
+            self._later.catch_up()
+        super()._tell_finished(entry, now, how)

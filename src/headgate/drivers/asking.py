@@ -1,0 +1,64 @@
+"""The question every fleet puts to its router: who moves now? Asked until the answer is nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from headgate.core.errors import RunError
+from headgate.core.fleet import STAY, Move, RoutePolicy
+from headgate.core.request import Request
+from headgate.core.roster import Roster
+
+
+class Asking:
+    """Asks a router, and has its moves and refusals carried out by the driver it was made for.
+
+    While nobody waits there is nothing to ask. A time at which the router wants to be asked again is handed
+    to the driver once; `woken` tells that it may have come.
+    """
+
+    __slots__ = ("_move", "_refuse", "_roster", "_router", "_set_wake", "_wake")
+
+    def __init__(
+        self,
+        router: RoutePolicy,
+        roster: Roster,
+        move: Callable[[Move, float], None],
+        refuse: Callable[[Request, float], None],
+        set_wake: Callable[[float], None],
+    ) -> None:
+        self._router, self._roster = router, roster
+        self._move, self._refuse, self._set_wake = move, refuse, set_wake
+        self._wake = inf
+
+    def ask(self, now: float) -> None:
+        """Until nobody is moved or turned away."""
+        roster, route, move_one = self._roster, self._router.route, self._move
+        while roster.waiting or roster.handoff:
+            routing = route(roster)
+            if routing is STAY:
+                return
+            moves, reject, wake = routing
+            for move in moves:
+                move_one(move, now)
+            for id in reject:
+                self._refuse(roster.waiting_one(id), now)
+            if not moves and not reject:
+                self._sleep(wake, now)
+                return
+
+    def woken(self, now: float) -> bool:
+        """Has the time come that the router asked for?"""
+        if now < self._wake:
+            return False
+        self._wake = inf
+        return True
+
+    def _sleep(self, wake: float, now: float) -> None:
+        if wake >= self._wake:
+            return
+        if wake <= now:
+            raise RunError(f"{type(self._router).__name__} asks to be woken at {wake}, but it is {now}")
+        self._wake = wake
+        self._set_wake(wake)

@@ -1,0 +1,78 @@
+"""An observer that passes on what happens while a step is composed only when the step before it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headgate.core.plan import Plan
+from headgate.core.policy import End, Observer
+from headgate.core.request import Request
+
+
+class AsOf:
+    """A request as it was when something happened to it: its tokens do not move on."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.generated, self.wasted = request.generated, request.wasted
+        self.last_token = request.last_token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+class Later(Observer):
+    """Keeps the order in which observers would hear of steps that run one after the other.
+
+    An engine that composes ahead admits and evicts for step n + 1 before the tokens of step n are seen. Who
+    counts tokens by steps must hear of step n first.
+    """
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._news: list[tuple[str, tuple[Any, ...]]] = []
+
+    def arrived(self, request: Request, now: float) -> None:
+        """At once: it has no part in any step yet."""
+        self.tell("arrived", request, now)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It left the queue: at once, unless there are news that must come first."""
+        if self._news:
+            self._news.append(("finished", (request, now, how)))
+        else:
+            self.tell("finished", request, now, how)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """In its turn."""
+        self._news.append(("admitted", (request, now)))
+
+    def held(self, request: Request, now: float) -> None:
+        """In its turn."""
+        self._news.append(("held", (request, now)))
+
+    def resumed(self, request: Request, now: float) -> None:
+        """In its turn."""
+        self._news.append(("resumed", (AsOf(request), now)))
+
+    def evicted(self, request: Request, now: float) -> None:
+        """In its turn."""
+        self._news.append(("evicted", (AsOf(request), now)))
+
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        """In its turn."""
+        self._news.append(("planned", (plan, now, gauges)))
+
+    def tell(self, name: str, *news: object) -> None:
+        """To all of them, now."""
+        for observer in self._observers:
+            getattr(observer, name)(*news)
+
+    def catch_up(self, done: float | None = None, seen: float | None = None) -> None:
+        """What has waited; tokens that the GPU had `done` were `seen` only now."""
+        news, self._news = self._news, []
+        for name, words in news:
+            if isinstance(words[0], AsOf) and words[0].last_token == done:
+                words[0].last_token = seen
+            self.tell(name, *words)
