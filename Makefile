@@ -9,6 +9,11 @@ VLLM_VENV  ?= .venv-vllm
 VLLM_BIN   := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
 
+# A network that stumbles is tried again.
+export PIP_RETRIES ?= 10
+export PIP_DEFAULT_TIMEOUT ?= 60
+APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::Lock::Timeout=600
+
 .PHONY: demo test test-laws test-browser test-vllm lint docs bench clean
 
 demo: $(READY)
@@ -22,7 +27,7 @@ test-laws: $(READY)
 
 # Reports in a real browser, Debian's chromium; SCREENSHOTS=FOLDER keeps pictures of every kind to look at.
 test-browser: $(BROWSER_READY)
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -q && apt-get install -y -q chromium; } \
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && $(APT) update && $(APT) install -y chromium; } \
 		|| { echo "test-browser needs chromium: install it (on Debian: apt install chromium)"; exit 1; }
 	$(BIN)/pytest tests/browser
 

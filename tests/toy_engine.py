@@ -80,9 +80,10 @@ class ToyEngine:
             prompt = int(workload.prompt[row])
             if prompt >= self.engine.longest:  # the front end refuses it
                 continue
-            entry = Entry(
-                self.live.ledger, row, float(workload.arrival[row]), prompt, int(workload.limit[row])
+            arrival, limit, guess = (
+                column[row].item() for column in (workload.arrival, workload.limit, workload.guess)
             )
+            entry = Entry(self.live.ledger, row, arrival, prompt, limit, guess=None if guess < 0 else guess)
             whole = min(int(workload.output[row]), entry.limit, self.engine.longest - prompt)
             job = self.jobs[row] = Job(entry, whole, prompt)
             self.waiting.append(job)

@@ -5,6 +5,8 @@ from importlib.util import find_spec
 
 from hypothesis import HealthCheck, Phase, settings
 
+from same_examples import freeze_examples
+
 # Before vLLM is imported anywhere: no network, no statistics, no chatter.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -21,3 +23,4 @@ COMMON = {
 settings.register_profile("engine", max_examples=12, derandomize=True, **COMMON)
 settings.register_profile("engine-long", max_examples=250, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "engine"))
+freeze_examples()

@@ -11,16 +11,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from random import randrange
 
 import psutil
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 START = 1200.0  # seconds: vLLM imports itself twice, on a machine that may be busy
 SHOWN = 0.6  # seconds: metrics are shown four times a second
+PATIENCE = 600.0  # seconds for what takes a moment: only what hangs takes so long
 MAIN = "from headgate.cli import main; main()"
 SAMPLE = re.compile(r"^(headgate_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 
@@ -42,16 +44,33 @@ class Server:
     def metrics(self) -> dict[tuple[str, str], float]:
         """Our metrics by name and labels, engine 0; all that has happened by now is in them."""
         time.sleep(SHOWN)
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as answer:
             text = answer.read().decode()
         return {(name, labels.replace('engine="0"', "").strip(",").replace(",,", ",")): float(value)
                 for name, labels, value in SAMPLE.findall(text)}  # fmt: skip
 
-    def until(self, name: str, labels: str, value: float, seconds: float = 60.0) -> None:
+    def until(self, name: str, labels: str, value: float) -> None:
         """Waits until a metric has a value."""
-        end = time.monotonic() + seconds
-        while (found := self.metrics().get((name, labels))) != value:
-            assert time.monotonic() < end, f"{name}{{{labels}}} is {found}, not {value}"
+        self.await_metric(name, labels, f"{value:g}", lambda found: found == value)
+
+    def beyond(self, name: str, labels: str, value: float) -> None:
+        """Waits until a metric is above a value."""
+        self.await_metric(name, labels, f"above {value:g}", lambda found: found is not None and found > value)
+
+    def await_metric(
+        self, name: str, labels: str, wanted: str, there: Callable[[float | None], bool]
+    ) -> None:
+        end = time.monotonic() + PATIENCE
+        while not there(found := self.metrics().get((name, labels))):
+            assert time.monotonic() < end, f"{name}{{{labels}}} is {found}, not {wanted}"
+
+
+def eventually(there: Callable[[], bool], what: str) -> None:
+    """Waits until it is so."""
+    end = time.monotonic() + PATIENCE
+    while not there():
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.2)
 
 
 def environment(scratch: Path) -> dict[str, str]:
@@ -77,10 +96,17 @@ def _named_vllm(scratch: Path) -> Path:
     return folder
 
 
+def free_port() -> int:
+    """Below those the system gives to whoever asks for any: it must be free a minute later, too."""
+    while True:
+        port = randrange(20_000, 30_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 def start(command: list[str], scratch: Path, *flags: str) -> Server:
     """Starts it; does not wait until it serves."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     small = ["--enforce-eager", "--max-num-batched-tokens", "256", "--block-size", "32", "--port", str(port)]
     small += ["--dtype", "float32", "--served-model-name", "tiny", "--max-model-len", "1024"]
     log = scratch / f"log-{port}"
@@ -116,10 +142,10 @@ def stop(server: Server) -> int:
     if server.child.poll() is None:
         server.child.send_signal(signal.SIGTERM)
     try:
-        code = server.child.wait(120)
+        code = server.child.wait(PATIENCE)
     finally:
         left = [process for process in family if process.is_running()]
-        _, left = psutil.wait_procs(left, timeout=30)
+        _, left = psutil.wait_procs(left, timeout=PATIENCE)
         for process in left:
             process.kill()
         server.child.kill()

@@ -9,13 +9,12 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import openai
 import pytest
 import tiny
-from http_server import MAIN, START, Server, environment, served, start, stop
+from http_server import MAIN, START, Server, environment, eventually, served, start, stop
 
 from headgate.core.policy import End
 from headgate.results.tables import ENDS, Run
@@ -66,11 +65,12 @@ def server(model, scratch):
 
 def change(scratch, **words) -> None:
     """Other settings; observers stay as they were at the start."""
-    (scratch / "headgate.json").write_text(json.dumps({**FIRST, "set": {}, **words}))
+    (scratch / "new.json").write_text(json.dumps({**FIRST, "set": {}, **words}))
+    (scratch / "new.json").replace(scratch / "headgate.json")  # whole or not at all, whoever looks
 
 
 def client(server: Server) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300, max_retries=0)
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=START, max_retries=0)
 
 
 async def ask(api: openai.AsyncOpenAI, number: int, tokens: int, **words) -> str:
@@ -118,34 +118,34 @@ def test_what_is_on_is_said_at_the_start(server):
 def test_streams(server):
     async def stream() -> list[str]:
         async with client(server) as api:
-            words = {"ignore_eos": True, "vllm_xargs": {"headgate_class": "chat", "headgate_guess": 30}}
+            words = {"ignore_eos": True, "vllm_xargs": {"headgate_class": "chat", "headgate_guess": 300}}
             parts = await api.completions.create(
-                model="tiny", prompt="hello", max_tokens=30, temperature=0, stream=True, extra_body=words
+                model="tiny", prompt="hello", max_tokens=300, temperature=0, stream=True, extra_body=words
             )
             return [part.choices[0].text async for part in parts if part.choices]
 
     parts = asyncio.run(stream())
-    assert len(parts) >= 25  # token by token, but for bytes that make a letter together
-    assert total(server, "headgate_finished_total", 'how="limit"') >= 1
+    assert len(parts) > 10  # not token by token: a front end that falls behind sends several at once
+    server.beyond("headgate_finished_total", 'how="limit"', 0)
 
 
 def test_two_hundred_at_once_without_a_mixed_step(server):
-    alone = asyncio.run(_alone(server, 3, 12 + 3))
+    alone = asyncio.run(_one_by_one(server, 20, 12))
     texts = ask_all(server, 200, 12)
     assert len(texts) == 200 and all(texts)
-    assert texts[3] == alone  # the batch does not change what is said
-    steps = {kind: total(server, "headgate_steps_total", f'kind="{kind}"') for kind in ("mixed", "prefill")}
-    assert steps["mixed"] == 0 and steps["prefill"] > 200 / SEATS
-    assert total(server, "headgate_threshold") == 4 and total(server, "headgate_slots") == SEATS
-    assert total(server, "headgate_stall_seconds_count") > 0
+    alike(texts[:20], alone)  # the batch does not change what is said
     server.until("headgate_requests", 'state="decoding"', 0)
     server.until("headgate_requests", 'state="waiting"', 0)
-    assert server.said("steps in ")  # the line in the log
+    server.beyond("headgate_steps_total", 'kind="prefill"', 20 + 200 / SEATS)
+    server.beyond("headgate_stall_seconds_count", "", 0)
+    assert total(server, "headgate_steps_total", 'kind="mixed"') == 0
+    assert total(server, "headgate_threshold") == 4 and total(server, "headgate_slots") == SEATS
+    eventually(lambda: bool(server.said("steps in ")), "the line in the log")
 
 
-async def _alone(server: Server, number: int, tokens: int) -> str:
+async def _one_by_one(server: Server, count: int, tokens: int) -> list[str]:
     async with client(server) as api:
-        return await ask(api, number, tokens)
+        return [await ask(api, number, tokens + number % 7) for number in range(count)]
 
 
 def test_clients_that_hang_up_in_mid_stream(server):
@@ -181,9 +181,8 @@ def test_clients_that_hang_up_in_mid_stream(server):
 def test_words_of_requests_right_and_wrong(server):
     ask_all(server, 4, 5, headgate_class="chat", headgate_ttft="500ms", headgate_tbt=0.1, headgate_guess=9)
     ask_all(server, 4, 5, headgate_class="nobody", headgate_ttft="soon", headgate_gues=3)
-    ignored = {word: total(server, "headgate_ignored_words_total", f'word="{word}"')
-               for word in ("headgate_class", "headgate_ttft", "others")}  # fmt: skip
-    assert ignored == {"headgate_class": 4, "headgate_ttft": 4, "others": 4}
+    for word in ("headgate_class", "headgate_ttft", "others"):
+        server.until("headgate_ignored_words_total", f'word="{word}"', 4)
     assert len(server.said("headgate_ttft of a request ignored")) == 1
 
 
@@ -203,10 +202,12 @@ def test_settings_are_read_again(server, scratch):
     use(server, scratch, "mixed", card="h200-qwen3-8b")
     before = total(server, "headgate_steps_total", 'kind="mixed"')
     ask_all(server, 60, 20)
-    assert total(server, "headgate_steps_total", 'kind="mixed"') > before
+    server.beyond("headgate_steps_total", 'kind="mixed"', before)
     change(scratch, polcy="v0")
-    for _ in range(10):
-        ask_all(server, 1, 20)
+    eventually(
+        lambda: bool(ask_all(server, 1, 3) and server.said("unknown field 'polcy'")), "a word about it"
+    )
+    ask_all(server, 4, 20)
     (line,) = server.said("unknown field 'polcy'")
     assert "the settings in force stay" in line
     assert total(server, "headgate_renewals_total") == 1
@@ -223,26 +224,30 @@ def test_a_policy_that_breaks_under_load_loses_nobody(server, scratch):
     assert total(server, "headgate_mode", 'mode="fallback"') == 1
     assert ask_all(server, 20, 10)  # and vLLM serves on
     use(server, scratch, "v0")
-    assert total(server, "headgate_fallen") == 0
+    server.until("headgate_fallen", "", 0)
     alike(ask_all(server, 60, 40), good)
 
 
 def test_the_end(server, scratch):
     """It stops as it is told, and its trace is the record of all of it."""
-    time.sleep(2)  # vLLM kills its engine when it stops; what the trace has not written by then is lost
+    trace = scratch / "steps.jsonl"
+    left = sum(count for (name, _), count in server.metrics().items() if name == "headgate_finished_total")
+    # vLLM kills its engine when it stops; what the trace has not written by then is lost.
+    eventually(lambda: trace.read_text().count('"event":"finished"') >= left, "all of it in the trace")
     assert stop(server) == 0
-    run = Run.load(scratch / "steps.jsonl")
+    run = Run.load(trace)
     how = [ENDS[code] for code in run.requests["how"].tolist()]
+    assert len(how) == left
     assert how.count(End.ABORTED) == 24 and run.meta["outcome"] == "finished"
     assert how.count(End.LIMIT) == len(how) - 24 > 400
     assert [kind["name"] for kind in run.meta["kinds"]] == ["chat", ""]
     assert "ZeroDivisionError" in run.meta["fallbacks"][0]["reason"]
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", MAIN, "trace", "steps.jsonl", "--out", "run"],
-        env=environment(scratch), cwd=scratch, capture_output=True, text=True, timeout=300,
+        env=environment(scratch), cwd=scratch, capture_output=True, text=True, timeout=START,
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    assert f"eb on vLLM, {len(how)} requests" in told.stdout
+    assert done.returncode == 0, done.stderr
+    assert f"eb on vLLM, {len(how)} requests" in done.stdout
 
 
 def test_a_wrong_option_stops_the_server_at_the_start_with_one_line(model, scratch):

@@ -79,7 +79,7 @@ def seats_are_respected(world, fleet, log):
 def nothing_is_left_behind(fleet):
     """All memory is free again and all books are empty."""
     roster = fleet.dispatch.roster
-    assert not roster.anybody and not any(roster.prefilling.values())
+    assert not roster.waiting and not roster.handoff and not any(roster.prefilling.values())
     for seat, station in zip(roster.replicas, fleet.stations, strict=True):
         assert seat.load == 0 and not any(seat.prefilling.values()) and not any(seat.decoding.values())
         replica = station.replica

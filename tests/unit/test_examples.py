@@ -35,7 +35,8 @@ ELSEWHERE = ["serve_with_vllm"]  # needs vLLM: tests/engine/test_example.py
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A copy of the examples to run them in."""
-    return Path(shutil.copytree(EXAMPLES, tmp_path_factory.mktemp("copy") / "examples"))
+    made = shutil.ignore_patterns("__pycache__", "runs")  # others may be writing there just now
+    return Path(shutil.copytree(EXAMPLES, tmp_path_factory.mktemp("copy") / "examples", ignore=made))
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

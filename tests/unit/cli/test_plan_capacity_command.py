@@ -117,6 +117,13 @@ def test_engines_as_json_and_with_any_router(headgate, tmp_path):
     assert "How few engines" in page.read_text()
 
 
+def test_levels_that_no_fleet_keeps(headgate):
+    said = headgate(*FLEET, "--slo", "ttft=1ms@p90", "--most-engines", 12, "--json", "-")
+    assert said.code == 2
+    assert json.loads(said.out)["fleets"][0]["engines"] is None  # nothing is lost
+    assert "12 engines cannot keep p90 TTFT <= 1 ms: the nearest that" in said.err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -165,7 +165,7 @@ def test_the_card(plain: Fitted, tmp_path: Path) -> None:
     card.save(path)
     again = load_card(path)
     assert again == card
-    assert again.cost == WorkCost(plain.terms)
+    assert again.cost == WorkCost(plain.terms, plain.host)
     assert again.region.decodes == (1, 512)
     known = again.provenance
     assert known.versions == {"vllm": "0.26.0"}

@@ -142,6 +142,15 @@ CAME = '{"event":"arrived","id":0,"at":0,"kind":"","prompt":3,"limit":9,"priorit
         (FIRST + CAME.replace('"prompt":3', '"prompt":"3"'), ":2: 'arrived' makes no sense here (TypeError"),
         (FIRST + CAME + STEP.replace("[1]", "[]"), ":3: 'steps' makes no sense here (IndexError"),
         (FIRST + CAME + STEP.replace('"kv":0', '"kv":null'), ":3: 'kv' of 'steps' is empty"),
+        (
+            FIRST + CAME + STEP + STEP,
+            ":4: 'steps' at 0 s, before the end of the step above at 1 s: the clock",
+        ),
+        (FIRST + CAME + STEP.replace("[1]", "[-1]"), ":3: 'steps' at -1 s, before the moment above at 0 s"),
+        (
+            FIRST + CAME.replace('"at":0', '"at":5') + '{"event":"admitted","id":0,"at":3}\n',
+            ":3: 'admitted' of request 0 at 3 s, before its arrival at 5 s: the clock goes back; give each",
+        ),
     ],
 )
 def test_damage_is_one_line_with_the_place(tmp_path, text, fragment):
@@ -217,6 +226,7 @@ def test_numbers_that_are_none_become_null(tmp_path):
 
 def test_a_thread_writes_and_the_end_of_the_process_writes_the_rest(tmp_path, monkeypatch):
     monkeypatch.setattr("headgate.vllm.trace.FLUSH_EVERY", 1000.0)
+    monkeypatch.setattr(background, "PATIENCE", 600.0)
     trace = Trace(tmp_path / "t.jsonl", HEADER)
     trace.rescued(1.0)
     assert trace._thread._thread.daemon
@@ -231,6 +241,6 @@ def test_work_that_fails_is_told_once(caplog):
 
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
         thread = background.Background(work, 0.001, "the thing")
-        thread._thread.join(5)
+        thread._thread.join(600)
         thread.close()
     assert caplog.text.count("the thing stops, serving goes on: KeyError") == 1

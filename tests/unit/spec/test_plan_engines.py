@@ -16,6 +16,7 @@ from headgate.results.tables import Run
 from headgate.spec.build import make_engine, make_policy
 from headgate.spec.engine_trials import Way, utilisation
 from headgate.spec.library import simulate
+from headgate.spec.out_of_reach import out_of_reach
 from headgate.spec.plan_engines import FleetOptions, plan_engines
 from headgate.spec.searching import Fewest
 from headgate.spec.slo import measure, parse_levels
@@ -126,6 +127,28 @@ def test_runs_that_stop_miss_every_level():
     assert plan.found[0].sizes[-1].engines == 4 and plan.found[0].sizes[-1].kept == 0
     assert plan.notes == ("round robin + mixed with 4 engines: the run stopped: " + STANDS,)
     json.dumps(plan.as_dict(), allow_nan=False)
+
+
+def test_levels_out_of_reach_are_named_with_the_nearest_that_can_be_kept():
+    few = FleetOptions(seeds=2, most=12)
+    advice = out_of_reach(planned("ttft=1ms@p90,e2e=10h@p99", few))
+    assert advice.startswith("12 engines cannot keep p90 TTFT <= 1 ms: the nearest that round robin + mixed")
+    nearest = advice.partition("--slo ")[2].partition(";")[0]
+    (level,) = parse_levels([nearest])
+    followed = planned(f"{nearest},e2e=10h@p99", few)
+    assert followed.found[0].engines is not None and not out_of_reach(followed)
+    barely = f"{level.metric}={level.limit * 0.99}s@{level.statistic}"
+    assert planned(barely, few).found[0].engines is None
+
+
+def test_out_of_reach_without_any_numbers():
+    def broken(way, engines, seed, requests):
+        raise RunError(STANDS)
+
+    plan = planned(serve=broken, options=FleetOptions(seeds=1, most=2), rate=10.0)
+    assert out_of_reach(plan) == (
+        "2 engines leave requests unserved with round robin + mixed; raise --most-engines (now 2)"
+    )
 
 
 def test_an_interrupt_leaves_what_was_found():

@@ -1,0 +1,28 @@
+"""Examples do not depend on what else was loaded before."""
+
+from __future__ import annotations
+
+import importlib
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def examples() -> list[tuple[list[int], float]]:
+    seen = []
+
+    @settings(max_examples=100, derandomize=True)
+    @given(st.lists(st.integers(20, 600), max_size=5), st.floats(0, 1e6))
+    def look(numbers, number):
+        seen.append((numbers, number))
+
+    look()
+    return seen
+
+
+def test_another_module_changes_nothing(tmp_path, monkeypatch):
+    before = examples()
+    (tmp_path / "of_no_importance.py").write_text("NUMBERS = [77, 78, 79, 333, 444, 3.25, 99.5, 12345.5]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("of_no_importance")
+    assert examples() == before
