@@ -15,6 +15,13 @@ LEVELS = {
     "prefill fairness ≤ 0.1 (I2)": Levels(prefill_fairness=0.1),
     "decode fairness ≤ 1 (I3)": Levels(decode_fairness=1.0),
 }
+PREFILL, DECODE = "engines prefilling two classes differ by at most", "solo decodes differ by at most"
+PRICED: tuple[tuple[str, Levels, float, str], ...] = (  # with the unit of the price at the margin
+    *((f"TPOT at most {ms:g} ms", Levels(tpot=ms / 1000), 1000, "ms") for ms in (24, 23, 22.5)),
+    *((f"{PREFILL} {most:g}", Levels(prefill_fairness=most), 1, "unit") for most in (0.15, 0.1, 0.0)),
+    *((f"{DECODE} {most:g}", Levels(decode_fairness=most), 1, "decode") for most in (3.0, 1.0, 0.0)),
+    ("`code` served in full", Levels(served={"class0": 1.0}), 100, "percent"),
+)
 ROUTERS: dict[str, tuple[str, tuple[tuple[str, Any], ...]]] = {
     "gate-and-route": ("gate-and-route", ()),
     "gate-and-route+": ("gate-and-route+", ()),
@@ -34,6 +41,7 @@ def main(quick: bool) -> None:
     ]
     rows = carry_out("levels", cases, quick)
     free = plan_fluid(INSTANCES["A1"]).revenue
+    prices(free)
     for level, levels in LEVELS.items():
         plan = plan_fluid(INSTANCES["A1"], levels)
         print(
@@ -47,6 +55,19 @@ def main(quick: bool) -> None:
                 for n in SIZES
             ]
             print(f"| `{name}` | " + " | ".join(cells) + " |")
+
+
+def prices(free: float) -> None:
+    """What each level costs the plan, and what a little more of it would."""
+    print(
+        f"\n| level (A1; optimum {free:.1f} per engine) | revenue | below the optimum | price at the margin |"
+    )
+    print("|---|---|---|---|")
+    for label, levels, scale, unit in PRICED:
+        plan = plan_fluid(INSTANCES["A1"], levels)
+        (price,) = plan.shadows.levels.values()
+        below = 100 * (1 - plan.revenue / free)
+        print(f"| {label} | {plan.revenue:.1f} | {below:.1f} % | {abs(price) / scale:.1f} per {unit} |")
 
 
 def _cells(rows: list[dict[str, Any]], level: str) -> str:

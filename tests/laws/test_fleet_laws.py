@@ -80,6 +80,7 @@ def nothing_is_left_behind(fleet):
     """All memory is free again and all books are empty."""
     roster = fleet.dispatch.roster
     assert not roster.waiting and not roster.handoff and not any(roster.prefilling.values())
+    assert fleet.working == 0
     for seat, station in zip(roster.replicas, fleet.stations, strict=True):
         assert seat.load == 0 and not any(seat.prefilling.values()) and not any(seat.decoding.values())
         replica = station.replica

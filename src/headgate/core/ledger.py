@@ -190,11 +190,11 @@ class Ledger:
         self.context += count * self.rolling
 
     def redate(self, done: float, seen: float) -> None:
-        """Tokens that were dated `done` when their step was composed have been `seen` now."""
-        if self.ticked == done:
+        """Tokens that were dated `done`, this very object, when their step was composed are `seen` now."""
+        if self.ticked is done:
             self.ticked = seen
         for entry in self.held.values():
-            if entry._last == done:
+            if entry._last is done:
                 entry._last = seen
 
     def hold(self, entry: Entry) -> None:

@@ -16,6 +16,13 @@ from headgate.drivers.replica import Replica
 from headgate.drivers.residents import SEAT
 
 
+class Done(float):
+    """When the GPU has done a step: the date of its tokens until they are seen.
+
+    Another step may be seen at the very same time, so dates are told apart by identity.
+    """
+
+
 class Composed:
     """A step that has been composed and whose tokens have not been seen."""
 
@@ -25,7 +32,7 @@ class Composed:
         self, composed: float, done: float, decodes: int, context: int, prefill: int, behind: int
     ) -> None:
         self.composed = composed
-        self.done = done  # when the GPU has done it
+        self.done = Done(done)
         self.decodes, self.context, self.prefill, self.behind = decodes, context, prefill, behind
         self.joined: list[tuple[Entry, bool]] = []  # prompts done with it, and whether they decode on
         self.leaving: dict[int, tuple[Entry, End]] = {}  # they go when its tokens are seen
@@ -96,7 +103,7 @@ class Ahead(Replica):
             self._later.catch_up()
             return False
         self._landing, self._air = self._air, None
-        self.last_start, self.now = composed, max(composed, self._landing.done)
+        self.last_start, self.now = composed, float(max(composed, self._landing.done))
         self.asked_now = False
         return True
 
@@ -118,12 +125,12 @@ class Ahead(Replica):
         self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
     ) -> None:
         """The step is on its way; the clock goes to the end of the one before it, as it is seen."""
+        self._landing, self._air = self._air, Composed(start, ends[0], decodes, context, prefill, behind)
         if decodes:
             self.blocks.grow(self.ledger.tick, 1, decodes)
-            self.ledger.ticks(1, ends[0])
-        self._landing, self._air = self._air, Composed(start, ends[0], decodes, context, prefill, behind)
+            self.ledger.ticks(1, self._air.done)
         seen = -inf if self._landing is None else self._landing.done
-        self.now = max(start, seen, self._launches.launched)
+        self.now = float(max(start, seen, self._launches.launched))
         self.lease.ended = True
 
     def _complete(self, entry: Entry) -> None:

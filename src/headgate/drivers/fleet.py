@@ -83,7 +83,7 @@ class FleetSimulator:
         self._abort: list[float] = workload.abort.tolist()
         self._heap: list[tuple[float, int, int, Any]] = []
         self._ready: list[Station] = []
-        self._working = 0  # engines with a step under way
+        self.working = 0  # engines with a step under way
         self._sequence = 0
         self._progress = progress
 
@@ -133,7 +133,7 @@ class FleetSimulator:
                 self._arrive(now)
             while ready:
                 self._begin(now)
-            if not self._working:
+            if not self.working:
                 self._unblock()
 
     def _next(self) -> float:
@@ -148,7 +148,7 @@ class FleetSimulator:
     def _unblock(self) -> None:
         """Memory full of KV that waits has brought every engine to a stop: some of it goes."""
         porter, ready = self._porter, self._ready
-        while porter.may_block and not self._working and any(each.lacks_memory for each in self.stations):
+        while porter.may_block and not self.working and any(each.lacks_memory for each in self.stations):
             if not porter.recompute_one():
                 return
             while ready:
@@ -169,7 +169,7 @@ class FleetSimulator:
         station.wake()
         self._ready.append(station)
         if ended:
-            self._working -= 1
+            self.working -= 1
             replica = station.replica
             if replica.done:
                 for entry in replica.done:
@@ -180,11 +180,13 @@ class FleetSimulator:
 
     def _begin(self, now: float) -> None:
         """Engines begin their next step; whom that lets go may make the router move others."""
+        heap = self._heap
         for station in self._ready:
             station.begin(now)
             if station.due < inf:
-                self._push(station.due, DUE, station)
-                self._working += station.state != WAITS
+                self._sequence += 1
+                heappush(heap, (station.due, self._sequence, DUE, station))
+                self.working += station.state != WAITS
         self._ready.clear()
         if self.dispatch.pending:
             self.dispatch.route(now)

@@ -73,6 +73,6 @@ class Later(Observer):
         """What has waited; tokens that the GPU had `done` were `seen` only now."""
         news, self._news = self._news, []
         for name, words in news:
-            if isinstance(words[0], AsOf) and words[0].last_token == done:
+            if isinstance(words[0], AsOf) and words[0].last_token is done:
                 words[0].last_token = seen
             self.tell(name, *words)

@@ -89,8 +89,7 @@ class Pace:
         Early by more than rounding can move it and by far less than a step, so always in the last one.
         """
         fixed, slope = self._cost.decode_line(decodes)
-        floor: Callable[[int], float] | None = getattr(self._cost, "decode_floor", None)
-        least = floor(decodes) if floor else 0.0
+        least = self._floor(decodes) if self._floor else 0.0
         before, rise, first = steps - 1, slope * decodes, fixed + slope * context
         low = 0  # steps that the floor holds up
         if first < least:

@@ -7,9 +7,12 @@ from itertools import pairwise
 import pytest
 
 from headgate.core.errors import InputError
+from headgate.core.ledger import Entry, Ledger
+from headgate.core.view import Limits
 from headgate.cost.host import HostTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.cost.work import WorkCost, WorkTerms
+from headgate.drivers.ahead import Done
 from headgate.drivers.engine import Engine
 from headgate.policies.mixed import Mixed
 from headgate.spec.library import simulate
@@ -78,6 +81,19 @@ def test_the_floor_of_the_card_is_not_paid_beside_the_host():
 def test_a_client_sends_its_next_request_when_it_sees_the_last_token():
     run, _ = served([10, 10], [3, 1], host=HostTerms(0.0, prompts=1.8), clients=1)
     assert run.requests["arrival"][1] == run.requests["finished"][0]
+
+
+def test_only_tokens_of_that_step_are_dated_anew():
+    """Where the host is waited for, a step is done when the one before it is seen: the times are equal."""
+    ledger = Ledger(Limits(64, 4, 16), 64)
+    done, seen = Done(2.0), 2.0
+    early, late = (Entry(ledger, id, 0.0, 5, 9) for id in (0, 1))
+    for entry, date in ((early, seen), (late, done)):
+        ledger.arrive(entry)
+        ledger.admit(entry)
+        ledger.join(entry, date, rolling=False)
+    ledger.redate(done, 2.5)
+    assert (early.last_token, late.last_token) == (2.0, 2.5)
 
 
 def test_what_a_host_takes():

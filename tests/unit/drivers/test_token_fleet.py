@@ -113,6 +113,16 @@ def test_a_hand_over_by_hand():
     assert Gaps(run).lists() == [[2.0, 1.0, 1.0], [2.0, 1.0], [3.0]]
 
 
+def test_kv_that_comes_to_decodes_alone_asks_their_policy_once():
+    """Once when memory is reserved and once when it joins; its own first plan needs no other."""
+    engine = Engine(SECOND, 1000, 1000, 100, 10, 1)
+    workload = Workload.of([10, 10], [30, 30], arrival=[0.0, 5.0])
+    tables = fleet_of(engine, 2, Mixed(10, 100), Split(2, 1), workload, transfer=Transfer(2.5, 0.0))
+    plans = tables["plans"]
+    assert served(tables) == ([1.0, 6.0], [32.5, 38.5])
+    assert plans["time"][plans["replica"] == 1].tolist() == [3.5, 6.5, 9.5]
+
+
 def test_memory_is_reserved_at_the_receiver_before_the_copy_begins():
     """Engine 1 holds one request of 30 tokens at a time, so the second is copied when the first has gone."""
     engine = Engine(SECOND, 40, 40, 64, 8, block=10)

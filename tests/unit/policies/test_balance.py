@@ -6,6 +6,8 @@ from collections import Counter
 from itertools import cycle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.core.fleet import Stage, endless
@@ -127,11 +129,32 @@ def test_a_split_sends_prompts_and_outputs_to_their_own_engines():
     assert desk.follow() == 3
 
 
+@given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 9), st.integers(-3, 3)), max_size=150))
+def test_the_least_load_is_found_as_by_looking_at_all(engines, changes):
+    """Of equals the one that was chosen longest ago, then the first."""
+    loads, load, chosen = Loads(range(engines)), [0] * engines, [0] * engines
+    for number, (place, weight) in enumerate(changes, 1):
+        if weight == 0:
+            best = min(range(engines), key=lambda each: (load[each], chosen[each], each))
+            assert loads.least() == best
+            chosen[best] = number
+        else:
+            engine = place % engines
+            loads.add(engine, weight)
+            load[engine] += weight
+    assert [loads.load[each] for each in range(engines)] == load and loads.total == sum(load)
+
+
 def test_the_heap_of_loads_does_not_grow():
-    loads = Loads(range(4))
-    for _ in range(5000):
+    """Neither when engines are chosen nor when loads fall further and further."""
+    loads, longest = Loads(range(4)), 0
+    for _ in range(500):
         engine = loads.least()
         loads.add(engine, 3)
         loads.add(engine, -2)
-    assert len(loads._order) <= SPARE + 8 * 4 + 1
-    assert loads.total == 5000 and max(loads.load.values()) - min(loads.load.values()) <= 1
+    assert loads.total == 500 and max(loads.load.values()) - min(loads.load.values()) <= 1
+    for place in range(500):
+        loads.add(place % 4, -1)
+        longest = max(longest, len(loads._order))
+    assert 4 < longest <= SPARE + 8 * 4 + 1
+    assert loads.total == 0 and loads.least() in range(4)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from check_html import Reader
 
 from headgate.report.bars import Bar, Bars
 from headgate.report.chart import LOG, TAIL, Axis, Chart, Mark, Series, style_of
+from headgate.report.gauges import gauge_blocks
+from headgate.report.marks import draw_marks
 from headgate.report.markup import embedded, tag
 from headgate.report.scales import Scale, labels, nice
 
@@ -98,3 +101,29 @@ def test_bars_have_parts_intervals_and_numbers():
 
 def test_bars_of_nothing_are_drawn():
     assert "<svg" in Bars("x", "s", [Bar("none", (("", "c0", 0.0),))]).draw("t")
+
+
+def test_names_of_marks_keep_out_of_each_others_way():
+    x, y = Scale(0.0, 100.0, 0.0, 400.0), Scale(0.0, 10.0, 200.0, 0.0)
+    left, right = draw_marks([Mark("one", 49.0), Mark("two", 51.0)], x, y)
+    assert 'text-anchor="end"' in left and 'text-anchor="start"' in right
+    (alone,) = draw_marks([Mark("one", 80.0)], x, y)
+    assert 'text-anchor="end"' in alone and 'y="11"' in alone
+    crossed, _ = draw_marks([Mark("one", 80.0), Mark("level", 9.5, "y")], x, y)
+    assert 'y="24"' in crossed  # below the level line, which runs at 10
+
+
+def test_things_that_cannot_be_cut_have_whole_ticks():
+    assert [label for _, label in Scale(5.0, 6.0, 0.0, 400.0, whole=True).ticks(7)] == ["5", "6"]
+
+
+def test_a_mode_that_never_changes_is_told_in_words():
+    def run(*modes: float) -> SimpleNamespace:
+        return SimpleNamespace(plans={"time": np.arange(len(modes)), "gauge.exclusive": np.array(modes)})
+
+    said = gauge_blocks({"a": run(0, 0), "b": run(1, 1), "c": run(0, 1), "d": SimpleNamespace(plans={})})
+    assert said[:2] == [
+        "a ran mixed batches all the time: the mode never changed.",
+        "b ran exclusive batches all the time: the mode never changed.",
+    ]
+    assert [figure.title for figure in said[2:]] == ["Mode"]

@@ -6,14 +6,19 @@ from itertools import pairwise
 from check_html import read
 
 from headgate.report import render
+from headgate.report.fewest import fewest_page
 from headgate.report.plans import capacity_page, fluid_page
 from headgate.report.published import published_page
 from headgate.report.threshold import threshold_page
+from headgate.report.waiting import wait_page
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
+from headgate.spec.fleet_ways import Serving, make_ways
 from headgate.spec.fluid_words import FleetWords, LevelWords, StepWords
 from headgate.spec.plan_capacity import Options, plan_capacity
+from headgate.spec.plan_engines import FleetOptions, plan_engines
 from headgate.spec.plan_fluid import make_fluid_plan
 from headgate.spec.plan_threshold import plan_threshold
+from headgate.spec.plan_wait import Wishes, plan_wait
 from headgate.spec.planning import situation
 from headgate.spec.slo import parse_levels
 from headgate.spec.words import experiment
@@ -39,6 +44,28 @@ def test_a_capacity_plan_has_a_bar_for_each_policy_and_the_bound():
     found = read(render(capacity_page(plan, "verdict", "printed", ["plan", "capacity"])))
     assert "sustained (requests/s)" in found.text and "λ* =" in found.text
     assert [row[0] for row in found.data[0]["rows"]] in (["mixed", "v0"], ["v0", "mixed"])
+
+
+def test_the_fewest_engines_are_shown_with_every_number_tried():
+    words = experiment({"prompt": 200.0, "output": 40.0, "requests": 300, "slots": 32, "rate": 120.0})
+    ways, options = make_ways(["round-robin"], ["mixed"], words), FleetOptions(seeds=2)
+    plan = plan_engines(words, ways, parse_levels(["ttft=25ms@p95"]), options, Serving.of(words), bar)
+    page = read(render(fewest_page(plan, "Enough.", "printed", ["plan", "capacity"])))
+    sizes = plan.found[0].sizes
+    assert len(sizes) > 1 and sizes[-1].kept == 2
+    assert (
+        "2 of 2" in page.text and "wanted: 95 %" in page.text and "p95 TTFT <= 25 ms, by engines" in page.text
+    )
+    curve = page.data[0]["series"][0]
+    assert curve["x"] == [size.engines for size in sizes] and max(curve["high"]) <= 100.0
+    assert f"No fleet of fewer than {plan.least} keeps up" in page.text
+
+
+def test_a_wait_plan_has_its_thresholds_by_type_and_by_segment():
+    plan = plan_wait(experiment({"prompt": 200.0, "output": 60.0}), Wishes(load=0.8))
+    text = read(render(wait_page(plan, "printed", ["plan", "wait"]))).text
+    assert "WAIT, by type" in text and "Nested WAIT, by segment" in text and "memory: 812,144" in text
+    assert f"{plan.nested.thresholds.sizes[-1]:.4g}" in text and "with probability 0.99" in text
 
 
 class bar:  # noqa: N801

@@ -106,7 +106,7 @@ def test_s4_baselines(way, lost, requests):
 
     At u = 1, at 0.9, and at 0.9 where d0 dominates (there ours is 4 % below).
     """
-    found = [served(way, scene.machine, scene.mix, 4000.0, lost) for scene in wait_tiny.scenes()[:3]]
+    found = [served(way, scene.machine, scene.mix, 2000.0, lost) for scene in wait_tiny.scenes()[:3]]
     assert [each.requests for each in found] == pytest.approx(requests, rel=0.05)
     assert all(each.evictions == 0 for each in found) == (way is look_ahead)
 

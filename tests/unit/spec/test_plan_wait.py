@@ -200,3 +200,16 @@ def test_json_and_exit_code(monkeypatch, capsys):
     assert left.value.code == 2
     error = capsys.readouterr().err
     assert "thresholds of WAIT are for a rate" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("change", [{"kv_tokens": 100}, {"kv_tokens": 300}, {"kv_tokens": 900}])
+@pytest.mark.parametrize("load", [{"rate": 40.0}, {"rate": 2.0}])
+def test_memory_that_cuts_requests_is_advised_for_whole_ones(change, load):
+    """Requests that memory would cut short need less of it; what they need is not enough once it is there."""
+    words = CARD | {"prompt": 60, "output": 200, "requests": 2000} | load
+    with pytest.raises(InputError, match=r"give --kv-tokens (\d+)") as caught:
+        plan(words | change)
+    enough = int(str(caught.value).split("--kv-tokens ")[1].split()[0])
+    assert plan(words | {"kv_tokens": enough}).need <= enough
+    with pytest.raises(InputError):
+        plan(words | {"kv_tokens": int(0.9 * enough)})
