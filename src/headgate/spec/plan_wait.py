@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
@@ -39,7 +40,6 @@ from headgate.spec.planning import enough
 from headgate.spec.wait_given import check_given
 from headgate.spec.wait_mix import Mix, Wishes, candidates, check_wishes, gathered_mix, scaled, windows
 from headgate.spec.words import Experiment
-from headgate.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,7 @@ def plan_wait(words: Experiment, wishes: Wishes) -> WaitPlan:
     most = mix.rate * most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
     if wishes.load is not None:
         mix = scaled(mix, wishes.load * most / mix.rate)
-    try:
-        pace = _pace(lines, mix, engine)
-    except InputError:
-        _say_for_whole_requests(words, wishes, workload, engine, mix.rate)
-        raise
+    pace = _pace_or_why(lines, mix, engine, lambda roomy: gathered_mix(words, wishes, workload, roomy))
     chosen = _chosen(lines, mix.parts, pace, words.tpot)
     thresholds = along_the_ray(lines, mix.parts, chosen)
     whole, why_not = _whole(lines, mix.parts, engine.kv_tokens, wishes.slack)
@@ -209,15 +205,16 @@ def _pace(lines: Lines, mix: Mix, engine: Engine) -> Pace:
     return pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
 
 
-def _say_for_whole_requests(
-    words: Experiment, wishes: Wishes, workload: Workload, engine: Engine, rate: float
-) -> None:
-    """Memory below the model's length cuts requests; what is enough for them whole is larger: say that."""
-    if engine.longest < engine.max_model_len:
-        roomy = engine._replace(kv_tokens=engine.max_model_len + engine.block)
-        whole = gathered_mix(words, wishes, workload, roomy)
-        whole = scaled(whole, rate / whole.rate)
-        _pace(lines_of(engine.cost, whole.parts, engine.kv_tokens), whole, engine)
+def _pace_or_why(lines: Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engine], Mix]) -> Pace:
+    """The same; what is missing is said for whole requests: memory below the model's length cuts them."""
+    try:
+        return _pace(lines, mix, engine)
+    except InputError:
+        if engine.longest < engine.max_model_len:
+            whole = mix_on(engine._replace(kv_tokens=engine.max_model_len + engine.block))
+            whole = scaled(whole, mix.rate / whole.rate)
+            _pace(lines_of(engine.cost, whole.parts, engine.kv_tokens), whole, engine)
+        raise
 
 
 def _notes(bad: int, refused: int, requests: int, wishes: Wishes) -> tuple[str, ...]:
