@@ -11,26 +11,29 @@ from hypothesis import strategies as st
 
 from headgate.cost.host import HostTerms
 from headgate.cost.work import WorkCost, WorkTerms
+from headgate.drivers.ahead import Unseen
 from headgate.drivers.simulator import Simulator
 from headgate.results.gaps import Gaps
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
-from worlds import POLICIES, Log, engines, workloads
+from worlds import POLICIES, TESTING, Log, engines, workloads
 
 GPU = WorkTerms(constant=0.4, per_token=0.01, per_decode=0.02, per_context=0.001, switch=0.1)
 HOST = HostTerms(constant=0.2, per_request=0.05, prompts=0.5, ungraphed=2.0, graph=24)
+ALL_OF_THEM = POLICIES | TESTING
 
 
-@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("name", list(ALL_OF_THEM))
 @settings(max_examples=15)
 @given(data=st.data(), engine=engines(), workload=workloads(impatient=True), hosted=st.booleans())
 def test_everybody_is_served_or_leaves(name, data, engine, workload, hosted):
     if hosted:
         engine = engine._replace(cost=WorkCost(GPU, HOST))
-    policy = POLICIES[name](data.draw, engine)
+    policy = ALL_OF_THEM[name](data.draw, engine)
     again = copy.deepcopy(policy)
     log, recorder = Log(), Recorder(len(workload), [kind.name for kind in workload.kinds])
     simulator = Simulator(engine, policy, workload, (log, recorder), asynchronous=True)
+    _dates_are_kept(simulator)
     simulator.run()
     assert sum(event[0] == "finished" for event in log.events) == len(workload)
     ends = [step[0] for step in log.steps]
@@ -38,7 +41,9 @@ def test_everybody_is_served_or_leaves(name, data, engine, workload, hosted):
     assert max(log.kv, default=0) <= engine.kv_tokens
     blocks = simulator.replica.blocks
     assert (blocks.free, sum(blocks.growers)) == (blocks.total, 0)
-    _tokens_are_booked(Run({}, **recorder.tables()))
+    run = Run({}, **recorder.tables())
+    _tokens_are_booked(run)
+    _steps_do_not_overlap(run)
     second = Log()
     Simulator(engine, again, workload, (second,), asynchronous=True).run()
     assert (second.steps, second.events) == (log.steps, log.events)
@@ -53,3 +58,26 @@ def _tokens_are_booked(run):
         assert all(gap >= 0 for gap in gaps)
         if output and requests["how"][place] in (0, 1):  # it had all its tokens
             assert np.isclose(first + sum(gaps), requests["finished"][place])
+
+
+
+def _steps_do_not_overlap(run):
+    """Each is seen from the end of the one before it, or from its composing, to its own end."""
+    start, seconds = run.steps["start"], run.steps["seconds"]
+    assert (seconds >= 0).all()
+    assert (start[1:] >= (start + seconds)[:-1] - 1e-9).all()
+
+
+def _dates_are_kept(simulator):
+    """After every step: a newest token has the time at which it was seen, or is of the step on its way."""
+    replica, settle = simulator.replica, simulator.replica.settle
+
+    def watched():
+        settle()
+        ledger, air = replica.ledger, replica._air
+        for entry in (*ledger.waiting.values(), *ledger.decoding.values(), *ledger.prefilling.values()):
+            last = entry.last_token
+            assert not isinstance(last, Unseen) or (air is not None and last is air.date)
+            assert last is None or last <= replica.now
+
+    replica.settle = watched

@@ -9,6 +9,7 @@ name (`held`) have a count of their own.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from headgate.core.request import Slo
 from headgate.core.view import Limits
@@ -189,12 +190,15 @@ class Ledger:
         self.ticked = now
         self.context += count * self.rolling
 
-    def redate(self, done: float, seen: float) -> None:
-        """Tokens that were dated `done`, this very object, when their step was composed are `seen` now."""
-        if self.ticked is done:
+    def redate(self, date: float, seen: float, those: Iterable[Entry]) -> None:
+        """Tokens that got this `date`, this very object, when their step was composed are `seen` now.
+
+        They are the rolling set's, and those of whoever has joined or left it since then.
+        """
+        if self.ticked is date:
             self.ticked = seen
-        for entry in self.held.values():
-            if entry._last is done:
+        for entry in those:
+            if entry._last is date:
                 entry._last = seen
 
     def hold(self, entry: Entry) -> None:

@@ -16,8 +16,8 @@ from headgate.drivers.replica import Replica
 from headgate.drivers.residents import SEAT
 
 
-class Done(float):
-    """When the GPU has done a step: the date of its tokens until they are seen.
+class Unseen(float):
+    """The date of tokens on their way: the moment at which the next step is composed, as a live engine has it.
 
     Another step may be seen at the very same time, so dates are told apart by identity.
     """
@@ -26,16 +26,15 @@ class Done(float):
 class Composed:
     """A step that has been composed and whose tokens have not been seen."""
 
-    __slots__ = ("behind", "composed", "context", "decodes", "done", "joined", "leaving", "prefill")
+    __slots__ = ("composed", "date", "dated", "done", "joined", "leaving", "work")
 
-    def __init__(
-        self, composed: float, done: float, decodes: int, context: int, prefill: int, behind: int
-    ) -> None:
-        self.composed = composed
-        self.done = Done(done)
-        self.decodes, self.context, self.prefill, self.behind = decodes, context, prefill, behind
+    def __init__(self, composed: float, done: float, date: float, work: tuple[int, int, int, int]) -> None:
+        self.composed, self.done = composed, done
+        self.date = Unseen(date)  # of its tokens, until they are seen
+        self.work = work  # decodes, their context, prompt tokens, tokens behind them
         self.joined: list[tuple[Entry, bool]] = []  # prompts done with it, and whether they decode on
         self.leaving: dict[int, tuple[Entry, End]] = {}  # they go when its tokens are seen
+        self.dated: list[Entry] = []  # whose newest token may be its own, beside those who roll on
 
 
 class Ahead(Replica):
@@ -90,6 +89,7 @@ class Ahead(Replica):
         """Not those who are about to go: their KV comes free by itself."""
         if self._air is None or entry.id not in self._air.leaving:
             super().evict(entry)
+            self._date(entry)
 
     def advance(self, wake: float = inf) -> bool:
         """Compose a step, or wait for the one on its way. False: there is none, and nothing could run."""
@@ -103,7 +103,7 @@ class Ahead(Replica):
             self._later.catch_up()
             return False
         self._landing, self._air = self._air, None
-        self.last_start, self.now = composed, float(max(composed, self._landing.done))
+        self.last_start, self.now = composed, max(composed, self._landing.done)
         self.asked_now = False
         return True
 
@@ -111,7 +111,7 @@ class Ahead(Replica):
         """The tokens of the step before the newest are seen; who has all of them goes."""
         if self._landing is not None:
             self._land(self._landing)
-            self._later.catch_up(self._landing.done, self.now)
+            self._later.catch_up(self._landing.date, self.now)
             self._landing = None
         self._later.catch_up()
         while self._ends and self._ends[0][0] <= self.ledger.tick:
@@ -125,20 +125,22 @@ class Ahead(Replica):
         self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
     ) -> None:
         """The step is on its way; the clock goes to the end of the one before it, as it is seen."""
-        self._landing, self._air = self._air, Composed(start, ends[0], decodes, context, prefill, behind)
+        seen = -inf if self._air is None else self._air.done
+        self.now = max(start, seen, self._launches.launched)
+        newest = Composed(start, ends[0], self.now, (decodes, context, prefill, behind))
+        self._landing, self._air = self._air, newest
         if decodes:
             self.blocks.grow(self.ledger.tick, 1, decodes)
-            self.ledger.ticks(1, self._air.done)
-        seen = -inf if self._landing is None else self._landing.done
-        self.now = float(max(start, seen, self._launches.launched))
+            self.ledger.ticks(1, newest.date)
         self.lease.ended = True
 
     def _complete(self, entry: Entry) -> None:
         """Its prompt is done with the step on its way."""
         assert self._air is not None
         rolling = isinstance(self.plan.decode, Decodes)
-        self._join(entry, self._air.done, rolling)
+        self._join(entry, self._air.date, rolling)
         self._air.joined.append((entry, rolling))
+        self._date(entry)
         self.policy.prefilled(entry, self.now)
         if not rolling:
             self.policy.held(entry, self.now)
@@ -148,9 +150,9 @@ class Ahead(Replica):
         now, later = self.now, self._later
         kv = (self.blocks.total - self.blocks.free) * self.blocks.size
         start = max(step.composed, self._seen)
-        steps = Steps(start, [now], step.decodes, step.context, step.prefill, step.behind, kv)
+        steps = Steps(start, [now], *step.work, kv)
         self._seen = now
-        self.ledger.redate(step.done, now)
+        self.ledger.redate(step.date, now, [*self.ledger.held.values()])
         later.tell("stepped", steps)
         self.policy.stepped(steps)
         for entry, rolling in step.joined:
@@ -173,6 +175,16 @@ class Ahead(Replica):
         self.ledger.held.pop(entry.id, None)
         entry.end = NOT_ROLLING
         self._air.leaving[entry.id] = entry, how
+        self._date(entry)
+
+    def _hold(self, entry: Entry) -> None:
+        super()._hold(entry)
+        self._date(entry)
+
+    def _date(self, entry: Entry) -> None:
+        """When its newest token came will be known when the step on its way, if there is one, is seen."""
+        if self._air is not None:
+            self._air.dated.append(entry)
 
     def _newest(self) -> Entry:
         """Whoever was admitted last of those who stay."""

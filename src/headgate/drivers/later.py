@@ -69,10 +69,10 @@ class Later(Observer):
         for observer in self._observers:
             getattr(observer, name)(*news)
 
-    def catch_up(self, done: float | None = None, seen: float | None = None) -> None:
-        """What has waited; tokens that the GPU had `done` were `seen` only now."""
+    def catch_up(self, date: float | None = None, seen: float | None = None) -> None:
+        """What has waited; tokens of this `date`, this very object, were `seen` only now."""
         news, self._news = self._news, []
         for name, words in news:
-            if isinstance(words[0], AsOf) and words[0].last_token is done:
+            if isinstance(words[0], AsOf) and words[0].last_token is date:
                 words[0].last_token = seen
             self.tell(name, *words)

@@ -12,7 +12,7 @@ from headgate.core.view import Limits
 from headgate.cost.host import HostTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.cost.work import WorkCost, WorkTerms
-from headgate.drivers.ahead import Done
+from headgate.drivers.ahead import Unseen
 from headgate.drivers.engine import Engine
 from headgate.policies.mixed import Mixed
 from headgate.spec.library import simulate
@@ -84,15 +84,15 @@ def test_a_client_sends_its_next_request_when_it_sees_the_last_token():
 
 
 def test_only_tokens_of_that_step_are_dated_anew():
-    """Where the host is waited for, a step is done when the one before it is seen: the times are equal."""
+    """A step is composed when the one before the last is seen: the times are equal."""
     ledger = Ledger(Limits(64, 4, 16), 64)
-    done, seen = Done(2.0), 2.0
+    date, seen = Unseen(2.0), 2.0
     early, late = (Entry(ledger, id, 0.0, 5, 9) for id in (0, 1))
-    for entry, date in ((early, seen), (late, done)):
+    for entry, came in ((early, seen), (late, date)):
         ledger.arrive(entry)
         ledger.admit(entry)
-        ledger.join(entry, date, rolling=False)
-    ledger.redate(done, 2.5)
+        ledger.join(entry, came, rolling=False)
+    ledger.redate(date, 2.5, (early, late))
     assert (early.last_token, late.last_token) == (2.0, 2.5)
 
 
