@@ -83,10 +83,9 @@ def real_tokens(saved: dict[str, Any]) -> Tokens:
 
 
 def workload(scene: dict[str, Any], saved: dict[str, Any]) -> Workload:
-    """The same requests for the simulator."""
-    if scene["clients"]:
-        return Workload.of(saved["prompt"], saved["output"], clients=scene["clients"])
-    return Workload.of(saved["prompt"], saved["output"], arrival=saved["times"])
+    """The same requests for the simulator; outputs were as long as their limit, which the engine knew."""
+    load = {"clients": scene["clients"]} if scene["clients"] else {"arrival": saved["times"]}
+    return Workload.of(saved["prompt"], saved["output"], limit=saved["output"], **load)
 
 
 def policy(arm: str, engine: Engine) -> BatchPolicy:

@@ -60,7 +60,6 @@ def _tokens_are_booked(run):
             assert np.isclose(first + sum(gaps), requests["finished"][place])
 
 
-
 def _steps_do_not_overlap(run):
     """Each is seen from the end of the one before it, or from its composing, to its own end."""
     start, seconds = run.steps["start"], run.steps["seconds"]

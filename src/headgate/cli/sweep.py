@@ -64,6 +64,7 @@ def sweep(
     """Run it."""
     from headgate.cli.sweep_text import sweep_document, sweep_table
     from headgate.results.text import show
+    from headgate.spec.asynchrony import partly
     from headgate.spec.sweep import by_place, is_word, parse_grid
 
     check_json(json)
@@ -73,6 +74,9 @@ def sweep(
         raise InputError("sweep needs something to sweep over; pass --over rate=2,4,8")
     tasks = make_tasks(words, axes, policy, router, seeds)
     say = sys.stderr if json == "-" else sys.stdout
+    kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
+    for note in dict.fromkeys(note for (_, fleet), each in kinds.items() for note in partly(each, fleet)):
+        print(f"note: {note}", file=say)
     going_on = out is not None and (Path(out) / RECORD).is_file()
     with run_folder(out, "sweep", going_on) as folder:
         runs = run_all(tasks, folder, jobs or os.cpu_count() or 1, say)

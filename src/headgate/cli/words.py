@@ -30,7 +30,12 @@ WORDS = (
     Word("kv_tokens", int, "KV memory in tokens (default: the card's)", ENGINE),
     Word("block", int, "KV tokens per block (default: the card's)", ENGINE),
     Word("model_len", int, "most tokens of one request, prompt and output (default: the card's)", ENGINE),
-    Word("asynchronous", bool, "compose each step while the one before runs, as vLLM does (slower)", ENGINE),
+    Word(
+        "asynchronous",
+        bool,
+        "simulate as vLLM runs: compose a step while the one before runs",
+        ENGINE,
+    ),
     Word("workload", str, "length law: fixed, uniform, geometric, gamma, lognormal, lengths=FILE", LENGTHS),
     Word("prompt", float, "mean prompt tokens (default: 512)", LENGTHS),
     Word("output", float, "mean output tokens (default: 512)", LENGTHS),

@@ -9,7 +9,7 @@ from headgate.cost.model import Shape, Terms
 
 @dataclass(frozen=True)
 class HostTerms(Terms):
-    """Seconds in which a host composes and launches a step, and books the tokens of the one before.
+    """Seconds in which a host books the tokens it has just seen, composes the next step and launches it.
 
     `constant` and `per_request` (decodes and prompts) in every step; `prompts` more where prompts are in it,
     or `ungraphed` more where its tokens are also more than the largest CUDA graph, `graph` (0: none is

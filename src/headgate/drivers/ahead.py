@@ -17,7 +17,7 @@ from headgate.drivers.residents import SEAT
 
 
 class Unseen(float):
-    """The date of tokens on their way: the moment at which the next step is composed, as a live engine has it.
+    """The date of tokens on their way: when the next step is composed, as a live engine has it.
 
     Another step may be seen at the very same time, so dates are told apart by identity.
     """
@@ -52,9 +52,15 @@ class Ahead(Replica):
     all its tokens with step n keeps seat and KV while step n + 1 is composed; tokens before a step with
     prompts are late, for such a step takes the host long; and where the host takes longer than the GPU, it
     is what one waits for. Without a host (cards that do not have one) H = 0, and only the lag is left.
+    The engine knows limits beforehand and ends of sequences not: whose output ends by itself with step n is
+    in step n + 1 too, for a token nobody gets.
 
     A policy hears of prompts and evictions when the step is composed and of ends when they are seen, as it
     does in a live engine. It is asked at every step: no step is jumped over.
+
+    Source: vLLM's `EngineCore.step_with_batch_queue` and `AsyncScheduler`, with a queue of two and the GPU's
+    worker in the engine's own process (one GPU). We differ: a step begins on the GPU when it is composed, not
+    when its first kernel has been launched; who hangs up goes with the step on its way, not before it.
     """
 
     def __init__(
@@ -81,13 +87,16 @@ class Ahead(Replica):
         """Whoever gets a token from the step on its way goes with it."""
         if self._air is not None and entry.id in self.ledger.decoding:
             if entry.id not in self._air.leaving:
-                self._retire(entry, how)
+                self._stop(entry)
+                self._goes(entry, how)
             return
         super().leave(entry, now, how)
 
     def evict(self, entry: Entry) -> None:
-        """Not those who are about to go: their KV comes free by itself."""
-        if self._air is None or entry.id not in self._air.leaving:
+        """Those who are about to go get no more tokens; their KV comes free by itself."""
+        if self._air is not None and entry.id in self._air.leaving:
+            self._stop(entry)
+        else:
             super().evict(entry)
             self._date(entry)
 
@@ -118,8 +127,11 @@ class Ahead(Replica):
             end, id = heappop(self._ends)
             entry = self.ledger.decoding.get(id)
             if entry is not None and entry.end == end:
+                known = entry.generated >= min(entry.limit, self.longest - entry.prompt)
+                if known or not entry.rolls:
+                    self._stop(entry)
                 whole = entry.generated >= self._lengths[entry.id]
-                self._retire(entry, End.STOPPED if whole else End.LIMIT)
+                self._goes(entry, End.STOPPED if whole else End.LIMIT)
 
     def _ran(
         self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
@@ -152,7 +164,7 @@ class Ahead(Replica):
         start = max(step.composed, self._seen)
         steps = Steps(start, [now], *step.work, kv)
         self._seen = now
-        self.ledger.redate(step.date, now, [*self.ledger.held.values()])
+        self.ledger.redate(step.date, now, step.dated)
         later.tell("stepped", steps)
         self.policy.stepped(steps)
         for entry, rolling in step.joined:
@@ -161,21 +173,25 @@ class Ahead(Replica):
                 later.tell("held", entry, now)
         for entry, how in step.leaving.values():
             self._free(entry)
+            self.ledger.recount(entry, min(entry.generated, self._whole(entry)))
             self.ledger.leave(entry)
             later.tell("finished", entry, now, how)
             self.policy.finished(entry, now, how)
             self._on_leave(now)
 
-    def _retire(self, entry: Entry, how: End) -> None:
-        """It goes with the step on its way and gets no token after it."""
-        assert self._air is not None
+    def _stop(self, entry: Entry) -> None:
+        """It gets no token after the step on its way, and keeps its seat and its KV."""
         if entry.rolls:
             self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
             self.ledger.retire(entry)
         self.ledger.held.pop(entry.id, None)
+        self._date(entry)
+
+    def _goes(self, entry: Entry, how: End) -> None:
+        """It leaves when the tokens of the step on its way are seen."""
+        assert self._air is not None
         entry.end = NOT_ROLLING
         self._air.leaving[entry.id] = entry, how
-        self._date(entry)
 
     def _hold(self, entry: Entry) -> None:
         super()._hold(entry)
@@ -187,10 +203,13 @@ class Ahead(Replica):
             self._air.dated.append(entry)
 
     def _newest(self) -> Entry:
-        """Whoever was admitted last of those who stay."""
+        """Whoever was admitted last of those who stay, or would get a token."""
         leaving = self._air.leaving if self._air else {}
         running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
-        return max((entry for entry in running if entry.id not in leaving), key=SEAT)
+        return max((entry for entry in running if entry.rolls or entry.id not in leaving), key=SEAT)
+
+    def _next_end(self) -> int:
+        return self.ledger.tick + 1  # one step at a time
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         if self._air is None:  # nothing is left to wait for

@@ -59,16 +59,8 @@ class FleetSimulator:
         self.arrivals = Arrivals(workload)
         kinds = [kind.name for kind in workload.kinds]
         self.recorder = FleetRecorder(len(workload), kinds, engines)
-        self.dispatch = Dispatch(
-            router,
-            engines,
-            engine.running,
-            kinds,
-            len(workload),
-            self._send,
-            self._turn_away,
-            self._push_wake,
-        )
+        told = self._send, self._turn_away, self._push_wake
+        self.dispatch = Dispatch(router, engines, engine.running, kinds, len(workload), *told)
         self._porter = Porter(transfer.checked(), self._push_landing, self._reach, self._joined)
         self._lengths: list[int] = workload.output.tolist()
         self.stations: list[Station] = []

@@ -11,6 +11,7 @@ from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.drivers.ahead import Ahead
 from headgate.drivers.arrivals import Arrivals
 from headgate.drivers.engine import Engine
+from headgate.drivers.forgetful import Forgetful
 from headgate.drivers.replica import Replica
 from headgate.drivers.watchdog import Watchdog
 from headgate.workloads.workload import Workload
@@ -25,7 +26,8 @@ class Simulator:
 
     With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped
     over. Without, the policy is asked at every single step. Both give the same schedule to the last bit.
-    With `asynchronous` the engine composes a step while the one before it runs (`Ahead`), without leases.
+    With `asynchronous` the engine composes a step while the one before it runs (`Ahead`), without leases;
+    with `lost` it forgets so many output tokens of whom it evicts (`Forgetful`).
     """
 
     def __init__(
@@ -37,16 +39,19 @@ class Simulator:
         *,
         leases: bool = True,
         asynchronous: bool = False,
+        lost: int = 0,
         watchdog: float = PATIENT_DOG,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.arrivals = Arrivals(workload)
         lengths, returned = workload.output.tolist(), self.arrivals.returned
-        self.replica = (
-            Ahead(engine, policy, lengths, observers, returned)
-            if asynchronous
-            else Replica(engine, policy, lengths, observers, leases, returned)
-        )
+        self.replica: Replica
+        if asynchronous:
+            self.replica = Ahead(engine, policy, lengths, observers, returned)
+        elif lost:
+            self.replica = Forgetful(lost, engine, policy, lengths, observers, leases, returned)
+        else:
+            self.replica = Replica(engine, policy, lengths, observers, leases, returned)
         self._watchdog = Watchdog(watchdog)
         self._progress = progress
         self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,48 +63,72 @@ class LookAhead(Mixed):
     def plan(self, view: View) -> Plan:
         """All decodes; half-done prompts, then new ones while seats, budget and future memory last."""
         decodes, halves = len(view.decoding), view.prefilling
-        room = self.budget - decodes * view.limits.decode_width
+        room = min(self.budget, view.limits.batch_tokens) - decodes * view.limits.decode_width
         seats = min(self.slots, view.limits.running) - decodes - len(halves)
-        tokens = room - sum(request.todo for request in halves.values())
-        if not view.waiting or seats <= 0 or tokens <= 0:
+        if not view.waiting or seats <= 0 or sum(request.todo for request in halves.values()) >= room:
             return super().plan(view)
-        entering, blocked = self._entering(view, seats, tokens, room)
+        entering, blocked = self._entering(view, seats, room)
         if not entering and not halves:
             return Plan(ALL, until=blocked)
         return Plan(ALL, (*halves, *entering), self.budget)
 
-    def _entering(self, view: View, seats: int, tokens: int, room: int) -> tuple[list[int], Until]:
+    def _entering(self, view: View, seats: int, room: int) -> tuple[list[int], Until]:
         """New prompts, and how long at least the first that did not enter must wait."""
         memory = (1 - self.watermark) * view.kv_total
-        here = [*view.prefilling.values(), *view.decoding.values()]
-        steps, held = self._stays(here, view, room)
+        steps, held = self._stays(view.decoding.values(), view)
+        line = _Line(room, view.limits.decode_width)
+        for half in view.prefilling.values():
+            steps, held = self._joined(steps, held, half, line, view)
         entering: list[int] = []
         for request in view.waiting.values():
-            if seats <= 0 or tokens <= 0:
+            if len(entering) == seats or line.full:
                 break
-            its_steps, its_held = self._stays([request], view, room)
-            steps, held = np.append(steps, its_steps), np.append(held, its_held)
+            steps, held = self._joined(steps, held, request, line, view)
             blocked = _blocked(steps, held, memory)
             if blocked and len(steps) > 1:  # an empty engine takes anybody
                 return entering, Until(steps=blocked, finishes=1)
             entering.append(request.id)
-            tokens -= request.todo
-            seats -= 1
         return entering, Until(finishes=1)
 
-    def _stays(self, requests: Sequence[Request], view: View, room: int) -> tuple[Counts, Counts]:
-        """How many steps each will be here, and the KV it holds now; a token more in each step.
+    def _joined(
+        self, steps: Counts, held: Counts, request: Request, line: _Line, view: View
+    ) -> tuple[Counts, Counts]:
+        """Everybody's stay with one prompt more, which also stays while its chunks wait for room."""
+        its_steps, its_held = self._stays([request], view)
+        return np.append(steps, its_steps + line.delay(request.todo)), np.append(held, its_held)
 
-        Whole blocks are handed out; a prompt longer than a step's room stays for the steps it takes.
-        """
+    def _stays(self, requests: Collection[Request], view: View) -> tuple[Counts, Counts]:
+        """For how many steps each brings tokens, and the KV it holds now, in whole blocks."""
         unknown = round(self._expected)
         rows = [
-            (r.prompt + r.generated, r.generated, r.todo, r.limit, unknown if r.guess is None else r.guess)
+            (r.prompt + r.generated, r.generated, r.limit, unknown if r.guess is None else r.guess)
             for r in requests
         ]
-        known, generated, todo, limit, output = np.array(rows, np.int64).reshape(-1, 5).T
-        steps = np.maximum(1, np.minimum(output, limit) - generated) + np.maximum(0, todo - 1) // room
-        return steps, known + view.limits.block - 2
+        known, generated, limit, output = np.array(rows, np.int64).reshape(-1, 4).T
+        return np.maximum(1, np.minimum(output, limit) - generated), known + view.limits.block - 2
+
+
+class _Line:
+    """Prompts one behind the other: how many steps later than at once each has its first token, at most.
+
+    Each that is done turns into a decode and takes its token from the room of the next step.
+    """
+
+    def __init__(self, room: int, width: int) -> None:
+        self._room, self._later, self._width = room, room, width
+        self._tokens = 0
+
+    @property
+    def full(self) -> bool:
+        """Is this step's room taken?"""
+        return self._tokens >= self._room
+
+    def delay(self, todo: int) -> int:
+        """The next one's."""
+        self._tokens += todo
+        late = -(-max(0, self._tokens - self._room) // max(1, self._later))
+        self._later -= self._width
+        return late
 
 
 def _blocked(steps: Counts, held: Counts, memory: float) -> int:

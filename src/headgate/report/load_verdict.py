@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from headgate.report.scenes import RATE, Scene, what_differs
@@ -89,17 +90,23 @@ def _alone(scenes: Sequence[Scene]) -> str:
     known = [scene for scene in scenes if len(scene.runs) == 1 and _rate(scene) > 0]
     if not known:
         return ""
-    name = next(iter(known[0].runs))
-    most = max(known, key=_rate)
-    said = f"{name} serves most at {most.load.short}: {number(_rate(most))} requests/s"
+    name, most = next(iter(known[0].runs)), max(known, key=_rate)
+    peak = f"serves most at {most.load.short}: {number(_rate(most))} requests/s"
     if most.load.kind != RATE:
-        return f"{said}."
-    kept = [scene for scene in known if _rate(scene) >= KEPT_UP * scene.load.value]
+        return f"{name} {peak}."
+    kept = list(takewhile(_keeps_up, known))
     if len(kept) == len(known):
         return f"{name} keeps up with every load tried, up to {known[-1].load.short}."
+    behind = known[len(kept)].load.short
     if not kept:
-        return f"{name} keeps up with no load tried; it {said.removeprefix(name).strip()}."
-    return f"{name} keeps up with {kept[-1].load.short}, not with more; it {said.removeprefix(name).strip()}."
+        return f"{name} falls behind at {behind} already; it {peak}."
+    return f"{name} keeps up with {kept[-1].load.short} and falls behind at {behind}; it {peak}."
+
+
+def _keeps_up(scene: Scene) -> bool:
+    """Does it serve what is offered, as far as the run can tell?"""
+    found, offered = next(iter(scene.metrics.values())).request_rate, scene.load.value
+    return found.value >= KEPT_UP * offered or (found.high is not None and found.high >= offered)
 
 
 def _rate(scene: Scene) -> float:

@@ -90,18 +90,22 @@ def room_for(served: Row | None) -> float:
 
 def unseen(room: float) -> str:
     """What may be said of a gain that was not seen: no more than the intervals leave out."""
-    if room < NEGLIGIBLE:
-        return f"there is no throughput to gain (95 % intervals end at {room:+.1f} %)"
-    if math.isinf(room):
-        return "no gain is seen, and too little was served to leave one out"
-    return f"no gain is seen, though 95 % intervals leave room for {room:.1f} %"
+    return _nothing(room) if room < NEGLIGIBLE else f"no gain is seen, {_doubt(room)}"
 
 
 def unseen_at(where: str, room: float) -> str:
     """The same behind the words that nobody is seen to serve more."""
-    if room < NEGLIGIBLE:
-        return f": {where} {unseen(room)}"
-    return f" {where}, {unseen(room).removeprefix('no gain is seen, ')}"
+    return f": {where} {_nothing(room)}" if room < NEGLIGIBLE else f" {where}, {_doubt(room)}"
+
+
+def _nothing(room: float) -> str:
+    return f"there is no throughput to gain (95 % intervals end at {room:+.1f} %)"
+
+
+def _doubt(room: float) -> str:
+    if math.isinf(room):
+        return "and too little was served to leave one out"
+    return f"though 95 % intervals leave room for {room:.1f} %"
 
 
 def served_by(found: object) -> Row | None:

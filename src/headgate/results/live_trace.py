@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, nan
@@ -16,27 +16,12 @@ from headgate.core.policy import End, Steps
 from headgate.core.request import Slo
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
+from headgate.results.trace_fields import FIELDS, fault, header_fault
 
 TRACE = 1  # of the format; a reader refuses a newer one instead of misreading it
-# Every line but the first is {"event": NAME, ...} with these fields; the first says whose trace it is.
-FIELDS: Mapping[str, tuple[str, ...]] = {
-    "arrived": ("id", "at", "kind", "prompt", "limit", "priority", "first_token", "between_tokens", "guess"),
-    "admitted": ("id", "at"),
-    "prefilled": ("id", "at"),
-    "held": ("id", "at"),
-    "resumed": ("id", "at", "last"),  # when its newest token came
-    "evicted": ("id", "at", "last", "output", "evictions", "wasted"),
-    "finished": ("id", "at", "how", "output", "evictions", "wasted", "cached"),
-    "steps": Steps._fields,
-    "plan": ("at", "decode", "prompts", "evict", "gauges"),  # decode: -1 all, 0 none, n named
-    "policy": ("at", "policy", "parameters"),  # another one from now on
-    "fell_back": ("at", "reason"),
-    "rescued": ("at",),
-    "wasted": ("at", "tokens"),
-}
 SAME_MOMENT = 1e-6  # seconds; less is rounding
-OPTIONAL = {"last", "first_token", "between_tokens", "guess"}  # may be null
 HERE = ("admitted", "prefilled", "held", "resumed", "evicted", "finished")  # of a request that has arrived
+ORDERED = ("admitted", "prefilled", "finished")
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)  # what nonsense in a line can cause
 
 
@@ -58,6 +43,7 @@ class Seen:
     evictions: int = 0
     cached: int = 0
     wasted: int = 0
+    newest: float = -inf  # when it got its seat or its last first token
 
 
 class ClockError(Exception):
@@ -71,6 +57,7 @@ class Replay:
         self.recorder = Recorder(requests, kinds)
         self.here: dict[int, Seen] = {}
         self.asides: list[dict[str, Any]] = []  # what the tables have no place for
+        self._came: set[int] = set()
         self._rolling: dict[int, int] = {}  # who gets a token in each tick, and since which
         self._tick = 0
         self._end = -inf  # of the newest step
@@ -81,12 +68,20 @@ class Replay:
         if event in HERE:
             seen = self.here.get(line["id"])
             if seen is not None:
-                _forward(f"{event!r} of request {seen.id}", "its arrival", seen.arrival, line["at"])
+                self._later(seen, line)
                 getattr(self, f"_{event}")(seen, line)
         elif event in ("arrived", "steps", "plan"):
             getattr(self, f"_{event}")(line)
         elif event in FIELDS:
             self.asides.append(line)
+
+    def _later(self, seen: Seen, line: dict[str, Any]) -> None:
+        """Its seat, first token and end come in this order, and after its arrival."""
+        event, at = line["event"], line["at"]
+        _forward(f"{event!r} of request {seen.id}", "its arrival", seen.arrival, at)
+        if event in ORDERED:
+            _forward(f"{event!r} of request {seen.id}", "its seat or first token", seen.newest, at)
+            seen.newest = at
 
     def tables(self) -> dict[str, Any]:
         """All of it, as columns; whoever is still here keeps the tokens it has."""
@@ -97,6 +92,9 @@ class Replay:
     def _arrived(self, line: dict[str, Any]) -> None:
         slo = Slo(line["first_token"], line["between_tokens"])
         told = {name: line[name] for name in ("id", "kind", "prompt", "limit", "priority", "guess")}
+        if line["id"] in self._came:
+            raise ValueError("the same request comes twice")
+        self._came.add(line["id"])
         seen = self.here[line["id"]] = Seen(arrival=line["at"], slo=slo, **told)
         self.recorder.arrived(seen, line["at"])
 
@@ -224,6 +222,8 @@ def trace_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         )
     if header["trace"] > TRACE:
         raise InputError(f"trace {path} has format {header['trace']}, this version reads {TRACE}; upgrade")
+    if wrong := header_fault(header):
+        raise InputError(f"trace {path}:{number}: {wrong}; the file was changed, take another")
     yield number, header
     yield from lines
 
@@ -240,9 +240,9 @@ def _lines(path: str | Path, header: bool = False) -> Iterator[tuple[int, dict[s
                     if header:
                         yield number, line or {}
                     continue
-                fault = "not a JSON object" if line is None else _fault(line)
-                if line is None or fault:
-                    raise InputError(f"trace {path}:{number}: {fault}; the file was changed, take another")
+                wrong = "not a JSON object" if line is None else fault(line)
+                if line is None or wrong:
+                    raise InputError(f"trace {path}:{number}: {wrong}; the file was changed, take another")
                 yield number, line
     except OSError as error:
         raise InputError(f"trace {path}: {error.strerror or error}; give a readable file") from None
@@ -254,17 +254,3 @@ def _parse(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _fault(line: dict[str, Any]) -> str | None:
-    """What keeps a line from being told; events of later versions are passed over."""
-    event = line.get("event")
-    if not isinstance(event, str):
-        return "has no event"
-    missing = [name for name in FIELDS.get(event, ()) if name not in line]
-    if missing:
-        return f"{event!r} lacks {missing[0]!r}"
-    if event == "arrived" and not (isinstance(line["id"], int) and isinstance(line["kind"], str)):
-        return "'arrived' without a number and a kind"
-    empty = [name for name in FIELDS.get(event, ()) if line[name] is None and name not in OPTIONAL]
-    return f"{empty[0]!r} of {event!r} is empty" if empty else None

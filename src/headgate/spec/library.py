@@ -10,7 +10,6 @@ from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
 from headgate.drivers.engine import Engine
-from headgate.drivers.forgetful import let_forget
 from headgate.drivers.simulator import PATIENT_DOG, Simulator
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
@@ -50,6 +49,8 @@ def simulate(
         observers: more listeners beside the recorder.
         lost: output tokens that an evicted request loses and must bring again; engines lose none.
     """
+    if lost < 0:
+        raise InputError(f"lost={lost} output tokens; expect 0 or more")
     if lost and asynchronous:
         raise InputError("an asynchronous engine loses no output at evictions; give one of the two")
     recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
@@ -60,10 +61,9 @@ def simulate(
         (recorder, *observers),
         leases=leases,
         asynchronous=asynchronous,
+        lost=lost,
         watchdog=watchdog,
     )
-    if lost:
-        let_forget(made, lost)
     made.run()
     return Run(_record(engine, policy, workload), **recorder.tables())
 

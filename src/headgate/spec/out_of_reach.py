@@ -19,6 +19,8 @@ def out_of_reach(plan: EnginesPlan) -> str:
     size = best.sizes[-1]
     engines = f"{size.engines} engine{'s' if size.engines > 1 else ''}"
     more = f"raise --most-engines (now {plan.most})"
+    if size.stopped:
+        return f"{engines} with {best.name}: {best.gives_way}"
     if not isfinite(_ratio(size, checked)):
         return f"{engines} leave requests unserved with {best.name}; {more}"
     missed = [level for level in checked if size.highest[str(level)] > level.limit]
@@ -30,7 +32,9 @@ def out_of_reach(plan: EnginesPlan) -> str:
 
 
 def _ratio(size: Size, levels: list[Level]) -> float:
-    """How far it is from keeping the level it misses most."""
+    """How far it is from keeping the level it misses most; nothing can be proposed where a run stopped."""
+    if size.stopped:
+        return inf
     return max((size.highest.get(str(level), inf) / level.limit for level in levels), default=inf)
 
 

@@ -17,6 +17,7 @@ from headgate.planners.capacity import Bound, engine_bound, ideal_bound
 from headgate.policies import BATCH
 from headgate.results.figures import Estimate, Spread
 from headgate.results.metrics import without_nan
+from headgate.spec.asynchrony import partly
 from headgate.spec.build import make_engine, make_policy, policy_parameters, split_policy
 from headgate.spec.offered import Traffic, make_traffic
 from headgate.spec.searching import Search
@@ -107,6 +108,7 @@ def plan_capacity(
     ideal, limited = _bounds(engine, traffic, card.name)
     chosen, notes = _chosen(policies, words, engine)
     seeds = options.seeds if traffic.drawn else 1
+    notes += partly(words, fleet=False)
     if not traffic.drawn:
         notes.append("a trace as recorded is one sample of traffic: no interval")
     searches = {
@@ -114,7 +116,8 @@ def plan_capacity(
         for text in chosen
         for seed in range(words.seed, words.seed + seeds)
     }
-    answers = search_all(Case(engine, traffic, words.watchdog), chosen, searches, options.jobs, progress)
+    case = Case(engine, traffic, words.watchdog, words.asynchronous)
+    answers = search_all(case, chosen, searches, options.jobs, progress)
     left = [key for key, search in searches.items() if search.next() is not None]
     if left:
         notes.append(INTERRUPTED.format(len(left), len(searches)))

@@ -17,6 +17,7 @@ from headgate.planners.capacity import Bound, engine_bound
 from headgate.planners.flows import Instance, Prices
 from headgate.results.figures import Estimate, Spread
 from headgate.results.metrics import without_nan
+from headgate.spec.asynchrony import partly
 from headgate.spec.build import make_engine
 from headgate.spec.engine_trials import FleetCase, Outcome, Outcomes, Serve, Way, search_fewest
 from headgate.spec.flow_words import demand
@@ -52,6 +53,7 @@ class Size:
 
     engines: int
     kept: int
+    stopped: int  # seeds with which the run did not reach its end
     seeds: int
     shares: dict[str, Estimate]  # of requests, or gaps, within each limit
     values: dict[str, float]
@@ -149,7 +151,8 @@ def plan_engines(
     searches = {name: Fewest(least, options.most) for name in ways}
     case = FleetCase(serve, traffic, rate, engine.running)
     outcomes = search_fewest(case, ways, searches, seeds, options.jobs, progress)
-    notes = [] if traffic.drawn else ["a trace as recorded is one sample of traffic: no interval"]
+    notes = partly(words, fleet=True)
+    notes += [] if traffic.drawn else ["a trace as recorded is one sample of traffic: no interval"]
     left = [name for name, search in searches.items() if search.next() is not None]
     notes += [f"interrupted: the search for {name} is unfinished" for name in left]
     tried = {name: search for name, search in searches.items() if search.tried}
@@ -275,7 +278,8 @@ class Teller(NamedTuple):
         load = self.engines_at_most / engines
         places = enumerate(self.names) if whole else ()
         highest = {name: max(run.values[place] for run in whole) for place, name in places}
-        return Size(engines, kept, len(runs), shares, values, *used, load, highest)
+        stopped = len(runs) - len(whole)
+        return Size(engines, kept, stopped, len(runs), shares, values, *used, load, highest)
 
 
 def _mean(values: Sequence[float]) -> Estimate:

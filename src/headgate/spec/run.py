@@ -21,6 +21,7 @@ from headgate.planners.flows import Prices
 from headgate.policies.lagged import Lagged
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
+from headgate.spec.asynchrony import partly
 from headgate.spec.build import make_engine, make_policy, make_workload, too_long
 from headgate.spec.coverage import outside
 from headgate.spec.fleet_run import PRICES, FleetSetup, transfer_time
@@ -44,8 +45,8 @@ class Prepared:
         self._seeds: dict[int, Workload] = {words.seed: self.workload}
 
     def notes(self) -> list[str]:
-        """What was left out of the input, or will be refused."""
-        notes = []
+        """What was left out of the input, will be refused, or is simulated in part."""
+        notes = partly(self.words, self.words.engines is not None)
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")

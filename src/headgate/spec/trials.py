@@ -43,12 +43,16 @@ class Case(NamedTuple):
     engine: Engine
     traffic: Traffic
     watchdog: float
+    asynchronous: bool = False
 
     def run(self, task: Task) -> Answer:
         """Simulate it and measure."""
         policy, _ = make_policy(task.policy, task.settings, self.engine)
+        requests = self.traffic.at(task.rate, task.seed)
         try:
-            run = simulate(self.engine, policy, self.traffic.at(task.rate, task.seed), watchdog=self.watchdog)
+            run = simulate(
+                self.engine, policy, requests, asynchronous=self.asynchronous, watchdog=self.watchdog
+            )
         except RunError as error:
             return Answer(inf, f"the run stopped: {error}", ())
         kept = measure(run, self.traffic.levels)

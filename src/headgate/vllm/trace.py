@@ -17,7 +17,8 @@ from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
 from headgate.drivers.live import LiveObserver
-from headgate.results.live_trace import FIELDS, TRACE
+from headgate.results.live_trace import TRACE
+from headgate.results.trace_fields import FIELDS
 from headgate.vllm.background import Background
 from headgate.vllm.words import LOG
 

@@ -41,6 +41,20 @@ def test_a_host_is_found_where_it_kept_steps_waiting() -> None:
     assert (without.ungraphed, without.graph) == (0.0, 0)
 
 
+def test_a_kind_that_was_hardly_launched_is_no_kind() -> None:
+    """Nothing beyond the largest graph: what such a step would take is not made up."""
+    host, gpu = HostTerms(0.002, prompts=0.01), WorkCost(WorkTerms(constant=0.005, per_token=1e-5))
+    rows = []
+    for tokens, decodes in product((64, 200, 500), (8, 64, 200, 300)):
+        alone = Shape(decodes, decodes * 100)
+        turn = [alone, alone, alone, alone._replace(prefill=tokens, chunks=(Chunk(0, tokens),))]
+        rows += [(max(gpu.seconds(a), host.seconds(b)), a) for a, b in pairwise([*turn, turn[0]])]
+    found = fit_host(table(rows, [0] * len(rows), ["all"]), gpu.terms, 1024)
+    assert found is not None
+    assert found.constant + found.prompts == pytest.approx(0.012, rel=0.05)
+    assert (found.ungraphed, found.graph) == (0.0, 0)
+
+
 def test_no_host_where_nobody_was_ahead() -> None:
     steps = timed(WorkTerms(constant=0.005, per_token=1e-5))
     assert fit_host(replace(steps, busy=np.zeros(len(steps), bool)), WorkTerms(0.005, 1e-5)) is None

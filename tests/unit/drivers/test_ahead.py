@@ -22,12 +22,12 @@ from worlds import Log
 SECOND = WorkTerms(constant=1.0, per_token=0.0)  # every step takes the GPU a second
 
 
-def served(prompt, output, arrival=None, *, host=None, seats=4, kv=1600, terms=SECOND, clients=None):
-    """Under mixed batching; the run and everything that was told."""
+def served(prompt, output, arrival=None, *, host=None, seats=4, kv=1600, terms=SECOND, clients=None, more=0):
+    """Under mixed batching, outputs `more` tokens shorter than their limit; the run and all that was told."""
     engine = Engine(WorkCost(terms, host), kv, 800, 512, seats, 16).checked()
     log = Log()
     load = {"clients": clients} if clients else {"arrival": arrival or [0.0] * len(prompt)}
-    workload = Workload.of(prompt, output, **load)
+    workload = Workload.of(prompt, output, limit=[tokens + more for tokens in output], **load)
     return simulate(engine, Mixed(seats, 512), workload, asynchronous=True, observers=(log,)), log
 
 
@@ -46,6 +46,15 @@ def test_a_seat_that_came_free_is_given_away_one_step_later():
 def test_memory_that_came_free_is_given_away_one_step_later():
     """Four blocks: two hold two each, the third finds room when the tokens of the first were seen."""
     assert firsts([20, 20, 20], [2, 9, 1], kv=64) == [1.0, 1.0, 4.0]
+
+
+def test_whose_output_ends_by_itself_is_in_one_step_more():
+    """The engine knows of the end when it has seen the last token, at 2; the step after it runs until 3."""
+    run, log = served([10, 10], [2, 1], [0.0, 1.5], more=7)
+    assert run.requests["finished"].tolist() == [2.0, 4.0]
+    assert run.requests["output"].tolist() == [2, 1]
+    assert [step[:2] for step in log.steps] == [(1.0, 0), (2.0, 1), (3.0, 1), (4.0, 0), (5.0, 1)]
+    assert firsts([10, 10], [2, 1], [0.0, 1.5]) == [1.0, 3.0]  # it knew
 
 
 def test_a_host_without_work_changes_nothing():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headgate.core.policy import End
 from headgate.cost.resident import kv_linear
 from headgate.drivers.engine import Engine
-from headgate.drivers.forgetful import EVERYTHING, let_forget
+from headgate.drivers.forgetful import EVERYTHING
 from headgate.drivers.simulator import Simulator
 from headgate.policies import Mixed
 from headgate.spec.library import simulate
@@ -47,8 +47,7 @@ def test_a_prompt_that_is_evicted_half_way_loses_nothing_more():
 @settings(max_examples=30)
 def test_everybody_has_its_whole_output_in_the_end(name, data, engine, workload, lost):
     """As long as one fits alone, which the engine sees to; books of KV add up again."""
-    simulator = Simulator(engine, POLICIES[name](data.draw, engine), workload, (log := Log(),))
-    let_forget(simulator, lost)
+    simulator = Simulator(engine, POLICIES[name](data.draw, engine), workload, (log := Log(),), lost=lost)
     simulator.run()
     finished = [event for event in log.events if event[0] == "finished"]
     assert len(finished) == len(workload)

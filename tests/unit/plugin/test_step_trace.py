@@ -122,6 +122,7 @@ def test_what_only_live_engines_do_is_in_the_record(tmp_path):
 
 
 STEP = '{"event":"steps","start":0,"ends":[1],"decodes":1,"context":1,"prefill":0,"behind":0,"kv":0}\n'
+PLANNED = '{"event":"plan","at":0,"decode":-1,"prompts":1,"evict":0,"gauges":{}}\n'
 FIRST = '{"trace": 1, "policy": "eb"}\n'
 CAME = '{"event":"arrived","id":0,"at":0,"kind":"","prompt":3,"limit":9,"priority":0,"first_token":null,"between_tokens":null,"guess":null}\n'  # noqa: E501
 
@@ -133,15 +134,34 @@ CAME = '{"event":"arrived","id":0,"at":0,"kind":"","prompt":3,"limit":9,"priorit
         ("1,2\n3,4\n", "is no trace of a live engine"),
         ('{"a": 1}\n', "is no trace of a live engine"),
         ('{"trace": 2}\n', "has format 2, this version reads 1; upgrade"),
+        ('{"trace": 1, "kv_tokens": "x"}\n' + CAME, ":1: 'kv_tokens' of the first line is not a finite"),
+        ('{"trace": 1, "policy": [1]}\n' + CAME, ":1: 'policy' of the first line is not a text"),
         (FIRST, "no request in it"),
         (FIRST + CAME[:-9], "no request in it"),
         (FIRST + "[1]\n" + CAME, ":2: not a JSON object; the file was changed"),
         (FIRST + '{"x": 1}\n', ":2: has no event"),
         (FIRST + CAME + '{"event": "held", "id": 0}\n', ":3: 'held' lacks 'at'"),
-        (FIRST + CAME.replace('"id":0', '"id":"0"'), "'arrived' without a number"),
-        (FIRST + CAME.replace('"prompt":3', '"prompt":"3"'), ":2: 'arrived' makes no sense here (TypeError"),
-        (FIRST + CAME + STEP.replace("[1]", "[]"), ":3: 'steps' makes no sense here (IndexError"),
+        (FIRST + CAME.replace('"id":0', '"id":"0"'), ":2: 'id' of 'arrived' is not a whole number"),
+        (FIRST + CAME.replace('"prompt":3', '"prompt":"3"'), ":2: 'prompt' of 'arrived' is not a whole"),
+        (FIRST + CAME + STEP.replace("[1]", "[]"), ":3: 'ends' of 'steps' is not a list of moments"),
         (FIRST + CAME + STEP.replace('"kv":0', '"kv":null'), ":3: 'kv' of 'steps' is empty"),
+        (
+            FIRST + CAME + STEP.replace('"decodes":1', '"decodes":{}'),
+            ":3: 'decodes' of 'steps' is not a whole",
+        ),
+        (FIRST + CAME + STEP.replace("[1]", "[NaN]"), ":3: 'ends' of 'steps' is not a list of moments"),
+        (FIRST + CAME.replace('"at":0', '"at":Infinity'), ":2: 'at' of 'arrived' is not a finite number"),
+        (FIRST + CAME + PLANNED.replace("{}", '""'), ":3: 'gauges' of 'plan' is not a JSON object"),
+        (FIRST + CAME + PLANNED.replace("-1", str(10**30)), ":3: 'decode' of 'plan' is not a whole number"),
+        (FIRST + CAME + CAME, ":3: 'arrived' makes no sense here (ValueError: the same request comes twice)"),
+        (
+            FIRST + CAME + '{"event":"wasted","at":1,"tokens":"x"}\n',
+            ":3: 'tokens' of 'wasted' is not a whole",
+        ),
+        (
+            FIRST + CAME + '{"event":"admitted","id":0,"at":3}\n{"event":"prefilled","id":0,"at":2}\n',
+            ":4: 'prefilled' of request 0 at 2 s, before its seat or first token at 3 s: the clock goes back",
+        ),
         (
             FIRST + CAME + STEP + STEP,
             ":4: 'steps' at 0 s, before the end of the step above at 1 s: the clock",

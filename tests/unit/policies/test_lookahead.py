@@ -68,6 +68,17 @@ def test_unpredicted_outputs_are_expected_to_be_like_those_seen():
     assert policy.gauges() == {"output": 8}
 
 
+@pytest.mark.parametrize(
+    ("kv", "budget", "prompts", "outputs"),
+    [(19, 10, [4, 9], [5, 4]), (14, 10, [1, 7, 5], [9, 3, 1]), (21, 9, [9, 6, 1, 3], [3, 2, 6, 1])],
+)
+def test_a_prompt_that_is_cut_stays_until_its_last_chunk_has_room(kv, budget, prompts, outputs):
+    """Those before it take room in this step as prompts and in the next as decodes."""
+    work = Workload.of(prompts, outputs, arrival=np.zeros(len(prompts)), guess=outputs)
+    log = run(Engine(Line(), kv, 1000, budget, 4, 1), LookAhead(4, budget), work)
+    assert not [event for event in log.events if event[0] == "evicted"]
+
+
 @given(engine=engines(), workload=workloads(), data=st.data())
 def test_nobody_is_evicted_when_predictions_hold(engine, workload, data):
     """Whatever the prompts, seats and blocks; a guess may be too long, never too short."""

@@ -132,7 +132,8 @@ def test_loads_of_one_policy_say_up_to_where_it_keeps_up():
     assert load_verdict([low]) == "mixed keeps up with every load tried, up to 4 requests/s."
     both = load_verdict([low, high])
     assert both.startswith(
-        "mixed keeps up with 4 requests/s, not with more; it serves most at 400 requests/s: "
+        "mixed keeps up with 4 requests/s and falls behind at 400 requests/s; it serves most at 400 requests/s: "
     )
+    assert load_verdict([high]).startswith("mixed falls behind at 400 requests/s already; it serves most at ")
     closed = scene_of({"mixed": [served("mixed")]})
     assert load_verdict([closed]).startswith("mixed serves most at 48 clients: ")

@@ -146,9 +146,18 @@ def test_out_of_reach_without_any_numbers():
         raise RunError(STANDS)
 
     plan = planned(serve=broken, options=FleetOptions(seeds=1, most=2), rate=10.0)
-    assert out_of_reach(plan) == (
-        "2 engines leave requests unserved with round robin + mixed; raise --most-engines (now 2)"
-    )
+    assert out_of_reach(plan) == f"2 engines with round robin + mixed: the run stopped: {STANDS}"
+
+
+def test_a_seed_that_stops_leaves_nothing_to_propose():
+    def sometimes(way, engines, seed, requests):
+        if seed:
+            raise RunError(STANDS)
+        return round_robin(way, engines, seed, requests)
+
+    plan = planned("e2e=10h@p99", serve=sometimes, options=FleetOptions(seeds=2, most=2), rate=10.0)
+    assert (plan.found[0].sizes[-1].kept, plan.found[0].sizes[-1].stopped) == (1, 1)
+    assert out_of_reach(plan) == f"2 engines with round robin + mixed: the run stopped: {STANDS}"
 
 
 def test_an_interrupt_leaves_what_was_found():

@@ -13,7 +13,7 @@ from headgate.cost.work import WorkCost, WorkTerms
 
 Whole = NDArray[np.intp]
 
-FEWEST = 8  # steps before one with prompts; with fewer a host is a guess
+FEWEST = 8  # steps of a kind that are launched; with fewer its time is a guess
 JITTER = 0.1  # errors beyond it count less and less
 START = (0.002, 2e-5, 0.01, 0.03)  # seconds; where the search begins, and its scale
 
@@ -24,13 +24,18 @@ def fit_host(table: StepTable, terms: WorkTerms, graph: int = 0) -> HostTerms | 
     A decode step after a decode step ends when the GPU has done it or when the host, busy with the next step,
     looks, whichever is later (see `drivers.ahead`): its time is max(c, H of the next step). Before decodes
     alone that is hardly ever the host, before prompts mostly. Steps before decodes, before prompts that fit
-    a CUDA graph and before others weigh alike. Least squares on logarithms, for hosts scatter by a third and
+    a CUDA graph and before others weigh alike; where there are too few of one of the last two, prompts are
+    of one kind and the law has no graph. Least squares on logarithms, for hosts scatter by a third and
     relative errors would pull the law down; none negative, outliers counting less.
     """
     first = waiting(table)
+    then = table.take(first + 1)
     gpu = seconds(WorkCost(terms).unhosted().terms, table)[first]
-    columns, groups = _columns(table.take(first + 1), graph)
-    if np.sum(columns[:, 2:]) < FEWEST:
+    columns, groups = _columns(then, graph)
+    if graph and columns[:, 2:].sum(axis=0).min() < FEWEST:  # too few of one kind to tell the two apart
+        graph = 0
+        columns, groups = _columns(then, graph)
+    if columns[:, 2:].sum() < FEWEST:
         return None
     real = table.seconds[first]
     weight = np.sqrt(1.0 / np.bincount(groups)[groups])

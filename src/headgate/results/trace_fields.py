@@ -1,0 +1,77 @@
+"""What each line of a live engine's trace must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headgate.core.policy import Steps
+
+# Every line but the first is {"event": NAME, ...} with these fields; the first says whose trace it is.
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "arrived": ("id", "at", "kind", "prompt", "limit", "priority", "first_token", "between_tokens", "guess"),
+    "admitted": ("id", "at"),
+    "prefilled": ("id", "at"),
+    "held": ("id", "at"),
+    "resumed": ("id", "at", "last"),  # when its newest token came
+    "evicted": ("id", "at", "last", "output", "evictions", "wasted"),
+    "finished": ("id", "at", "how", "output", "evictions", "wasted", "cached"),
+    "steps": Steps._fields,
+    "plan": ("at", "decode", "prompts", "evict", "gauges"),  # decode: -1 all, 0 none, n named
+    "policy": ("at", "policy", "parameters"),  # another one from now on
+    "fell_back": ("at", "reason"),
+    "rescued": ("at",),
+    "wasted": ("at", "tokens"),
+}
+OPTIONAL = {"last", "first_token", "between_tokens", "guess"}  # may be null
+TEXTS = {"kind", "how", "policy", "reason"}
+MOMENTS = {"at", "start", "last", "first_token", "between_tokens", "priority", "guess"}  # any finite number
+OBJECTS = {"gauges", "parameters"}
+REQUESTS = {"decode", "prompts", "evict"}  # so many of them in one plan
+LARGEST = 1e300  # of a number
+MOST, MOST_REQUESTS = 10**12, 10**7  # of whatever is counted: more is damage, and tables could not hold it
+
+
+def fault(line: dict[str, Any]) -> str | None:
+    """What keeps a line from being told; events of later versions are passed over."""
+    event = line.get("event")
+    if not isinstance(event, str):
+        return "has no event"
+    for name in FIELDS.get(event, ()):
+        if name not in line:
+            return f"{event!r} lacks {name!r}"
+        value = line[name]
+        if value is None:
+            if name not in OPTIONAL:
+                return f"{name!r} of {event!r} is empty"
+        elif (wanted := _wanted(name, value)) is not None:
+            return f"{name!r} of {event!r} is not {wanted}"
+    return None
+
+
+def header_fault(line: dict[str, Any]) -> str | None:
+    """What is wrong with the first line, whose fields may all be missing but for `trace`."""
+    if not isinstance(line.get("policy", ""), str):
+        return "'policy' of the first line is not a text"
+    kv = line.get("kv_tokens")
+    return None if kv is None or _number(kv) else "'kv_tokens' of the first line is not a finite number"
+
+
+def _wanted(name: str, value: Any) -> str | None:
+    """What should stand in a field; None when it does."""
+    if name in MOMENTS:
+        return None if _number(value) else "a finite number"
+    if name in TEXTS:
+        return None if isinstance(value, str) else "a text"
+    if name in OBJECTS:
+        return None if isinstance(value, dict) else "a JSON object"
+    if name == "ends":
+        fine = isinstance(value, list) and bool(value) and all(map(_number, value))
+        return None if fine else "a list of moments"
+    least, most = -1 if name == "decode" else 0, MOST_REQUESTS if name in REQUESTS else MOST
+    fine = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return None if fine else f"a whole number from {least} to {most}"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST

@@ -1,0 +1,40 @@
+"""`--asynchronous` wherever something is simulated: it counts, and what it leaves out is said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+SMALL = ["--requests", 60, "--prompt", 60, "--output", 20, "--slots", 16]
+HOSTED = ["--card", "cal-h200-qwen3-8b"]
+FLEET, NO_HOST = "--asynchronous in a fleet is a part of it", "does not say how long the host takes"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--asynchronous"], NO_HOST),
+        (["--asynchronous", *HOSTED], ""),
+        (["--asynchronous", *HOSTED, "--engines", 1], FLEET),
+        ([], ""),
+    ],
+)
+@pytest.mark.parametrize("command", ["simulate", "compare", "sweep"])
+def test_what_it_leaves_out_is_said_once(headgate, command, words, said):
+    more = {"compare": ["--policy", "v0"], "sweep": ["--over", "clients=4,8", "--jobs", 1]}.get(command, [])
+    run = headgate(command, "--policy", "mixed", *more, *words, *SMALL)
+    assert run.code == 0
+    assert run.out.count("note: --asynchronous") == bool(said)
+    assert said in " ".join(run.out.split())
+
+
+def test_a_capacity_is_that_of_an_asynchronous_engine(headgate):
+    """A first token takes a step more where steps are composed ahead, so fewer requests a second meet it."""
+    words = ["plan", "capacity", "--slo", "ttft=60ms@p50", "--policy", "mixed", "--seeds", 1, "--jobs", 1]
+    words += ["--requests", 150, "--prompt", 600, "--output", 100, "--precision", 0.1, *HOSTED, "--json", "-"]
+    rates = []
+    for more in ([], ["--asynchronous"]):
+        found = json.loads(headgate(*words, *more).out)
+        rates.append(found["policies"][0]["rate"]["value"])
+    assert rates[1] < 0.98 * rates[0]
