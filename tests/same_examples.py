@@ -6,12 +6,22 @@ tests that ran before in the same process. `derandomize` does not change that.
 
 from __future__ import annotations
 
-from hypothesis import settings
+import hypothesis
 from hypothesis.internal.conjecture import providers
+
+LOOKS = (
+    "_get_local_constants"  # not for users: requirements-dev.txt and requirements-vllm.txt pin the release
+)
 
 
 def freeze_examples() -> None:
     """Where a profile promises the same examples, none come from the code; others go on looking there."""
-    if settings.default.derandomize:
-        nothing = providers._local_constants
-        providers._get_local_constants = lambda: nothing
+    if not hypothesis.settings.default.derandomize:
+        return
+    if not hasattr(providers, LOOKS):
+        raise RuntimeError(
+            f"hypothesis {hypothesis.__version__} has no {LOOKS}: see how it finds numbers in modules now, "
+            "or install the release of requirements-dev.txt"
+        )
+    nothing = providers.Constants()
+    setattr(providers, LOOKS, lambda: nothing)

@@ -16,6 +16,7 @@ from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.request import Request
 from headgate.cost.card import load_card
+from headgate.cost.work import WorkCost
 from headgate.drivers.engine import Engine
 from headgate.spec.build import make_policy, split_policy
 from headgate.spec.library import simulate
@@ -58,6 +59,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--card", required=True, help="fitted on other runs: a name or a file")
     add("--json", type=Path, help="every figure of both, to a file")
     add("--lag", choices=("yes", "no", "both"), default="both")
+    add("--no-host", action="store_true", help="leave out what the card says of the host")
     return parser.parse_args(argv)
 
 
@@ -99,9 +101,10 @@ def one(asked: argparse.Namespace, line: dict[str, Any], about: dict[str, Any], 
     with np.load(asked.folder / line["file"], allow_pickle=False) as stored:
         saved = {name: stored[name] for name in stored.files}
     kv = scene["kv"] or about["kv_tokens"]
+    card = load_card(asked.card)
+    cost = WorkCost(card.work) if asked.no_host and card.work else card.cost
     engine = Engine(
-        load_card(asked.card).cost, kv, about["max_model_len"], about["max_batch_tokens"],
-        about["max_running"], about["block"],
+        cost, kv, about["max_model_len"], about["max_batch_tokens"], about["max_running"], about["block"],
     ).checked()  # fmt: skip
     end = scene["seconds"]
     lost = Evictions(end)

@@ -9,6 +9,7 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
 from headgate.cost.fitting.family import seconds
 from headgate.cost.fitting.host import waiting
-from headgate.cost.fitting.steps import StepTable
+from headgate.cost.fitting.steps import Floats, StepTable
 from headgate.cost.model import Chunk, Shape
 from headgate.cost.work import WorkCost
 
@@ -34,8 +35,17 @@ def options(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def lines(table: StepTable, card: Card, graph: int) -> list[str]:
-    """Decode steps after decode steps, by the step launched while they ran; milliseconds."""
+class Waits(NamedTuple):
+    """Decode steps after decode steps, in milliseconds, and the steps launched while they ran."""
+
+    real: Floats
+    gpu: Floats
+    host: Floats
+    then: StepTable
+
+
+def waits(table: StepTable, card: Card, graph: int) -> Waits:
+    """What was seen, and what the card says."""
     if card.work is None or card.host is None:
         raise InputError(f"card {card.name} has no host; calibrate it on an asynchronous engine")
     first = waiting(table)
@@ -47,7 +57,22 @@ def lines(table: StepTable, card: Card, graph: int) -> list[str]:
         for d, p, n in zip(then.decodes, then.prefill, count, strict=True)
     ]
     law = replace(card.host, graph=graph)
-    host = 1e3 * np.array([law.seconds(shape) for shape in shapes])
+    return Waits(real, gpu, 1e3 * np.array([law.seconds(shape) for shape in shapes]), then)
+
+
+def scatter(table: StepTable, card: Card, graph: int) -> str:
+    """How far single hosts are from the law, where by the law it is they who were waited for."""
+    real, gpu, host, then = waits(table, card, graph)
+    rows = (then.prefill > 0) & (host > gpu)
+    ten, half, ninety = np.quantile(real[rows] / host[rows], (0.1, 0.5, 0.9))
+    return (
+        f"{rows.sum()} waited for prompts, seen / law: 10 % {ten:.2f}, median {half:.2f}, 90 % {ninety:.2f}"
+    )
+
+
+def lines(table: StepTable, card: Card, graph: int) -> list[str]:
+    """By the kind of the step launched meanwhile, and its requests."""
+    real, gpu, host, then = waits(table, card, graph)
     kind = (then.prefill > 0).astype(int) + ((then.prefill > 0) & (then.tokens > graph))
     requests = then.decodes + then.prompts
     found = ["| launched meanwhile | requests in it | steps | GPU | host | seen: 10 %, median, 90 % |"]
@@ -71,7 +96,8 @@ def main(argv: list[str]) -> None:
     try:
         card = load_card(asked.card)
         graph = asked.graph or (card.host.graph if card.host else 0)
-        print("\n".join(lines(read_steps(asked.steps), card, graph)))
+        table = read_steps(asked.steps)
+        print("\n".join([*lines(table, card, graph), "", scatter(table, card, graph)]))
     except InputError as error:
         sys.exit(f"error: {error}")
 

@@ -22,5 +22,5 @@ COMMON = {
 }
 settings.register_profile("engine", max_examples=12, derandomize=True, **COMMON)
 settings.register_profile("engine-long", max_examples=250, **COMMON)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "engine"))
+settings.load_profile("engine-long" if os.environ.get("HYPOTHESIS_PROFILE") == "night" else "engine")
 freeze_examples()

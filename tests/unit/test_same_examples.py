@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import importlib
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import providers
+
+from same_examples import LOOKS, freeze_examples
+
+pytestmark = pytest.mark.skipif(not settings.default.derandomize, reason="this profile wants other examples")
 
 
 def examples() -> list[tuple[list[int], float]]:
@@ -26,3 +32,9 @@ def test_another_module_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("of_no_importance")
     assert examples() == before
+
+
+def test_a_release_of_hypothesis_that_looks_otherwise_is_named(monkeypatch):
+    monkeypatch.delattr(providers, LOOKS)
+    with pytest.raises(RuntimeError, match="has no _get_local_constants"):
+        freeze_examples()

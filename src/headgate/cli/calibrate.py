@@ -13,6 +13,7 @@ import typer
 from headgate.cli.output import check_json, write_json
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError, RunError
+from headgate.results.whole_file import write_whole
 
 if TYPE_CHECKING:
     from headgate.cost.fitting.about import About
@@ -111,7 +112,10 @@ def _write(found: _Steps, card: Path, json: str | None) -> None:
     say = sys.stderr if json == "-" else sys.stdout
     fitted = fit(found.table, found.about)
     made = fitted.card()
-    made.save(card)
+    try:
+        write_whole(card, made.text())
+    except OSError as error:
+        raise InputError(f"--out {card}: {error.strerror}; name a file that can be written") from None
     for line in (*fitted.lines(), *(f"note: {note}" for note in found.notes), f"card: {card}"):
         print(line, file=say)
     if not fitted.quality.good_enough():
@@ -138,6 +142,8 @@ def _card_file(out: str, overwrite: bool) -> Path:
         raise InputError(f"--out {out}: a card is a JSON file; name it {card.with_suffix('.json').name}")
     if not card.resolve().parent.is_dir():
         raise InputError(f"--out {out}: its folder does not exist; create it or name another")
+    if card.is_dir():
+        raise InputError(f"--out {out} is a folder; name a file")
     if card.exists() and not overwrite:
         raise InputError(f"--out {out}: that card exists; name another, or replace it with --overwrite")
     return card

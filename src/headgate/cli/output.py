@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from typing import Any
 
 from headgate.core.errors import InputError, RunError
 from headgate.results.tables import Run
+from headgate.results.whole_file import write_whole
 
 RUNS = Path("runs")
 NO_REPORT = "none"
@@ -113,16 +113,8 @@ def write_json(target: str | None, document: dict[str, Any]) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    path = Path(target)
     try:
-        if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
-            path.write_text(text, encoding="utf-8")
-            return
-        path = path.resolve()
-        with tempfile.TemporaryDirectory(prefix=f".{path.name[:100]}-", dir=path.parent) as scratch:
-            whole = Path(scratch, "whole")
-            whole.write_text(text, encoding="utf-8")
-            os.replace(whole, path)
+        write_whole(target, text)
     except OSError as error:
         raise InputError(f"--json {target}: {error.strerror}; name a file that can be written") from None
 

@@ -68,7 +68,8 @@ def check(plan: Plan, view: View) -> list[str]:
     elif not isinstance(decode, Decodes):
         decodes = len(decode)
         faults += _bad_decodes(decode, view)
-    if decodes * view.limits.decode_width > budget or (prefill and budget <= 0) or chunk <= 0:
+    enough = decodes * view.limits.decode_width <= budget and chunk > 0  # neither holds for NaN
+    if not enough or (prefill and budget <= 0):
         faults.append(f"budget {budget}, chunk {chunk}: too small for {decodes} decodes and its prompts")
     if prefill:
         faults += _bad_prompts(plan, view)

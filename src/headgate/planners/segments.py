@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import log, log1p
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import ArrayLike
 
 from headgate.core.errors import InputError
 from headgate.planners.iteration import Part
+
+MOST = 1e100  # times as many as come: a full batch never holds them
 
 
 class Segments(NamedTuple):
@@ -49,8 +52,13 @@ class Segments(NamedTuple):
             work = stages * (self.prompt + (begin + 1 + end) / 2)  # σ_i: stages times mean KV, section 4.3
             first = number == 0
             decodes, prompt = stages - first, self.prompt if first else 0.0
-            found.append(Part(rate * (1 + slack) ** number, prompt, decodes, work, self.prompt + end))
+            found.append(Part(rate * compound(slack, number), prompt, decodes, work, self.prompt + end))
         return found
+
+
+def compound(slack: float, times: int) -> float:
+    """(1 + ε)^times, at most so much that whatever is multiplied by it is still a number."""
+    return MOST if times * log1p(slack) > log(MOST) else float((1 + slack) ** times)
 
 
 def segments_of(

@@ -27,8 +27,8 @@ class LookAhead(Mixed):
     Of each request the output is predicted. Going through the steps at which requests are expected to end,
     the KV of those who are then still here is added up; the first in the queue enters if the sum stays below
     the memory at all of them. So nobody is evicted whose neighbours keep to their predictions. Requests that
-    start together also grow together, and then memory is half empty most of the time: that is what WAIT's
-    staggered cohorts avoid.
+    start together also grow together, and what their common end will need stands empty until then: that is
+    what WAIT's staggered cohorts avoid.
 
     Parameters:
         slots: requests that may hold KV at once.
@@ -62,12 +62,11 @@ class LookAhead(Mixed):
 
     def plan(self, view: View) -> Plan:
         """All decodes; half-done prompts, then new ones while seats, budget and future memory last."""
-        decodes, halves = len(view.decoding), view.prefilling
-        room = min(self.budget, view.limits.batch_tokens) - decodes * view.limits.decode_width
-        seats = min(self.slots, view.limits.running) - decodes - len(halves)
-        if not view.waiting or seats <= 0 or sum(request.todo for request in halves.values()) >= room:
+        halves, tokens = view.prefilling, len(view.decoding) * view.limits.decode_width
+        seats = min(self.slots, view.limits.running) - len(view.decoding) - len(halves)
+        if not view.waiting or seats <= 0 or tokens >= self.budget:  # nobody can enter, as there
             return super().plan(view)
-        entering, blocked = self._entering(view, seats, room)
+        entering, blocked = self._entering(view, seats, min(self.budget, view.limits.batch_tokens) - tokens)
         if not entering and not halves:
             return Plan(ALL, until=blocked)
         return Plan(ALL, (*halves, *entering), self.budget)

@@ -13,6 +13,7 @@ from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.planners.inventory import with_slack
 from headgate.planners.iteration import Part
+from headgate.planners.segments import compound
 from headgate.planners.traffic import Seen, cuts, running_pace
 from headgate.policies.census import Census
 from headgate.policies.lockstep import Lockstep
@@ -223,4 +224,4 @@ class NestedWait(Wait):
 
     def _with_slack(self, parts: list[Part]) -> list[Part]:
         """Each segment as if (1 + ε) times as many came as to the one before it."""
-        return with_slack(parts, [(1 + self.slack) ** number - 1 for number in range(len(parts))])
+        return with_slack(parts, [compound(self.slack, number) - 1 for number in range(len(parts))])

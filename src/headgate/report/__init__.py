@@ -9,15 +9,16 @@ from headgate.report.html import render
 from headgate.report.page import Page
 from headgate.report.runs import runs_page
 from headgate.report.scenes import Scene, gather
+from headgate.results.whole_file import write_whole
 
 __all__ = ["Page", "Scene", "gather", "render", "runs_page", "write"]
 
 
 def write(page: Page, path: str | Path) -> Path:
-    """Write the page; a file that is there is replaced."""
+    """Write the page, whole or not at all; a file that is there is replaced."""
     target = Path(path)
     try:
-        target.write_text(render(page), encoding="utf-8")
+        write_whole(target, render(page))
     except OSError as error:
         raise InputError(
             f"report {target}: {error.strerror or error}; name a file that can be written"

@@ -49,9 +49,9 @@ def load_verdict(scenes: Sequence[Scene]) -> str:
     said = (
         f"At {best.scene.load.short} {best.winner} serves {amount(best.more)} more requests than {baseline}"
     )
-    said += f"{percents(best.more)}{price(_rows(best.scene), best.winner)}"
-    most = ", the most of all loads" if len(gains) > 1 else ""
-    return f"{said}{most}; {_at(without)} {unseen(_room(without))}." if without else f"{said}{most}."
+    said += f"{percents(best.more)}{', the most of all loads' if len(gains) > 1 else ''}"
+    said += price(_rows(best.scene), best.winner)
+    return f"{said}; {_at(without)} {unseen(_room(without))}." if without else f"{said}."
 
 
 def _gain(scene: Scene) -> Gain | None:

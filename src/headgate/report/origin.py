@@ -97,8 +97,9 @@ def _engine(meta: dict[str, object]) -> str:
         "max_model_len": "tokens a request",
     }
     facts = [f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int)]
-    if isinstance(meta.get("engines"), int):
-        facts.insert(0, f"{meta['engines']} engines, each with {facts.pop(0)}" if facts else "")
+    count = meta.get("engines")
+    if isinstance(count, int) and facts:
+        facts[0] = f"{count} engine{'s, each' if count > 1 else ''} with {facts[0]}"
     return ", ".join([*facts, "asynchronous scheduling"] if meta.get("asynchronous") else facts)
 
 

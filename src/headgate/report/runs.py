@@ -70,7 +70,7 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
         )
         details = (latencies(scene.metrics), rates(scene.metrics), engines(scene.metrics))
         sections.append(Section("Every latency, and the engine", details, closed=True))
-    notes = [*found.notes, *_several(found)] if isinstance(found, Comparison) else []
+    notes = [*found.notes, *_several(len(found.policies) - 1)] if isinstance(found, Comparison) else []
     if any(len(own) > 1 for own in scene.runs.values()):
         notes.append("several seeds: figures over time show the first seed, distributions pool all of them")
     return Chapter(
@@ -78,9 +78,8 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
     )
 
 
-def _several(found: Comparison) -> list[str]:
+def _several(tried: int) -> list[str]:
     """The best of several looks better than it is; intervals are not widened for that."""
-    tried = len(found.policies) - 1
     told = f"each interval is for one comparison; the best of {tried} is named, which flatters it a little"
     return [told] if tried > 1 else []
 
@@ -127,7 +126,9 @@ def _loads(scenes: Sequence[Scene]) -> Chapter:
     figures = against_load(scenes)
     values = [scene.load.short for scene in scenes]
     sections = (Section("Against load", (*figures, load_grid(scenes))),)
-    return Chapter(f"From {values[0]} to {values[-1]}", load_verdict(scenes), sections)
+    tried = sum(len(scene.runs) - 1 for scene in scenes if isinstance(scene.comparison, Comparison))
+    notes = _sentences(_several(tried))
+    return Chapter(f"From {values[0]} to {values[-1]}", load_verdict(scenes), sections, notes)
 
 
 def _left_out(chapter: Chapter, scenes: int) -> Chapter:

@@ -162,6 +162,6 @@ def _of_others(found: Found) -> tuple[str, ...]:
     return (
         f"Above saturation WAIT serves {restart} (without and with d2) against restart: most of that is the "
         "baseline's own making, as engines keep the output of whom they evict.",
-        f"Against look-ahead it serves {ahead}: requests that enter together grow together, so the memory "
-        "that their common end needs is half empty before it; WAIT's cohorts are staggered.",
+        f"Against look-ahead it serves {ahead}: requests that enter together grow together, and what their "
+        "common end will need stands empty until then; WAIT's cohorts are staggered.",
     )

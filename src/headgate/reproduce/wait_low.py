@@ -126,7 +126,8 @@ def _why(found: Found) -> tuple[str, ...]:
     )
     learned, small = (found.figure(("x1.4", name), "decodes") / 1e3 for name in ("learned", "b512"))
     return (
-        "Far above saturation (x6) everybody runs full batches. The printed rule then serves "
+        "Far above saturation (x6) everybody runs full batches, but for (10,10) and 10 ms, whose thresholds "
+        "are for x1, and b512. The printed rule then serves "
         f"{tokens:+.0f} % tokens but {requests:+.0f} % requests against mixed batching, by serving short "
         "ones out of proportion: counted in requests WAIT is ahead. Near saturation it serves less, because "
         "the seats of one type stand empty while the other's queue grows.",

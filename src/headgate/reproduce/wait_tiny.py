@@ -124,6 +124,6 @@ def _remarks(found: Found, rows: list[Scene], options: Options) -> tuple[str, ..
         f"With d2 it is {shares[1]:.0f} %, and {later:.1f} times the latency.",
         f"The paper's argument takes an evicted request to start from nothing. Then mixed batching serves "
         f"{worse['restart']:.0f} % of what WAIT does at u = 1, and {worse['no token']:.0f} % where only the "
-        "token of the step that computes again is lost: Proposition 4 holds for such engines, and not for "
-        "those that keep the output of whom they evict.",
+        "token of the step that computes again is lost: the loss that Proposition 4 proves is seen on such "
+        "engines, and not on those that keep the output of whom they evict.",
     )

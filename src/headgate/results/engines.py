@@ -177,10 +177,15 @@ def _table(*more: str) -> Table:
 
 def _add_rows(table: Table, figures: FleetFigures) -> None:
     for pool in figures.pools:
-        decodes = " / ".join(f"{value:,.0f}" for value in asdict(pool.decodes).values())
-        served = " / ".join(f"{value:,.0f}" for value in asdict(pool.requests).values())
+        decodes = " / ".join(map(_whole, asdict(pool.decodes).values()))
+        served = " / ".join(map(_whole, asdict(pool.requests).values()))
         decodes, whom = ("", "prompts only") if pool.role == PREFILL else (decodes, served)
-        table.add_row(f"  {pool.engines} {pool.role}", f"{100 * pool.busy.mean:.0f}", decodes, whom)
+        table.add_row(f"  {pool.engines} {pool.role}", _whole(100 * pool.busy.mean), decodes, whom)
+
+
+def _whole(value: float) -> str:
+    """Without decimals; a run that failed at once has no time to share."""
+    return "-" if math.isnan(value) else f"{value:,.0f}"
 
 
 def _number(value: float) -> str:

@@ -44,7 +44,8 @@ def simulate(
         policy: a fresh policy; it is changed by the run.
         workload: the requests.
         leases: False asks the policy at every step; the schedule is the same, only slower.
-        asynchronous: compose each step while the one before it runs, as vLLM does.
+        asynchronous: compose each step while the one before it runs, as vLLM does. The engine knows limits,
+            not lengths: where the output is shorter than `limit`, its request is in one step more.
         watchdog: seconds of the run without progress after which a starving request stops it.
         observers: more listeners beside the recorder.
         lost: output tokens that an evicted request loses and must bring again; engines lose none.

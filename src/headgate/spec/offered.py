@@ -103,7 +103,7 @@ def make_traffic(
     for word, why in REFUSED.items():
         if word in words.model_fields_set and getattr(words, word):
             flag = "[[stages]]" if word == "stages" else "--" + word.replace("_", "-")
-            raise InputError(f"{flag} {why} of a capacity search; drop it")
+            raise InputError(f"in a capacity search {flag} {why}; drop it")
     if words.arrivals == "all-at-once":
         raise InputError(
             "--arrivals all-at-once has no rate to search for; choose poisson, gamma or constant"

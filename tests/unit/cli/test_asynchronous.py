@@ -38,3 +38,14 @@ def test_a_capacity_is_that_of_an_asynchronous_engine(headgate):
         found = json.loads(headgate(*words, *more).out)
         rates.append(found["policies"][0]["rate"]["value"])
     assert rates[1] < 0.98 * rates[0]
+
+
+def test_the_fewest_engines_are_asynchronous_ones(headgate):
+    words = ["plan", "capacity", "--find", "engines", "--slo", "ttft=30ms@p50", "--rate", 20, *HOSTED]
+    words += ["--policy", "mixed", "--router", "round-robin", "--seeds", 1, "--jobs", 1, "--requests", 100]
+    plain, ahead = (
+        json.loads(headgate(*words, *more, "--json", "-").out) for more in ([], ["--asynchronous"])
+    )
+    assert any(FLEET in note for note in ahead["notes"])
+    assert not any(FLEET in note for note in plain["notes"])
+    assert ahead["fleets"] != plain["fleets"]

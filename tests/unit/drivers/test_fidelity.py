@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,10 @@ def test_what_the_host_keeps_waiting():
     assert host == pytest.approx(seen, rel=0.15)
     with pytest.raises(InputError, match="has no host"):
         launches.lines(table, load_card("h200-qwen3-8b"), 1024)
+
+
+def test_hosts_scatter_about_their_law():
+    table, card = read_steps([RESULTS / "closed-64_plain.steps.npz"]), load_card(CARD)
+    ten, half, ninety = map(float, re.findall(r"\d\.\d+", launches.scatter(table, card, 1024)))
+    assert 0.5 < ten < half < ninety < 1.5
+    assert half == pytest.approx(1, abs=0.2)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.core.errors import InputError
 from headgate.core.policy import End
 from headgate.cost.resident import kv_linear
 from headgate.drivers.engine import Engine
@@ -40,6 +41,14 @@ def test_a_prompt_that_is_evicted_half_way_loses_nothing_more():
     assert all((run.requests["output"] == 9).all() for run in runs)
     ends = [run.requests["finished"].max() for run in runs]
     assert ends == sorted(ends) and ends[0] < ends[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [({"lost": -1}, "0 or more"), ({"lost": 1, "asynchronous": True}, "one of")]
+)
+def test_what_no_engine_can_lose(words, says):
+    with pytest.raises(InputError, match=says):
+        simulate(ENGINE, Mixed(4, 4), Workload.of([4], [6]), **words)
 
 
 @pytest.mark.parametrize("name", ["mixed", "nested-wait"])

@@ -79,6 +79,19 @@ def test_a_prompt_that_is_cut_stays_until_its_last_chunk_has_room(kv, budget, pr
     assert not [event for event in log.events if event[0] == "evicted"]
 
 
+@pytest.mark.parametrize(
+    ("kv", "tokens", "prompts", "outputs"),
+    [(34, 4, [18, 14], [11, 14]), (32, 5, [10, 11, 14], [2, 14, 13])],
+)
+def test_a_budget_above_the_engines_own_changes_nothing(kv, tokens, prompts, outputs):
+    """Prompts are cut where the engine's tokens end, not where ours would."""
+    work = Workload.of(prompts, outputs, arrival=np.zeros(len(prompts)), guess=outputs)
+    engine = Engine(Line(), kv, 1000, tokens, 4, 1)
+    ours, more = (run(engine, LookAhead(4, budget), work) for budget in (tokens, tokens + 6))
+    assert (ours.steps, ours.events) == (more.steps, more.events)
+    assert not [event for event in ours.events if event[0] == "evicted"]
+
+
 @given(engine=engines(), workload=workloads(), data=st.data())
 def test_nobody_is_evicted_when_predictions_hold(engine, workload, data):
     """Whatever the prompts, seats and blocks; a guess may be too long, never too short."""
@@ -91,7 +104,8 @@ def test_nobody_is_evicted_when_predictions_hold(engine, workload, data):
         limit=workload.limit,
         guess=workload.output + more,
     )
-    log = run(engine, LookAhead(engine.running, engine.batch_tokens), workload)
+    above = data.draw(st.sampled_from([0, 5]), label="budget above the engine's")
+    log = run(engine, LookAhead(engine.running, engine.batch_tokens + above), workload)
     assert not [event for event in log.events if event[0] == "evicted"]
 
 

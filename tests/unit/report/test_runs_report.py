@@ -139,7 +139,7 @@ def test_several_loads_are_drawn_against_load_with_the_bound():
     assert len(page.chapters) == 4 and page.chapters[0].title == "From 4 requests/s to 64 requests/s"
     found = read(render(page))
     assert "Requests served against load" in found.text and "bound: " in found.text
-    assert "as offered" in found.text
+    assert "as offered" in found.text and "the best of 3 is named" in page.chapters[0].notes[0]
 
 
 def test_many_loads_show_the_highest_in_full():

@@ -105,6 +105,8 @@ def test_loads_at_which_nothing_is_gained_are_named():
         "No policy is seen to serve more requests than mixed: at 4 requests/s there is no"
     )
     assert alone.endswith("At 4 requests/s eb has mean TTFT 7.0 % lower (95 % interval -8.0 to -6.0 %).")
+    twice = load_verdict([scenes[1], scenes[1]])
+    assert "+6.0 %), the most of all loads, with no difference seen in mean TTFT." in twice
     scenes[0].__dict__["comparison"] = comparison(request_throughput={"eb": (9.0, TOO_FEW)})
     assert "at 4 requests/s no gain is seen" in load_verdict(scenes)
 
@@ -132,7 +134,7 @@ def test_loads_of_one_policy_say_up_to_where_it_keeps_up():
     assert load_verdict([low]) == "mixed keeps up with every load tried, up to 4 requests/s."
     both = load_verdict([low, high])
     assert both.startswith(
-        "mixed keeps up with 4 requests/s and falls behind at 400 requests/s; it serves most at 400 requests/s: "
+        "mixed keeps up with 4 requests/s and falls behind at 400 requests/s; it serves most at 400 "
     )
     assert load_verdict([high]).startswith("mixed falls behind at 400 requests/s already; it serves most at ")
     closed = scene_of({"mixed": [served("mixed")]})

@@ -129,7 +129,7 @@ def test_a_mix_brings_its_own_classes():
 @pytest.mark.parametrize(
     ("words", "options", "says"),
     [
-        ({"rate": 3.0}, {}, "--rate is what is searched for of a capacity search; drop it"),
+        ({"rate": 3.0}, {}, "in a capacity search --rate is what is searched for; drop it"),
         ({"clients": 3}, {}, "--clients is another kind of load"),
         ({"patience": 3.0}, {}, "--patience lets requests leave"),
         ({"ttft": 3.0}, {}, "--ttft belongs into --slo"),

@@ -25,7 +25,7 @@ def fit_host(table: StepTable, terms: WorkTerms, graph: int = 0) -> HostTerms | 
     looks, whichever is later (see `drivers.ahead`): its time is max(c, H of the next step). Before decodes
     alone that is hardly ever the host, before prompts mostly. Steps before decodes, before prompts that fit
     a CUDA graph and before others weigh alike; where there are too few of one of the last two, prompts are
-    of one kind and the law has no graph. Least squares on logarithms, for hosts scatter by a third and
+    of one kind and the law has no graph. Least squares on logarithms, for hosts scatter by a quarter and
     relative errors would pull the law down; none negative, outliers counting less.
     """
     first = waiting(table)
