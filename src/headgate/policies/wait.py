@@ -181,8 +181,8 @@ class NestedWait(Wait):
         review: int = 200,
         literal: bool = False,
     ) -> None:
-        if segments < 1 or not slack >= 0:
-            raise InputError(f"nested-wait: segments={segments}, slack={slack}; need >= 1 and >= 0")
+        if segments < 1 or not 0 <= slack <= 100:
+            raise InputError(f"nested-wait: segments={segments}, slack={slack}; need >= 1 and 0 to 100")
         self.ends = read_ends(self.name, ends)
         self.segments, self.slack = segments, slack
         super().__init__(slots, cost, thresholds, split, max_pause, max_wait, window, warm, review, literal)
