@@ -64,7 +64,6 @@ def sweep(
     """Run it."""
     from headgate.cli.sweep_text import sweep_document, sweep_table
     from headgate.results.text import show
-    from headgate.spec.asynchrony import partly
     from headgate.spec.sweep import by_place, is_word, parse_grid
 
     check_json(json)
@@ -74,9 +73,7 @@ def sweep(
         raise InputError("sweep needs something to sweep over; pass --over rate=2,4,8")
     tasks = make_tasks(words, axes, policy, router, seeds)
     say = sys.stderr if json == "-" else sys.stdout
-    kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
-    for note in dict.fromkeys(note for (_, fleet), each in kinds.items() for note in partly(each, fleet)):
-        print(f"note: {note}", file=say)
+    _notes(tasks, say)
     going_on = out is not None and (Path(out) / RECORD).is_file()
     with run_folder(out, "sweep", going_on) as folder:
         runs = run_all(tasks, folder, jobs or os.cpu_count() or 1, say)
@@ -86,9 +83,28 @@ def sweep(
     print(f"run folders: {folder}", file=say)
     _report(found, first, report or str(folder / REPORT), say)
     write_json(json, sweep_document(found, axes))
+    _all_ended_well(runs, folder)
 
 
 sweep.__doc__ = EXAMPLES
+
+
+def _notes(tasks: Sequence[Task], say: Any) -> None:
+    """What the runs leave out, each said once."""
+    from headgate.spec.asynchrony import partly
+
+    kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
+    for note in dict.fromkeys(note for (_, fleet), each in kinds.items() for note in partly(each, fleet)):
+        print(f"note: {note}", file=say)
+
+
+def _all_ended_well(runs: Sequence[tuple[Task, Run]], folder: Path) -> None:
+    """A run that failed is no reason to lose the others, but one to say so."""
+    failed = [(task, run) for task, run in runs if run.meta["outcome"] != "finished"]
+    if failed:
+        task, run = failed[0]
+        place = folder / _place(task)
+        raise RunError(f"{len(failed)} of {len(runs)} runs did not end; {place}: {run.meta['outcome']}")
 
 
 def make_tasks(

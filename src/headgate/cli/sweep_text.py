@@ -70,7 +70,13 @@ def _means(metrics: Sequence[Metrics]) -> list[float]:
 def sweep_document(found: Found, axes: Sequence[Over]) -> dict[str, Any]:
     """Every run with all its figures."""
     points = [
-        {"at": at, "label": label, "seed": run.meta.get("seed"), "metrics": summarise(run).as_dict()}
+        {
+            "at": at,
+            "label": label,
+            "seed": run.meta.get("seed"),
+            "outcome": run.meta["outcome"],
+            "metrics": summarise(run).as_dict(),
+        }
         for at, runs in found.items()
         for label, own in runs.items()
         for run in own

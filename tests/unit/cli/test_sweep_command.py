@@ -41,6 +41,19 @@ def test_one_policy_is_enough_and_one_without_a_load_too(headgate):
     assert said.code == 0 and "eb:refill=8" in said.out
 
 
+def test_a_policy_that_breaks_costs_its_own_runs_and_is_named(headgate, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from headgate.policies import Mixed\n\n\nclass Broken(Mixed):\n"
+        "    def plan(self, view):\n        raise ValueError('boom')\n"
+    )
+    words = ["--policy", "mixed", "--policy", "mine.py:Broken", "--over", "clients=2,4", *SMALL]
+    said = headgate("sweep", *words, "--out", "grid", "--json", "grid.json")
+    assert said.code == 1 and "2 of 4 runs did not end" in said.err and "ValueError: boom" in said.err
+    points = json.loads((tmp_path / "grid.json").read_text())["points"]
+    assert sorted(point["outcome"][:8] for point in points) == ["failed: "] * 2 + ["finished"] * 2
+    assert (tmp_path / "grid/report.html").exists()
+
+
 def test_it_goes_on_where_it_stopped(headgate, tmp_path, monkeypatch):
     command = ["sweep", "--over", "clients=2,4,8", *SMALL, "--out", "grid"]
 

@@ -61,6 +61,8 @@ FAULTY = {
     "budget below named decodes": (Plan(frozenset({0, 1}), budget=1), ["too small for 2 decodes"]),
     "no budget for prompts": (Plan(NONE, (2,), budget=0), ["budget 0, chunk inf: too small for 0 decodes"]),
     "no chunk": (Plan(ALL, (2,), chunk=0), ["budget inf, chunk 0: too small"]),
+    "budget that is no number": (Plan(ALL, budget=float("nan")), ["budget nan, chunk inf: too small"]),
+    "chunk that is no number": (Plan(ALL, (2,), chunk=float("nan")), ["budget inf, chunk nan: too small"]),
     "negative budget": (Plan(NONE, budget=-1), ["too small for 0 decodes"]),
     "prefills a decode": (Plan(ALL, (1,)), ["prefills requests that have no prompt to run: 1"]),
     "prefills a stranger": (Plan(ALL, (2, 77)), ["prefills requests that have no prompt to run: 77"]),
