@@ -67,6 +67,15 @@ def test_switch_with_a_long_queue_is_idle_seats_against_k():
         assert (refills(Exclusive(128, 24), state(128 - idle, MANY)) > 0) == (idle >= 24)
 
 
+def test_half_done_prompts_come_first_where_the_engine_passed_one_over():
+    """A real engine may have no room for the first prompt of a refill and run a part of the second."""
+    policy, view = Exclusive(slots=4, refill=2), state(decoding=1, waiting=3)
+    assert policy.plan(view).prefill == (1, 2, 3)
+    view.admit(view.waiting[2])
+    plan = policy.plan(view)
+    assert plan.prefill == (2, 1, 3) and check(plan, view) == []
+
+
 @pytest.mark.parametrize(("slots", "refill"), [(1, 1), (5, 1), (5, 2), (5, 5), (8, 3)])
 def test_switch_is_the_rule_in_integers(slots, refill):
     for decoding in range(slots + 1):
