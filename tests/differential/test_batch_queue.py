@@ -1,4 +1,4 @@
-"""The asynchronous engine against vLLM's own loop, written out: a queue of two batches, step after step."""
+"""The asynchronous engine against a plain model of vLLM's loop: a queue of two batches, step after step."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Asked:
 
 
 class Core:
-    """`EngineCore.step_with_batch_queue` and the scheduler's order, for memory without end.
+    """What vLLM 0.26's engine core does with its batch queue, for memory without end.
 
-    Written from vLLM 0.26's v1/engine/core.py and v1/core/sched: fill the queue of two first; return at
-    once if it is not full; else wait for the oldest batch, then book it. Input is looked at between calls.
+    It fills a queue of two first and comes back at once while that is not full; else it waits for the
+    oldest batch and books it. Input is looked at between two calls.
     """
 
     def __init__(self, requests: list[Asked], seats: int, budget: int, host: HostTerms) -> None:
