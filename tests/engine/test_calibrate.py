@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +18,7 @@ import tiny
 from real import SEATS, Ask, Real, engine
 
 from headgate.cost.card import load_card
+from headgate.cost.fitting.about import About
 from headgate.cost.fitting.fit import fit
 from headgate.cost.fitting.steps import StepTable
 from headgate.drivers.engine import Engine
@@ -84,15 +85,21 @@ class Paced:
         return float(seconds * stalled * self._rng.lognormal(0.0, self._noise))
 
 
-def campaign(real: Real, folder: Path, clock: Paced, seconds: float = 60.0) -> Campaign:
+def campaign(
+    real: Real, folder: Path, clock: Callable[[], float], seconds: float = 60.0, passes: int = 2
+) -> Campaign:
     ground = GROUND.with_kv(int(real.scheduler._headgate.ledger.kv_total))
-    return Campaign(real.llm, ground, folder / "steps.npz", seconds, 2, clock=lambda: clock.now)
+    return Campaign(real.llm, ground, folder / "steps.npz", seconds, passes, clock=clock)
+
+
+def about_it(real: Real) -> About:
+    return about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
 
 
 def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
     clock = Paced(NOISE, STALLS)
-    made = campaign(real, tmp_path, clock)
-    said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
+    made = campaign(real, tmp_path, lambda: clock.now)
+    said = about_it(real)
     with clock.pacing(real.scheduler):
         table = made.run(said)
     made.leave()
@@ -115,9 +122,8 @@ def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
 
 
 def test_on_its_own_clock_no_time_is_counted_twice(real: Real, tmp_path: Path) -> None:
-    ground = GROUND.with_kv(int(real.scheduler._headgate.ledger.kv_total))
-    made = Campaign(real.llm, ground, tmp_path / "steps.npz", 60.0, 1)
-    said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
+    made = campaign(real, tmp_path, perf_counter, passes=1)
+    said = about_it(real)
     began = perf_counter()
     table = made.run(said)
     took = perf_counter() - began
@@ -164,8 +170,8 @@ def test_an_engine_that_dies_leaves_its_steps(
     real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Paced(NOISE, STALLS)
-    made = campaign(real, tmp_path, clock)
-    said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
+    made = campaign(real, tmp_path, lambda: clock.now)
+    said = about_it(real)
     step = real.front.step
 
     def dies() -> Any:
@@ -186,8 +192,8 @@ def test_an_engine_that_dies_leaves_its_steps(
 
 def test_time_ends(real: Real, tmp_path: Path) -> None:
     clock = Paced()
-    made = campaign(real, tmp_path, clock, seconds=0.2)
-    said = about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
+    made = campaign(real, tmp_path, lambda: clock.now, seconds=0.2)
+    said = about_it(real)
     with clock.pacing(real.scheduler):
         made.run(said)
     made.leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -160,10 +161,8 @@ class WorkCost:
 
     def unhosted(self) -> WorkCost:
         """The same without the host: what the GPU takes."""
-        none = replace(
-            self.terms, host_constant=0.0, host_prompts=0.0, host_per_request=0.0, host_ungraphed=0.0
-        )
-        return WorkCost(none)
+        nothing: dict[str, Any] = dict.fromkeys(HOST, 0.0)
+        return WorkCost(replace(self.terms, **nothing))
 
     def below(self) -> LinearCost:
         """Straight lines that never cost more: no tiles, no host, no attention among prompt tokens."""

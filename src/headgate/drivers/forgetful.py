@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from headgate.core.ledger import Entry
-from headgate.core.policy import BatchPolicy, Observer
-from headgate.drivers.engine import Engine
 from headgate.drivers.replica import Replica
 
 EVERYTHING = 2**31 - 1  # an evicted request starts from nothing
@@ -20,21 +16,10 @@ class Forgetful(Replica):
     restart that arguments against first come, first served rest on (WAIT's Proposition 4).
     """
 
-    def __init__(
-        self,
-        lost: int,
-        engine: Engine,
-        policy: BatchPolicy,
-        lengths: Sequence[int],
-        observers: Sequence[Observer] = (),
-        leases: bool = True,
-        on_leave: Callable[[float], None] = lambda now: None,
-    ) -> None:
-        super().__init__(engine, policy, lengths, observers, leases, on_leave)
-        self._lost = lost
+    lost = EVERYTHING
 
     def _drop(self, entry: Entry) -> None:
-        lost = min(self._lost, entry.generated) if entry.id in self.ledger.decoding else 0
+        lost = min(self.lost, entry.generated) if entry.id in self.ledger.decoding else 0
         super()._drop(entry)
         self.ledger.recount(entry, entry.generated - lost)
         entry.todo -= lost

@@ -49,7 +49,8 @@ class Simulator:
         if asynchronous:
             self.replica = Ahead(engine, policy, lengths, observers, returned)
         elif lost:
-            self.replica = Forgetful(lost, engine, policy, lengths, observers, leases, returned)
+            self.replica = forgetful = Forgetful(engine, policy, lengths, observers, leases, returned)
+            forgetful.lost = lost
         else:
             self.replica = Replica(engine, policy, lengths, observers, leases, returned)
         self._watchdog = Watchdog(watchdog)

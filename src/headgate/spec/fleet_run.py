@@ -15,6 +15,7 @@ from headgate.drivers.handover import Transfer
 from headgate.drivers.simulator import PATIENT_DOG
 from headgate.planners.flows import Prices
 from headgate.planners.fluid_plan import FluidPlan
+from headgate.policies.lagged import Lagged
 from headgate.results.tables import Run
 from headgate.spec.fleet import make_router, router_settings
 from headgate.spec.library import described
@@ -36,13 +37,17 @@ def transfer_time(words: ManyEngines) -> Transfer:
 
 @dataclass(frozen=True)
 class FleetSetup:
-    """Engines and what lies between them. With one workload and one seed it makes routers and runs."""
+    """Engines and what lies between them. With one workload and one seed it makes routers and runs.
+
+    Engines of a fleet do not compose ahead: `asynchronous` ones have policies that see the world a step late.
+    """
 
     engine: Engine
     engines: int
     transfer: Transfer = NO_TIME
     prices: Prices = PRICES
     watchdog: float = PATIENT_DOG
+    asynchronous: bool = False
 
     def router(
         self, name: str, settings: dict[str, Any], workload: Workload, seed: int = 0
@@ -81,7 +86,7 @@ class FleetSetup:
         fleet = FleetSimulator(
             self.engine,
             self.engines,
-            policy,
+            (lambda role: Lagged(policy(role))) if self.asynchronous else policy,
             router,
             workload,
             transfer=self.transfer,

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headgate.core.errors import InputError, RunError
-from headgate.core.policy import BatchPolicy
 from headgate.cost.card import load_card
 from headgate.drivers.engine import Engine
 from headgate.drivers.handover import Transfer
 from headgate.planners.flows import Prices
-from headgate.policies.lagged import Lagged
 from headgate.results.tables import Run
 from headgate.spec.build import make_engine, make_policy, policy_parameters, split_policy
 from headgate.spec.engine_trials import Way
@@ -43,22 +41,19 @@ class Serving:
 
     def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
         """One run; one that could not go on is an error, and so is a fleet too small for its router."""
-        setup = FleetSetup(self.engine, engines, self.transfer, self.prices, self.watchdog)
+        between = self.transfer, self.prices, self.watchdog, self.asynchronous
+        setup = FleetSetup(self.engine, engines, *between)
         try:
             router, _ = setup.router(way.router, way.router_settings, requests, seed)
         except InputError as error:
             raise RunError(str(error)) from None
-        run = setup.run(lambda role: self._policy(way), router, requests)
+        run = setup.run(lambda role: make_policy(way.policy, way.settings, self.engine)[0], router, requests)
         outcome = str(run.meta["outcome"])
         if outcome == "interrupted":
             raise KeyboardInterrupt
         if outcome != "finished":
             raise RunError(outcome.removeprefix("failed: "))
         return run
-
-    def _policy(self, way: Way) -> BatchPolicy:
-        made, _ = make_policy(way.policy, way.settings, self.engine)
-        return Lagged(made) if self.asynchronous else made
 
 
 def make_ways(routers: Sequence[str], policies: Sequence[str], words: Experiment) -> dict[str, Way]:

@@ -18,7 +18,6 @@ from headgate.cost.card import Card, load_card
 from headgate.drivers.engine import Engine
 from headgate.drivers.simulator import Simulator
 from headgate.planners.flows import Prices
-from headgate.policies.lagged import Lagged
 from headgate.results.recorder import Recorder
 from headgate.results.tables import Run
 from headgate.spec.asynchrony import partly
@@ -65,12 +64,12 @@ class Prepared:
         prompt = PRICES.prompt if words.prompt_price is None else words.prompt_price
         output = PRICES.output if words.output_price is None else words.output_price
         prices = Prices(prompt, output)
-        return FleetSetup(self.engine, words.engines, transfer_time(words), prices, words.watchdog)
+        transfer = transfer_time(words)
+        return FleetSetup(self.engine, words.engines, transfer, prices, words.watchdog, words.asynchronous)
 
     def policy(self, name: str, settings: dict[str, Any]) -> BatchPolicy:
-        """A fresh policy; in a fleet, where engines do not compose ahead, it sees the world a step late."""
-        made, _ = make_policy(name, settings, self.engine)
-        return Lagged(made) if self.words.asynchronous and self.words.engines is not None else made
+        """A fresh policy."""
+        return make_policy(name, settings, self.engine)[0]
 
     def requests(self, seed: int) -> Workload:
         """The requests of one seed; every policy meets the same."""
