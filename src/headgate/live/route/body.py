@@ -18,26 +18,27 @@ LOOKED_AT = (
     "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata", "logprobs",
 )  # fmt: skip
 UNBOUNDED = 1 << 20  # output tokens of a request without a limit
+ABSENT = msgspec.Raw()
 
 
 class Fields(msgspec.Struct):
     """The fields that decide something; lengths of texts are taken from their raw bytes."""
 
-    model: msgspec.Raw | None = None
-    prompt: msgspec.Raw | None = None
-    messages: msgspec.Raw | None = None
-    input: msgspec.Raw | None = None
-    max_tokens: msgspec.Raw | None = None
-    max_completion_tokens: msgspec.Raw | None = None
-    max_output_tokens: msgspec.Raw | None = None
-    stream: msgspec.Raw | None = None
-    n: msgspec.Raw | None = None
-    best_of: msgspec.Raw | None = None
-    use_beam_search: msgspec.Raw | None = None
-    echo: msgspec.Raw | None = None
-    prompt_logprobs: msgspec.Raw | None = None
-    kv_transfer_params: msgspec.Raw | None = None
-    metadata: msgspec.Raw | None = None
+    model: msgspec.Raw = ABSENT
+    prompt: msgspec.Raw = ABSENT
+    messages: msgspec.Raw = ABSENT
+    input: msgspec.Raw = ABSENT
+    max_tokens: msgspec.Raw = ABSENT
+    max_completion_tokens: msgspec.Raw = ABSENT
+    max_output_tokens: msgspec.Raw = ABSENT
+    stream: msgspec.Raw = ABSENT
+    n: msgspec.Raw = ABSENT
+    best_of: msgspec.Raw = ABSENT
+    use_beam_search: msgspec.Raw = ABSENT
+    echo: msgspec.Raw = ABSENT
+    prompt_logprobs: msgspec.Raw = ABSENT
+    kv_transfer_params: msgspec.Raw = ABSENT
+    metadata: msgspec.Raw = ABSENT
 
 
 _DECODER = msgspec.json.Decoder(Fields)
@@ -67,14 +68,14 @@ def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
     _check_duplicates(body)
     if _value(fields.kv_transfer_params) is not None and not allow_kv_params:
         raise RefusedError(400, "kv_params", "kv_transfer_params is not accepted from clients")
-    text = fields.prompt or fields.messages or fields.input
+    text = next((raw for raw in (fields.prompt, fields.messages, fields.input) if bytes(raw)), ABSENT)
     model, metadata = _value(fields.model), _value(fields.metadata)
     field_class = metadata.get("class") if isinstance(metadata, dict) else None
     return Asked(
         body=body,
         model=model if isinstance(model, str) else "",
         stream=_value(fields.stream) is True,
-        prompt_bytes=len(bytes(text)) if text is not None else 0,
+        prompt_bytes=len(bytes(text)),
         limit=_limit(fields),
         splittable=_splittable(fields, path),
         field_class=field_class if isinstance(field_class, str) else None,
@@ -82,10 +83,10 @@ def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
     )
 
 
-def _value(raw: msgspec.Raw | None) -> Any:
-    """One small field decoded; None for null, a missing or a wrong one."""
+def _value(raw: msgspec.Raw) -> Any:
+    """One small field decoded; None for null or a missing one."""
     try:
-        return None if raw is None else _ANY.decode(raw)
+        return _ANY.decode(raw) if bytes(raw) else None
     except msgspec.DecodeError:
         raise RefusedError(400, "json", "the body is not a JSON object") from None
 
@@ -101,7 +102,7 @@ def _limit(fields: Fields) -> int:
 
 def _splittable(fields: Fields, path: str) -> bool:
     """Whether KV parameters describe this request fully: one prompt, one output, nothing about the prompt."""
-    if path not in ("/v1/completions", "/v1/chat/completions") or fields.kv_transfer_params is not None:
+    if path not in ("/v1/completions", "/v1/chat/completions") or bytes(fields.kv_transfer_params):
         return False
     if _value(fields.n) not in (None, 1) or _value(fields.best_of) not in (None, 1):
         return False
@@ -109,7 +110,7 @@ def _splittable(fields: Fields, path: str) -> bool:
         return False
     if _value(fields.prompt_logprobs) is not None:
         return False
-    return fields.prompt is None or not bytes(fields.prompt).lstrip().startswith(b"[") or _is_tokens(fields.prompt)
+    return not bytes(fields.prompt).lstrip().startswith(b"[") or _is_tokens(fields.prompt)
 
 
 def _is_tokens(prompt: msgspec.Raw) -> bool:
@@ -118,8 +119,8 @@ def _is_tokens(prompt: msgspec.Raw) -> bool:
     return bool(inside) and inside[:1] in b"0123456789"
 
 
-def _token_ids(prompt: msgspec.Raw | None) -> int | None:
-    if prompt is None or not bytes(prompt).lstrip().startswith(b"[") or not _is_tokens(prompt):
+def _token_ids(prompt: msgspec.Raw) -> int | None:
+    if not bytes(prompt).lstrip().startswith(b"[") or not _is_tokens(prompt):
         return None
     return bytes(prompt).count(b",") + 1
 
