@@ -47,6 +47,7 @@ class Leg:
         self._response: aiohttp.ClientResponse | None = None
         self._usage: Usage | None = None
         self._scans = False
+        self._sent_rest = False
 
     async def start(self, body: bytes, headers: CIMultiDict[str], first_token: float | None = None) -> None:
         """Send the request and wait for its first token; raises LegError."""
@@ -89,6 +90,7 @@ class Leg:
             clock.stop()
         rest = self.scanner.rest()
         if rest:
+            self._sent_rest = True
             await write(rest)
         if self._scans and not self.scanner.done and self._path in DONE_ENDS:
             raise LegError(Fault.RESET, "the engine ended the stream without [DONE]", 502)
@@ -116,7 +118,7 @@ class Leg:
     @property
     def torn(self) -> bool:
         """Whether the client has half an event."""
-        return self.scanner.torn or bool(self._scans and self.scanner.rest() and not self.scanner.done)
+        return self.scanner.torn or self._sent_rest
 
     def close(self) -> None:
         """End the call. A connection whose answer was read to its end is used again, any other is closed."""
