@@ -29,7 +29,7 @@ def measured(seats: int, policy: str, steps: int, tries: int, folder: Path) -> l
     """The steps of a busy engine under a policy; of each the quickest of some tries."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from headgate.drivers.vllm.plugin import Headgate
+    from headgate.live.vllm.plugin import Headgate
 
     runs = []
     for _ in range(tries):
@@ -48,7 +48,7 @@ def measured(seats: int, policy: str, steps: int, tries: int, folder: Path) -> l
     return best
 
 
-def told(policy: str, steps: list[Step]) -> Iterator[dict[str, Any]]:
+def one_line(policy: str, steps: list[Step]) -> Iterator[dict[str, Any]]:
     """For each kind of step, and for all: microseconds and the ratio."""
     for kind in (*KINDS, "all"):
         chosen = [step for step in steps if kind in (step.kind, "all")]
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
                 if asked.profile:
                     profiled(seats, policy, asked.steps, folder)
                     continue
-                for line in told(policy, measured(seats, policy, asked.steps, asked.tries, folder)):
+                for line in one_line(policy, measured(seats, policy, asked.steps, asked.tries, folder)):
                     found.append({"decodes": seats, **line})
                     print(
                         f"| {seats} | `{policy}` | {line['steps']} | {line['count']} | {line['vllm']:,.0f} "

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headgate import __version__
 from headgate.cli.output import check_json, write_json
+from headgate.core.version import VERSION
 
 NEEDED = ("numpy", "scipy", "pydantic", "typer", "rich")
 OPTIONAL = {"prometheus_client": "metrics inside vLLM"}
@@ -57,13 +57,13 @@ def _print(found: dict[str, Any]) -> None:
 
 def _findings() -> dict[str, Any]:
     from headgate.cost.card import list_cards, load_card
-    from headgate.policies import BATCH, ROUTE
+    from headgate.methods.names import BATCH, ROUTE
     from headgate.workloads.bundled import BUNDLED
 
     packages = {name: _installed(name) for name in NEEDED}
     packages |= {name: f"{_installed(name)} - {use}" for name, use in OPTIONAL.items()}
     return {
-        "headgate": __version__,
+        "headgate": VERSION,
         "python": platform.python_version(),
         "machine": platform.platform(),
         "packages": packages,

@@ -1,1 +1,1 @@
-"""Real time: engines, emulators and routers on a wall clock."""
+"""Real time."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.drivers.forgetful import EVERYTHING
 from headgate.reproduce import wait_high, wait_lmsys, wait_low, wait_nested, wait_tiny
-from headgate.reproduce.wait_runs import FOR_EVER, Machine, Mix, WaitJob, serve
-from headgate.reproduce.wait_study import (
+from headgate.reproduce.wait.runs import FOR_EVER, Machine, Mix, WaitJob, serve
+from headgate.reproduce.wait.study import (
     at_load,
     full,
     load_of,
@@ -21,6 +20,7 @@ from headgate.reproduce.wait_study import (
     shared,
     watermarked,
 )
+from headgate.sim.engine.forgetful import EVERYTHING
 
 
 def served(way, machine, mix, seconds, lost=0, **more):

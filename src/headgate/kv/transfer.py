@@ -1,0 +1,28 @@
+"""How long it takes to copy the KV of a request from one engine to another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headgate.core.errors import InputError
+
+
+class Transfer(NamedTuple):
+    """How long it takes to copy the KV of a request to another engine.
+
+    Every copy has the link for itself: copies that share one are not slowed down.
+    """
+
+    fixed: float = 0.0  # seconds, whatever the size
+    per_token: float = 0.0  # seconds: bytes of KV per token over the bandwidth
+
+    def checked(self) -> Transfer:
+        """The same, or an error that names what cannot be."""
+        for name, value in self._asdict().items():
+            if not 0 <= value < float("inf"):
+                raise InputError(f"transfer: {name} is {value} s; give 0 or more")
+        return self
+
+    def seconds(self, tokens: int) -> float:
+        """For so many tokens of KV."""
+        return self.fixed + self.per_token * tokens
