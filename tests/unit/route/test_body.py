@@ -13,7 +13,9 @@ def read(path: str = TEXT, **fields: object):
 
 
 def test_what_is_read() -> None:
-    body = b'{"model": "m", "prompt":"hello \xc3\xa9", "max_tokens": 7, "stream":true, "metadata":{"class":"x"}}'
+    body = (
+        b'{"model": "m", "prompt":"hello \xc3\xa9", "max_tokens": 7, "stream":true, "metadata":{"class":"x"}}'
+    )
     asked = read_body(body, TEXT)
     assert asked.body is body
     assert (asked.model, asked.stream, asked.limit, asked.field_class) == ("m", True, 7, "x")

@@ -66,7 +66,9 @@ def test_keys(tmp_path: Path) -> None:
     assert not read_keys(None).required
 
 
-@pytest.mark.parametrize("text", ["", "alice\n", "alice 12\n", f"alice {'0' * 64} admin\n", f"a/b {'0' * 64}\n"])
+@pytest.mark.parametrize(
+    "text", ["", "alice\n", "alice 12\n", f"alice {'0' * 64} admin\n", f"a/b {'0' * 64}\n"]
+)
 def test_bad_key_files(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(InputError, match="key file"):

@@ -40,7 +40,12 @@ def test_mistakes_are_one_line(given: dict, said: str) -> None:
 
 def test_units() -> None:
     config = checked(
-        {"engines": [A], "front": {"body_limit": "1MiB"}, "limits": {"idle": "500ms", "queue_ttl": 3}, "kv": {"lease": "1min"}}
+        {
+            "engines": [A],
+            "front": {"body_limit": "1MiB"},
+            "limits": {"idle": "500ms", "queue_ttl": 3},
+            "kv": {"lease": "1min"},
+        }
     )
     assert config.front.body_limit == 1 << 20
     assert (config.limits.idle, config.limits.queue_ttl, config.kv.lease) == (0.5, 3.0, 60.0)
@@ -48,7 +53,9 @@ def test_units() -> None:
 
 def test_flags_over_file(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
-    file.write_text('[front]\nport = 1234\n[router]\nname = "density-deep"\n[[engines]]\nurl = "http://a:1/"\nseats = 8\n')
+    file.write_text(
+        '[front]\nport = 1234\n[router]\nname = "density-deep"\n[[engines]]\nurl = "http://a:1/"\nseats = 8\n'
+    )
     config = read_config(file, {"router": {"name": "least-loaded"}}, ["http://b:2"])
     assert config.front.port == 1234
     assert config.router.name == "least-loaded"

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +64,18 @@ def test_byte_by_byte(stream: bytes) -> None:
 
 
 PIECES = st.sampled_from(
-    [b"data: x", b"data:", b"\n", b"\n\n", b"\r\n", b"\r", b": c", b"event: e\n", b'data: {"error":1}\n\n', b"\xff"]
+    [
+        b"data: x",
+        b"data:",
+        b"\n",
+        b"\n\n",
+        b"\r\n",
+        b"\r",
+        b": c",
+        b"event: e\n",
+        b'data: {"error":1}\n\n',
+        b"\xff",
+    ]
 )
 
 
@@ -71,7 +84,7 @@ def test_random_streams_and_splits(pieces: list[bytes], cuts: list[int]) -> None
     stream = b"".join(pieces)
     marks = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     scanner = EventScanner()
-    passed = b"".join(scanner.feed(stream[a:b]) for a, b in zip(marks, marks[1:], strict=False) if b > a)
+    passed = b"".join(scanner.feed(stream[a:b]) for a, b in pairwise(marks) if b > a)
     assert passed + scanner.rest() == stream
     want = naive(stream)
     assert scanner.events == want["events"]

@@ -42,7 +42,9 @@ class Answer(NamedTuple):
 def error_object(status: int, message: str, code: str | int | None = None) -> dict[str, object]:
     """`{"error": ...}` as OpenAI's clients read it."""
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": status if code is None else code}}
+    return {
+        "error": {"message": message, "type": kind, "param": None, "code": status if code is None else code}
+    }
 
 
 def answer(error: RefusedError) -> Answer:

@@ -135,7 +135,9 @@ def _check_depth(body: bytes) -> None:
             return
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     if brackets:
-        raise RefusedError(400, "depth", f"the body nests deeper than {DEPTH} levels or its brackets do not match")
+        raise RefusedError(
+            400, "depth", f"the body nests deeper than {DEPTH} levels or its brackets do not match"
+        )
 
 
 def _check_duplicates(body: bytes) -> None:

@@ -222,7 +222,9 @@ class Config(Part):
         _distinct("class", [each.name for each in (*self.classes, self.default)])
         _distinct("engine", [each.url for each in self.engines])
         if len(self.classes) >= MOST_CLASSES:
-            raise ValueError(f"{len(self.classes)} classes; {MOST_CLASSES - 1} beside the default are the most")
+            raise ValueError(
+                f"{len(self.classes)} classes; {MOST_CLASSES - 1} beside the default are the most"
+            )
         if not self.engines and not self.discovery.file and not self.discovery.dns:
             raise ValueError("no engines; give --engine URL, an [[engines]] table or [discovery]")
         front = self.front
@@ -246,7 +248,7 @@ def read_config(path: str | Path | None, flags: dict[str, dict[str, Any]], engin
     where, given = "", dict[str, Any]()
     if path is not None:
         where = f"{path}: "
-        given = _parsed(path)
+        given = parsed(path)
     for table, values in flags.items():
         known = given.setdefault(table, {})
         if not isinstance(known, dict):
@@ -268,7 +270,7 @@ def checked(given: dict[str, Any], where: str = "") -> Config:
         raise InputError(where + first_fault(error.errors(include_url=False), _fields)) from None
 
 
-def _parsed(path: str | Path) -> dict[str, Any]:
+def parsed(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
@@ -286,7 +288,9 @@ def _fields(place: tuple[int | str, ...]) -> list[str]:
         found = model.model_fields.get(part) if hasattr(model, "model_fields") else None
         if found is None:
             return []
-        inside = [each for each in (found.annotation, *getattr(found.annotation, "__args__", ())) if _is_part(each)]
+        inside = [
+            each for each in (found.annotation, *getattr(found.annotation, "__args__", ())) if _is_part(each)
+        ]
         model = inside[0] if inside else None
     return sorted(model.model_fields) if model is not None else []
 

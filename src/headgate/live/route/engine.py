@@ -61,7 +61,9 @@ class EngineState:
             return None
         key = os.environ.get(self.spec.key_env)
         if not key:
-            raise InputError(f"engine {self.url}: environment variable {self.spec.key_env} is not set; set it")
+            raise InputError(
+                f"engine {self.url}: environment variable {self.spec.key_env} is not set; set it"
+            )
         return f"Bearer {key}"
 
     def seats(self, now: float) -> int:
@@ -78,7 +80,9 @@ class EngineState:
     def took_first_token(self, seconds: float) -> None:
         """A stream's first token came so long after it was sent."""
         self.samples += 1
-        self.first_token += (seconds - self.first_token) * (SMOOTHING if self.samples > 1 or self.first_token else 1)
+        self.first_token += (seconds - self.first_token) * (
+            SMOOTHING if self.samples > 1 or self.first_token else 1
+        )
 
     def eject(self, now: float, pause: float) -> None:
         """It is much slower than the others: leave it alone for a while, longer each time."""

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from headgate.core.errors import InputError
 
-LINE = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})\s+(?P<digest>[0-9a-fA-F]{64})(?P<rest>(\s+\S+)*)\s*")
+LINE = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})\s+(?P<digest>[0-9a-fA-F]{64})(?P<rest>(\s+\S+)*)\s*"
+)
 LONGEST = 512  # characters of a key a client shows
 
 
@@ -66,7 +68,9 @@ def read_keys(path: str | Path | None) -> Keys:
         found = LINE.fullmatch(line)
         words = found["rest"].split() if found else []
         if found is None or any(word != "choose" for word in words):
-            raise InputError(f"key file {path}:{number}: write NAME SHA256 [choose]; see headgate route --new-key")
+            raise InputError(
+                f"key file {path}:{number}: write NAME SHA256 [choose]; see headgate route --new-key"
+            )
         keys.append(Key(found["name"], bytes.fromhex(found["digest"]), "choose" in words))
     if not keys:
         raise InputError(f"key file {path}: no keys in it; add a line with headgate route --new-key NAME")

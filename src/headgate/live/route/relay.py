@@ -11,7 +11,16 @@ from multidict import CIMultiDict
 
 from headgate.live.route.events import EventScanner
 from headgate.live.route.headers import connection_names, to_client
-from headgate.live.route.verdict import Fault, LegError, Usage, is_empty, judge_body, judge_event, judge_status, usage_of
+from headgate.live.route.verdict import (
+    Fault,
+    LegError,
+    Usage,
+    is_empty,
+    judge_body,
+    judge_event,
+    judge_status,
+    usage_of,
+)
 
 Write = Callable[[bytes], Awaitable[None]]
 DONE_ENDS = ("/v1/completions", "/v1/chat/completions")  # whose streams end with [DONE]
@@ -65,7 +74,9 @@ class Leg:
         except (aiohttp.ClientResponseError, aiohttp.InvalidURL):
             raise self._broken(Fault.GARBAGE, "the engine's answer is not HTTP") from None
         except (aiohttp.ClientError, OSError):
-            raise self._broken(Fault.RESET, "the engine closed the connection before its first token") from None
+            raise self._broken(
+                Fault.RESET, "the engine closed the connection before its first token"
+            ) from None
         except LegError:
             self.close()
             raise
@@ -156,7 +167,9 @@ class Leg:
     async def _read_error(self, kind: str) -> None:
         body = await self._read_up_to(ERROR_BODY)
         if body is None:
-            raise LegError(Fault.GARBAGE, f"the engine's error {self.status} is larger than {ERROR_BODY} bytes")
+            raise LegError(
+                Fault.GARBAGE, f"the engine's error {self.status} is larger than {ERROR_BODY} bytes"
+            )
         fault = judge_status(self.status, body, kind, self._times.retry_500)
         if fault is not None:
             raise fault

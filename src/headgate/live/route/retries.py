@@ -55,5 +55,5 @@ def backoff(attempt: int, draw: Callable[[], float]) -> float:
         attempt: tries so far, at least 1.
         draw: a number from [0, 1).
     """
-    pause = min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE)
+    pause: float = min(FIRST_PAUSE * 2.0 ** (attempt - 1), LONGEST_PAUSE)
     return pause * (0.5 + 0.5 * draw())

@@ -128,7 +128,10 @@ def aborted(answer: dict[str, Any]) -> bool:
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices:
         return False
-    return all(isinstance(each, dict) and each.get("finish_reason") == "abort" and not _text(each) for each in choices)
+    return all(
+        isinstance(each, dict) and each.get("finish_reason") == "abort" and not _text(each)
+        for each in choices
+    )
 
 
 def is_empty(data: bytes) -> bool:
@@ -138,7 +141,9 @@ def is_empty(data: bytes) -> bool:
     choices = decoded(data).get("choices")
     if not isinstance(choices, list) or not choices:
         return False
-    return all(isinstance(each, dict) and not each.get("finish_reason") and not _text(each) for each in choices)
+    return all(
+        isinstance(each, dict) and not each.get("finish_reason") and not _text(each) for each in choices
+    )
 
 
 def _text(choice: dict[str, Any]) -> bool:
