@@ -1,11 +1,7 @@
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from headgate.live.route.answers import RefusedError, answer, error_event
 from headgate.live.route.breaker import Breaker, State
 from headgate.live.route.retries import FLOOR, RetryBudget, backoff
-from headgate.live.route.shed import Bytes, ServedRate, predicted_wait, retry_after
+from headgate.live.route.body_bytes import BodyBytes
 
 
 def test_five_failures_in_a_row_open_it() -> None:
@@ -84,31 +80,8 @@ def test_backoff() -> None:
     assert backoff(40, lambda: 1.0) == 1.0
 
 
-def test_served_rate_finds_the_rate() -> None:
-    served = ServedRate()
-    assert served.rate(0.0) == 0
-    for turn in range(600):
-        served.served(turn * 0.1)
-    assert served.rate(60.0) == pytest.approx(10, rel=0.05)
-    early = ServedRate()
-    for turn in range(20):
-        early.served(turn * 0.1)
-    assert early.rate(2.0) == pytest.approx(10, rel=0.2)
-
-
-@given(st.integers(0, 10**6), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True))
-def test_retry_after_is_bounded(ahead: int, rate: float, drawn: float) -> None:
-    assert 1 <= retry_after(ahead, rate, lambda: drawn) <= 60
-
-
-def test_waits() -> None:
-    assert retry_after(100, 5.0, lambda: 0.5) == 20
-    assert predicted_wait(100, 5.0) == 20
-    assert predicted_wait(100, 0.0) == 0
-
-
 def test_bytes() -> None:
-    held = Bytes(10)
+    held = BodyBytes(10)
     assert held.take(6)
     assert not held.take(5)
     held.give_back(6)

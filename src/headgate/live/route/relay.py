@@ -57,6 +57,7 @@ class Leg:
         self._usage: Usage | None = None
         self._scans = False
         self._sent_rest = False
+        self._cut = ""  # why we broke it off ourselves
 
     async def start(self, body: bytes, headers: CIMultiDict[str], first_token: float | None = None) -> None:
         """Send the request and wait for its first token; raises LegError."""
@@ -94,6 +95,8 @@ class Leg:
         except (aiohttp.ClientError, OSError) as error:
             if clock.writing:
                 raise ConnectionResetError("the client is gone") from error
+            if self._cut:
+                raise LegError(Fault.CUT, self._cut, 503, retry=False) from None
             if clock.fired:
                 raise LegError(Fault.IDLE, f"no token for {self._times.idle:g} s", 504) from None
             raise self._broken(Fault.RESET, "the engine closed the connection before the end") from None
@@ -130,6 +133,12 @@ class Leg:
     def torn(self) -> bool:
         """Whether the client has half an event."""
         return self.scanner.torn or self._sent_rest
+
+    def break_off(self, why: str) -> None:
+        """Cut the call; whoever reads it gets a LegError that says why."""
+        self._cut = why
+        if self._response is not None:
+            self._response.close()
 
     def close(self) -> None:
         """End the call. A connection whose answer was read to its end is used again, any other is closed."""

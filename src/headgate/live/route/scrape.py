@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import isfinite
 
-from headgate.live.route.engine import Load
+from headgate.live.route.upstream import Load
 
 ALARMS = (
     "vllm:nixl_num_notifications_after_expiry_total",

@@ -23,6 +23,7 @@ class Fault(Enum):
     FIRST_TOKEN = "first-token"  # too late
     IDLE = "idle"
     GARBAGE = "garbage"  # no HTTP, or an answer larger than allowed
+    CUT = "cut"  # by the router's own end
     NO_PARAMS = "no-params"  # a prefill without KV parameters
 
 

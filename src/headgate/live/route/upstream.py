@@ -27,7 +27,7 @@ class Load:
 
 
 @dataclass
-class EngineState:
+class Upstream:
     """One engine: its settings, its health, and what the router has there."""
 
     id: int
@@ -47,6 +47,7 @@ class EngineState:
     first_token: float = 0.0  # mean of the newest, seconds
     samples: int = 0  # of it since the last check for outliers
     events: int = 0  # relayed
+    tokens_per_event: float = 1.0  # learned from its counter of tokens
     warned_no_params: bool = False
 
     @property
