@@ -1,0 +1,152 @@
+"""The router's side of a fleet: who waits, what the router is told, and what it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headgate.core.errors import InputError
+from headgate.core.fleet import FleetObserver, Move, Room, RoutePolicy, Stage, endless, room
+from headgate.core.policy import End
+from headgate.core.request import Request
+from headgate.core.roster import Roster
+from headgate.core.ask_router import Asking
+
+Rooms = Callable[[str], Room]  # from the role of an engine
+
+
+def simulated_rooms(router: RoutePolicy, seats: int) -> Rooms:
+    """Engines of a simulation: endless before a router that sends at once, else one prompt at a time."""
+    if router.sends_at_once:
+        return endless
+    if seats < 2:
+        raise InputError(
+            f"{type(router).__name__} wants at least 2 seats per engine, one for a prompt beside a "
+            "decode; raise --slots, or choose a router such as least-loaded"
+        )
+    return lambda role: room(role, seats)
+
+
+class Dispatch:
+    """Keeps the roster by what engines report, and carries out what the router answers.
+
+    Hooks that the router does not override cost nothing. `pending` says that something has happened since
+    the router was last asked. Another router takes over with `serve`.
+    """
+
+    def __init__(
+        self,
+        router: RoutePolicy,
+        roles: Sequence[str],
+        rooms: Rooms,
+        kinds: Sequence[str],
+        send: Callable[[Request, Move], None],
+        refuse: Callable[[Request, float], None],
+        wake: Callable[[float], None],
+        soonest: float = 0.0,
+    ) -> None:
+        """`rooms` also gives the room of an engine whose role the router changes."""
+        self.roster = Roster(roles, rooms, kinds)
+        self.pending = False
+        self._rooms, self._send = rooms, send
+        self._outward = refuse, wake, soonest
+        self.serve(router)
+
+    def serve(self, router: RoutePolicy) -> None:
+        """This router decides from now on; it must have adopted the fleet unless that is empty."""
+        self.router = router
+        refuse, wake, soonest = self._outward
+        self._asking = Asking(router, self.roster, self._move, refuse, wake, self.set_role, soonest)
+        listens = type(router)
+        self._tell_arrived = None if listens.arrived is FleetObserver.arrived else router.arrived
+        self._tell_moved = None if listens.moved is FleetObserver.moved else router.moved
+        self._tell_prefilled = None if listens.prefilled is FleetObserver.prefilled else router.prefilled
+        self._tell_finished = None if listens.finished is FleetObserver.finished else router.finished
+
+    # -- what happens to requests -------------------------------------------------------------------------
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It waits for its prompt."""
+        self.roster.arrive(request)
+        if self._tell_arrived:
+            self._tell_arrived(request, now)
+        self.route(now)
+
+    def prompt_done(self, request: Request, engine: int, now: float) -> None:
+        """It decodes where its prompt was."""
+        if not self.roster.places[request.id].decoding:  # not when it was evicted and comes again
+            self.roster.end_prompt(request, self.roster.replicas[engine], True)
+            self.pending = True
+            if self._tell_prefilled:
+                self._tell_prefilled(request, engine, now)
+
+    def parted(self, request: Request, engine: int, now: float) -> None:
+        """It was sent there for its prompt alone and waits for a place to decode."""
+        self.roster.end_prompt(request, self.roster.replicas[engine], False)
+        self.pending = True
+        if self._tell_prefilled:
+            self._tell_prefilled(request, engine, now)
+
+    def ended(self, request: Request, engine: int, now: float, how: End) -> None:
+        """It has left an engine, or its way there, for good."""
+        seat, decodes = self.roster.replicas[engine], self.roster.places[request.id].decoding
+        served = how is End.STOPPED or how is End.LIMIT
+        if not decodes and not served:
+            self.roster.drop_prompt(request, seat)
+        else:
+            if not decodes:  # sent for its prompt alone, and that was all
+                self.roster.end_prompt(request, seat, True)
+            self.roster.finish(request, seat)
+        self.pending = True
+        if not served:
+            self.router.left(request, now, how)
+        elif self._tell_finished:
+            self._tell_finished(request, engine, now)
+
+    def left(self, request: Request, now: float, how: End) -> None:
+        """One who waits before the engines, or between two of them, goes away."""
+        self.roster.leave(request)
+        self.pending = True
+        self.router.left(request, now, how)
+
+    def returned(self, request: Request, now: float) -> None:
+        """Its engine failed it, or its KV is lost: it waits for its prompt again, before all others."""
+        self.roster.take_back(request)
+        self.pending = True
+        self.router.returned(request, now)
+
+    # -- what happens to engines --------------------------------------------------------------------------
+
+    def set_role(self, engine: int, role: str) -> bool:
+        """It has another role from now on; False: it had that already."""
+        if self.roster.seat(engine).role == role:
+            return False
+        self.roster.set_role(engine, role, self._rooms(role))
+        self.engines_changed()
+        return True
+
+    def engines_changed(self) -> None:
+        """The roster's engines are not what they were."""
+        self.pending = True
+        self.router.engines_changed(self.roster)
+
+    # -- what the router wants ----------------------------------------------------------------------------
+
+    def woken(self, now: float) -> None:
+        """A time the router asked for may have come."""
+        if self._asking.woken(now):
+            self.pending = True
+
+    def route(self, now: float) -> None:
+        """Ask until nobody is moved."""
+        self.pending = False
+        self._asking.ask(now)
+
+    def _move(self, move: Move, now: float) -> None:
+        found, seat = self.roster.find(move)
+        if move.stage is Stage.DECODE:
+            self.roster.start_decode(found, seat)
+        else:
+            self.roster.start_prompt(found, seat, move.stage)
+        self._send(found, move)
+        if self._tell_moved:
+            self._tell_moved(found, move, now)
