@@ -8,10 +8,10 @@ from headgate.core.errors import InputError, unknown
 from headgate.core.fleet import ANY, STAY, Fleet, Move, RoutePolicy, Routing
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.methods.fluid.plan import FluidPlan
-from headgate.methods.fluid.admission import Strict
 from headgate.methods.balance.assigned import Loads
+from headgate.methods.fluid.admission import Strict
 from headgate.methods.fluid.placement import Draw, pick
+from headgate.methods.fluid.plan import FluidPlan
 
 SPARE = 1 / 16
 
@@ -61,18 +61,6 @@ class DensityDeep(RoutePolicy):
     def left(self, request: Request, now: float, how: End) -> None:
         """One fewer, if it was sent anywhere."""
         self._gone(request)
-
-    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        """Counts who is on which engine."""
-        self.engines_changed(fleet)
-        for id, place in fleet.places.items():
-            if id not in fleet.handoff:
-                self.moved(place.request, Move(id, place.replica, place.stage), fleet.now)
-
-    def engines_changed(self, fleet: Fleet) -> None:
-        """Engines that take no prompts are not looked at."""
-        found = [each.id for each in fleet.replicas if each.role == ANY and each.room.prompts > 0]
-        self._loads.only(found or range(len(fleet.replicas)), len(fleet.replicas))
 
     def route(self, fleet: Fleet) -> Routing:
         """The best kind to the emptiest engine, while that is not deep enough."""

@@ -8,11 +8,11 @@ from math import inf
 from headgate.core.errors import RunError
 from headgate.core.lease import Lease
 from headgate.core.ledger import Entry
+from headgate.core.listeners import Listeners
 from headgate.core.plan import ALL, EACH_STEP, NONE, Decodes, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.cost.model import Chunk, Shape
 from headgate.sim.engine.engine import Engine
-from headgate.core.listeners import Listeners
 from headgate.sim.engine.residents import Residents
 from headgate.sim.engine.steps import Pace
 

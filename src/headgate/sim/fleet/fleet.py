@@ -7,20 +7,21 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-from headgate.core.errors import InputError, RunError, told
+from headgate.core.dispatch import Dispatch
+from headgate.core.errors import InputError, RunError, one_line
 from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
-from headgate.sim.engine.arrivals import Arrivals
-from headgate.core.dispatch import Dispatch, simulated_rooms
-from headgate.sim.engine.engine import Engine
-from headgate.sim.fleet.exchange import Exchange
-from headgate.kv.transfer import Handover, Transfer
-from headgate.sim.fleet.kv_handover import Porter
-from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY
-from headgate.sim.fleet.fleet_engine import PENDING, RUNNING, WAITS, Station
+from headgate.kv.transfer import Transfer
 from headgate.record.fleet_recorder import FleetRecorder
+from headgate.sim.engine.arrivals import Arrivals
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY
+from headgate.sim.fleet.exchange import Exchange
+from headgate.sim.fleet.fleet_engine import PENDING, RUNNING, WAITS, Station
+from headgate.sim.fleet.handover import Handover
+from headgate.sim.fleet.kv_handover import Porter
 from headgate.workloads.workload import Workload
 
 DUE, WAKE, TIMER, LANDS = range(4)
@@ -59,11 +60,8 @@ class FleetSimulator:
         self.arrivals = Arrivals(workload)
         kinds = [kind.name for kind in workload.kinds]
         self.recorder = FleetRecorder(len(workload), kinds, engines)
-        roles = router.roles(engines)
-        if len(roles) != engines:
-            raise InputError(f"{len(roles)} roles for {engines} engines; the router must give each one")
-        rooms, told = simulated_rooms(router, engine.running), (self._send, self._turn_away, self._push_wake)
-        self.dispatch = Dispatch(router, roles, rooms, kinds, *told)
+        told = self._send, self._turn_away, self._push_wake
+        self.dispatch = Dispatch(router, engines, engine.running, kinds, len(workload), *told)
         self._porter = Porter(transfer.checked(), self._push_landing, self._reach, self._joined)
         self._lengths: list[int] = workload.output.tolist()
         self.stations: list[Station] = []
@@ -106,7 +104,9 @@ class FleetSimulator:
             raise
         except (Exception, SystemExit) as error:
             name = type(self.dispatch.router).__name__
-            raise RunError(f"router {name} or a policy broke at {self.now:.6f} s: {told(error)}") from error
+            raise RunError(
+                f"router {name} or a policy broke at {self.now:.6f} s: {one_line(error)}"
+            ) from error
         if self.arrivals.outstanding:
             raise RunError(self._left_behind())
 
@@ -210,9 +210,8 @@ class FleetSimulator:
             self._push(entry.arrival + self._abort[id], TIMER, (id, True))
         self.dispatch.arrived(entry, now)
 
-    def _send(self, entry: Request, move: Move) -> None:
+    def _send(self, entry: Entry, move: Move) -> None:
         """The router has chosen an engine."""
-        assert isinstance(entry, Entry)  # the roster holds what it was given
         station = self.stations[move.replica]
         if move.stage is Stage.DECODE:
             self._porter.bind(entry.id, station)
@@ -282,7 +281,7 @@ class FleetSimulator:
         name, roster = type(self.dispatch.router).__name__, self.dispatch.roster
         waiting = sum(map(len, roster.queues.values())) + len(roster.handoff)
         stuck = next((station for station in self.stations if station.replica.occupied), None)
-        where = f"; {stuck.told()}, {stuck.replica.plan}" if stuck else ""
+        where = f"; {stuck.one_line()}, {stuck.replica.plan}" if stuck else ""
         return (
             f"{self.arrivals.outstanding} requests are left unserved at {self.now:.6f} s and nothing else "
             f"will happen: {waiting} wait for router {name}{where}"

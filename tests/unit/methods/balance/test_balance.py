@@ -15,6 +15,7 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import End
 from headgate.core.roster import Roster
 from headgate.core.view import Limits
+from headgate.methods.balance.assigned import SPARE, Loads
 from headgate.methods.balance.balance import (
     Affinity,
     AtRandom,
@@ -23,7 +24,6 @@ from headgate.methods.balance.balance import (
     PowerOfTwo,
     RoundRobin,
 )
-from headgate.methods.balance.assigned import SPARE, Loads
 from headgate.methods.split.split import Split
 
 LOBBY = Ledger(Limits(64, 8), 0)
@@ -52,7 +52,7 @@ class Desk:
         if move.stage is Stage.DECODE:
             self.roster.start_decode(entry, seat)
         else:
-            self.roster.start_prompt(entry, seat, move.stage)
+            self.roster.start_prompt(entry, seat)
         self.router.moved(entry, move, 0.0)
         return move.replica
 

@@ -6,8 +6,8 @@ from math import inf
 
 from headgate.core.request import Slo
 from headgate.core.roster import Roster, Seat
-from headgate.sim.fleet.network.source import Block
 from headgate.methods.fluid.flows import Instance
+from headgate.sim.fleet.network.source import Block
 
 WAITS_PROMPT, IN_PREFILL, WAITS_DECODE, DECODING, GONE = range(5)
 NO_SLO = Slo()

@@ -14,16 +14,16 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
+from headgate.core.ask_router import Asking
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import FleetObserver, Move, RoutePolicy, Stage, room
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Roster, Seat
-from headgate.core.ask_router import Asking
+from headgate.methods.fluid.flows import Instance
 from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Books, Page, Window
 from headgate.sim.fleet.network.job import DECODING, GONE, IN_PREFILL, WAITS_DECODE, WAITS_PROMPT, Clock, Job
 from headgate.sim.fleet.network.source import Block, Source
-from headgate.methods.fluid.flows import Instance
 
 PROMPT_DONE, DUE, GIVES_UP, DROPS, WAKE = range(5)
 
@@ -46,9 +46,7 @@ class Network:
         self._clocks = [Clock(self.fleet, self._fast) for _ in range(engines)]
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
-        self._asking = Asking(
-            router, self.fleet, self._move, self._turn_away, self._push_wake, self._set_role
-        )
+        self._asking = Asking(router, self.fleet, self._move, self._turn_away, self._push_wake)
         self._source = source
         self._sent = 0
         self._turn_page()
@@ -188,7 +186,7 @@ class Network:
             self.fleet.start_decode(job, seat)
             self._join(job, seat, now, HANDOFF)
         else:
-            self.fleet.start_prompt(job, seat, move.stage)
+            self.fleet.start_prompt(job, seat)
             books.counts["prompts_started"][kind] += 1
             books.move(WAITING, PREFILLING, kind, now)
             job.state, job.whole = IN_PREFILL, move.stage is Stage.WHOLE
@@ -198,13 +196,6 @@ class Network:
                 self._schedule(self._clocks[seat.id])
             self._push(now + job.seconds, PROMPT_DONE, job)
         self.router.moved(job, move, now)
-
-    def _set_role(self, engine: int, role: str) -> bool:
-        if self.fleet.seat(engine).role == role:
-            return False
-        self.fleet.set_role(engine, role, room(role, self.instance.pace.seats))
-        self.router.engines_changed(self.fleet)
-        return True
 
     def _join(self, job: Job, seat: Seat, now: float, out: int) -> None:
         """Its first token is under way."""
