@@ -53,6 +53,11 @@ class Asking:
                 self._sleep(wake, now)
                 return
 
+    @property
+    def wakes_at(self) -> float:
+        """The time the router asked for; inf: none."""
+        return self._wake
+
     def woken(self, now: float) -> bool:
         """Has the time come that the router asked for?"""
         if now < self._wake:

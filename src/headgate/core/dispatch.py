@@ -131,10 +131,17 @@ class Dispatch:
 
     # -- what the router wants ----------------------------------------------------------------------------
 
-    def woken(self, now: float) -> None:
-        """A time the router asked for may have come."""
-        if self._asking.woken(now):
-            self.pending = True
+    def woken(self, now: float) -> bool:
+        """Has a time come that the router asked for?"""
+        if not self._asking.woken(now):
+            return False
+        self.pending = True
+        return True
+
+    @property
+    def wakes_at(self) -> float:
+        """When the router wants to be asked at the latest; inf: never."""
+        return self._asking.wakes_at
 
     def route(self, now: float) -> None:
         """Ask until nobody is moved."""
