@@ -145,6 +145,7 @@ class Replaced(Watched):
     def route(self, fleet):
         self.countdown -= 1
         if self.countdown == 0:
+            self.fresh.adopt(fleet, self.inner)
             self.inner = self.fresh
         return super().route(fleet)
 
@@ -152,7 +153,7 @@ class Replaced(Watched):
 @half_as_many
 @given(world=worlds(), when=st.integers(1, 60))
 def test_take_over_half_way(world: World, when):
-    """A fresh copy that has heard of nothing serves everybody: what it needs to know, the fleet tells."""
+    """A fresh copy that adopts the fleet half-way serves everybody and over-fills no engine."""
     for name, more in members(world):
         note(name)
         first, second = (make_router(name, world.plan, world.engines, draws(s), **more) for s in (0, 1))

@@ -34,7 +34,7 @@ def test_a_request_goes_through_a_fleet():
     assert list(fleet.queues["b"]) == [7] and not fleet.queues["a"]
     found, seat = fleet.find(Move(7, 0, Stage.PREFILL))
     assert found is one
-    fleet.start_prompt(one, seat)
+    fleet.start_prompt(one, seat, Stage.PREFILL)
     assert fleet.idle[MIXED] == [] and fleet.prefilling == {"a": 0, "b": 1}
     assert seat.prefilling["b"] == 1 and fleet.free_seats == 5
     fleet.end_prompt(one, seat, stays=False)
@@ -53,7 +53,7 @@ def test_a_whole_request_stays():
     for id in (0, 1):
         fleet.arrive(request(id))
         found, _ = fleet.find(Move(id, 0))
-        fleet.start_prompt(found, seat)
+        fleet.start_prompt(found, seat, Stage.PREFILL)
         assert fleet.idle[ANY] == []
         fleet.end_prompt(found, seat, stays=True)
     assert (seat.decodes, seat.seats, fleet.idle[ANY], fleet.open[ANY]) == (2, 0, [], [])
@@ -69,7 +69,7 @@ def test_those_who_wait_may_leave():
     with pytest.raises(RunError, match="does not wait"):
         fleet.waiting_one(1)
     fleet.arrive(two)
-    fleet.start_prompt(two, fleet.replicas[0])
+    fleet.start_prompt(two, fleet.replicas[0], Stage.PREFILL)
     fleet.end_prompt(two, fleet.replicas[0], stays=False)
     fleet.leave(two)
     assert not fleet.handoff
@@ -89,13 +89,13 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(RunError, match=said):
             fleet.find(move)
     first, seat = fleet.find(Move(1, 0, Stage.PREFILL))
-    fleet.start_prompt(first, seat)
+    fleet.start_prompt(first, seat, Stage.PREFILL)
     with pytest.raises(RunError, match="no place for a prompt"):
         fleet.find(Move(2, 0, Stage.PREFILL))
     fleet.end_prompt(first, seat, stays=False)
     fleet.start_decode(first, seat)
     second, _ = fleet.find(Move(2, 0, Stage.PREFILL))
-    fleet.start_prompt(second, seat)
+    fleet.start_prompt(second, seat, Stage.PREFILL)
     fleet.end_prompt(second, seat, stays=False)
     with pytest.raises(RunError, match="no decode seat"):
         fleet.find(Move(2, 0, Stage.DECODE))
@@ -125,7 +125,7 @@ def test_pools_and_counts_follow_every_transition(data):
             places = [engine for pool in fleet.open.values() for engine in pool]
             if step == "prompt" and idle and waiting:
                 who, seat = fleet.find(Move(waiting[0].id, idle[0]))
-                fleet.start_prompt(who, seat)
+                fleet.start_prompt(who, seat, Stage.PREFILL)
                 running.append((who, seat, data.draw(st.booleans()) and seat.role == ANY))
             elif step == "done" and running:
                 who, seat, stays = running.pop()

@@ -46,7 +46,9 @@ class Network:
         self._clocks = [Clock(self.fleet, self._fast) for _ in range(engines)]
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
-        self._asking = Asking(router, self.fleet, self._move, self._turn_away, self._push_wake)
+        self._asking = Asking(
+            router, self.fleet, self._move, self._turn_away, self._push_wake, self._set_role
+        )
         self._source = source
         self._sent = 0
         self._turn_page()
@@ -186,7 +188,7 @@ class Network:
             self.fleet.start_decode(job, seat)
             self._join(job, seat, now, HANDOFF)
         else:
-            self.fleet.start_prompt(job, seat)
+            self.fleet.start_prompt(job, seat, move.stage)
             books.counts["prompts_started"][kind] += 1
             books.move(WAITING, PREFILLING, kind, now)
             job.state, job.whole = IN_PREFILL, move.stage is Stage.WHOLE
@@ -196,6 +198,13 @@ class Network:
                 self._schedule(self._clocks[seat.id])
             self._push(now + job.seconds, PROMPT_DONE, job)
         self.router.moved(job, move, now)
+
+    def _set_role(self, engine: int, role: str) -> bool:
+        if self.fleet.seat(engine).role == role:
+            return False
+        self.fleet.set_role(engine, role, room(role, self.instance.pace.seats))
+        self.router.engines_changed(self.fleet)
+        return True
 
     def _join(self, job: Job, seat: Seat, now: float, out: int) -> None:
         """Its first token is under way."""
