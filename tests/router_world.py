@@ -129,7 +129,7 @@ async def routed(
         app = RouterApp(given, lambda: given)
         try:
             await app.start()
-            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as client:
                 yield World(app, client, fakes)
         finally:
             await app.stop()

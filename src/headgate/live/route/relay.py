@@ -107,7 +107,7 @@ class Leg:
             self._sent_rest = True
             await write(rest)
         if self._scans and not self.scanner.done and self._path in DONE_ENDS:
-            raise LegError(Fault.RESET, "the engine ended the stream without [DONE]", 502)
+            raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
 
     async def _copy(self, content: aiohttp.StreamReader, write: Write, clock: _Idle) -> None:
         read, feed, scans = content.readany, self.scanner.feed, self._scans
