@@ -79,7 +79,8 @@ class Watch:
 
     async def _watch(self, engine: Upstream) -> None:
         while True:
-            await asyncio.sleep(self.health.every)
+            if engine.probed:
+                await asyncio.sleep(self.health.every)
             await self._probe(engine)
             self.tell(engine)
 
