@@ -1,7 +1,7 @@
 """A field of a request is declared once and reaches everything: a measure of how well the record holds.
 
-A copy of the package gets a field `tenant`. Two files change for a simulated engine; a live one needs a third,
-which says where the value comes from. If this test needs more edits, the record has sprung a leak.
+A copy of the package gets a field `tenant`. Two files change for a simulated engine; a live one needs a
+third, which says where the value comes from.
 """
 
 from __future__ import annotations
