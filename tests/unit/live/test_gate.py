@@ -10,7 +10,6 @@ from headgate.core.fleet import ANY, CLOSED, STAY, Move, RoutePolicy, Routing, S
 from headgate.core.policy import End
 from headgate.live.route.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, State
 from headgate.live.route.gate_engines import assign, live_room
-from headgate.live.route.gate_waits import ServedRate
 from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.split.split import Split
 from still_loop import Still, placed
@@ -314,15 +313,6 @@ def test_rooms_and_roles():
     now = {0: "solo", 1: "mixed", 2: "solo", 3: "mixed"}
     assert assign(engines, now, ("mixed", "solo", "solo")) == {0: "solo", 1: "mixed", 2: "solo", 3: "mixed"}
     assert assign(engines, now, ("mixed", "mixed", "solo")) == {0: "mixed", 1: "mixed", 2: "solo", 3: "mixed"}
-
-
-def test_served_rate_forgets():
-    rate = ServedRate(half_life=10.0)
-    for second in range(100):
-        rate.served(float(second))
-    assert rate.rate(99.0) == pytest.approx(1.0, rel=0.05)
-    assert rate.rate(109.0) == pytest.approx(0.5, rel=0.05)
-    assert ServedRate().rate(5.0) == 0.0
 
 
 def test_the_router_may_ask_to_be_woken():
