@@ -29,6 +29,7 @@ from headgate.methods.fluid.gates import (
     PrioritizeAndRoute,
     ServiceLevelRoute,
 )
+from headgate.methods.fluid.online import Online
 from headgate.methods.mixed.lookahead import LookAhead
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
@@ -90,6 +91,7 @@ ROUTE: dict[str, type[RoutePolicy]] = {
     "service-level-general": GeneralRoute,
     "density-first": DensityFirst,
     "density-deep": DensityDeep,
+    "online": Online,
     "fi-wsp": FirstComeCoupled,
     "gi-wsp": GateCoupled,
     "gf-wsp": GateDecoupled,

@@ -10,52 +10,9 @@ from headgate.core.fleet import ANY, CLOSED, STAY, Move, RoutePolicy, Routing, S
 from headgate.core.policy import End
 from headgate.live.route.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, State
 from headgate.live.route.gate_engines import assign, live_room
-from headgate.live.route.gate_waits import ServedRate
 from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.split.split import Split
-
-
-class Still:
-    """A clock and an event loop that do nothing by themselves."""
-
-    def __init__(self):
-        self.now, self.soon, self.timers = 0.0, [], []
-
-    def time(self):
-        return self.now
-
-    def call_soon(self, callback):
-        self.soon.append(callback)
-
-    def call_later(self, delay, callback):
-        timer = Timer(self.now + delay, callback)
-        self.timers.append(timer)
-        return timer
-
-    def turn(self):
-        """One turn of the loop."""
-        soon, self.soon = self.soon, []
-        for callback in soon:
-            callback()
-
-    def go(self, until):
-        """Timers go off in order, and whatever they set."""
-        self.turn()
-        while due := [each for each in self.timers if each.when <= until and not each.cancelled]:
-            first = min(due, key=lambda each: each.when)
-            self.timers.remove(first)
-            self.now = first.when
-            first.callback()
-            self.turn()
-        self.now = until
-
-
-class Timer:
-    def __init__(self, when, callback):
-        self.when, self.callback, self.cancelled = when, callback, False
-
-    def cancel(self):
-        self.cancelled = True
+from still_loop import Still, placed
 
 
 def gate(router=None, engines=2, seats=2, kinds=("chat",), prompts=1, **more):
@@ -71,16 +28,6 @@ def gate(router=None, engines=2, seats=2, kinds=("chat",), prompts=1, **more):
         **more,
     )
     return made, loop
-
-
-def placed(made, ticket):
-    """What `place` returns without waiting."""
-    waiting = made.place(ticket)
-    try:
-        waiting.send(None)
-    except StopIteration as done:
-        return done.value
-    raise AssertionError("it waits")
 
 
 def sound(made):
@@ -366,15 +313,6 @@ def test_rooms_and_roles():
     now = {0: "solo", 1: "mixed", 2: "solo", 3: "mixed"}
     assert assign(engines, now, ("mixed", "solo", "solo")) == {0: "solo", 1: "mixed", 2: "solo", 3: "mixed"}
     assert assign(engines, now, ("mixed", "mixed", "solo")) == {0: "mixed", 1: "mixed", 2: "solo", 3: "mixed"}
-
-
-def test_served_rate_forgets():
-    rate = ServedRate(half_life=10.0)
-    for second in range(100):
-        rate.served(float(second))
-    assert rate.rate(99.0) == pytest.approx(1.0, rel=0.05)
-    assert rate.rate(109.0) == pytest.approx(0.5, rel=0.05)
-    assert ServedRate().rate(5.0) == 0.0
 
 
 def test_the_router_may_ask_to_be_woken():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import exp, log
 from typing import NamedTuple
+
+from headgate.estimators.traffic import WindowRate
 
 HALF_LIFE = 30.0  # seconds, of the rate at which a class is served
 SOONEST, LATEST = 1, 60  # seconds of Retry-After
@@ -18,37 +19,12 @@ class ClassLimits(NamedTuple):
     ttl: float = 30.0  # seconds in the queue
 
 
-class ServedRate:
-    """Requests per second that leave a queue for an engine, by exponential window."""
-
-    __slots__ = ("_decay", "_last", "_start", "_weight")
-
-    def __init__(self, half_life: float = HALF_LIFE) -> None:
-        self._decay = log(2) / half_life
-        self._weight, self._last = 0.0, 0.0
-        self._start: float | None = None
-
-    def served(self, now: float) -> None:
-        """One more."""
-        if self._start is None:
-            self._start = self._last = now
-        self._weight = self._weight * exp(-self._decay * (now - self._last)) + 1.0
-        self._last = now
-
-    def rate(self, now: float) -> float:
-        """Requests per second; 0 before the first. A window that is not full yet counts as long as it is."""
-        if self._start is None:
-            return 0.0
-        weight = self._weight * exp(-self._decay * (now - self._last))
-        return weight * self._decay / (1 - exp(-self._decay * max(now - self._start, 1.0)))
-
-
 class Waits:
     """Predicted waits of all classes."""
 
     def __init__(self, limits: Mapping[str, ClassLimits], draw: Callable[[], float]) -> None:
         self._limits, self._draw = dict(limits), draw
-        self._rates: dict[str, ServedRate] = {}
+        self._rates: dict[str, WindowRate] = {}
         self._default = ClassLimits()
 
     def limits(self, kind: str) -> ClassLimits:
@@ -62,12 +38,12 @@ class Waits:
     def served(self, kind: str, now: float) -> None:
         """One request of the class was sent to an engine."""
         if kind not in self._rates:
-            self._rates[kind] = ServedRate()
-        self._rates[kind].served(now)
+            self._rates[kind] = WindowRate(HALF_LIFE)
+        self._rates[kind].update(now)
 
     def predicted(self, kind: str, ahead: int, now: float) -> float:
         """Seconds until a request behind so many others of its class is sent."""
-        rate = self._rates[kind].rate(now) if kind in self._rates else 0.0
+        rate = self._rates[kind].value(now) if kind in self._rates else 0.0
         if rate > 0:
             return ahead / rate
         return UNKNOWN if ahead else 0.0
