@@ -1,0 +1,1 @@
+"""Real time: servers that speak the protocols of real engines."""
