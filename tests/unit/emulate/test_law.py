@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.drivers.simulator import Simulator
+from headgate.sim.engine.simulator import Simulator
 from headgate.live.emulate.clock import VirtualClock
 from headgate.live.emulate.engine import EmulatedEngine
 from headgate.live.emulate.job import Job
 from headgate.live.emulate.text import Text
-from headgate.results.recorder import Recorder
-from headgate.spec.build import make_policy
-from headgate.spec.library import card_engine
+from headgate.record.recorder import Recorder
+from headgate.experiment.build import make_policy
+from headgate.experiment.library import card_engine
 from headgate.workloads.arrivals import Poisson
 from headgate.workloads.lengths import Geometric, Uniform
 from headgate.workloads.synthetic import generate

@@ -34,8 +34,8 @@ from headgate.live.emulate.problems import ProblemError, busy, invalid, paramete
 from headgate.live.emulate.shapes import Head
 from headgate.live.emulate.text import Echo, Text, fingerprint
 from headgate.live.emulate.tokens import LITTLE, Ids
-from headgate.vllm.requests import promises
-from headgate.vllm.words import Settings
+from headgate.live.vllm.requests import promises
+from headgate.live.vllm.fields import Settings
 
 PLACE: web.AppKey[Place] = web.AppKey("place", Place)
 BODY_PATIENCE = 60.0  # seconds to send a body

@@ -12,9 +12,9 @@ from math import inf
 from headgate.core.errors import RunError, told
 from headgate.core.ledger import Entry
 from headgate.core.policy import BatchPolicy, End, Observer
-from headgate.drivers.ahead import Ahead
-from headgate.drivers.engine import Engine
-from headgate.drivers.replica import Replica
+from headgate.sim.engine.asynchronous import Ahead
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.replica import Replica
 from headgate.live.emulate.clock import Alarm, Clock
 from headgate.live.emulate.job import Job
 from headgate.live.emulate.memory import Memory

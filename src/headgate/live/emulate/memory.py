@@ -6,7 +6,7 @@ from collections import deque
 from heapq import heappop, heappush
 from math import inf
 
-from headgate.drivers.replica import Replica
+from headgate.sim.engine.replica import Replica
 from headgate.live.emulate.job import Job
 
 

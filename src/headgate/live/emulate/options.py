@@ -10,9 +10,9 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import Card, load_card
-from headgate.drivers.engine import Engine
-from headgate.spec.build import make_engine, make_policy, make_workload, split_policy
-from headgate.spec.words import experiment
+from headgate.sim.engine.engine import Engine
+from headgate.experiment.build import make_engine, make_policy, make_workload, split_policy
+from headgate.experiment.settings import experiment
 from headgate.workloads.lengths import LengthLaw, length_law
 
 DEFAULT_LAW, DEFAULT_MEAN = "uniform", 512.0
