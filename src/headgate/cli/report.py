@@ -42,8 +42,12 @@ def report(
     """Write it."""
     from rich.text import Text
 
-    from headgate.report import gather, runs_page
     from headgate.record.tables import Run
+    from headgate.report import gather, runs_page
+<<<<<<< HEAD
+    from headgate.record.tables import Run
+=======
+>>>>>>> main
     from headgate.report.terminal.tables import show
 
     check_json(json)

@@ -31,9 +31,13 @@ def reproduce(
     report: Report = None,
 ) -> None:
     """Run it."""
+    from headgate.report.terminal.reproduction import print_report
     from headgate.reproduce import EXPERIMENTS, Options, find
     from headgate.reproduce import reproduce as carry_out
+<<<<<<< HEAD
     from headgate.report.terminal.reproduction import print_report
+=======
+>>>>>>> main
 
     check_json(json)
     check_report(report)

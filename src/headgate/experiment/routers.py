@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """A router by name for a fleet, and a stochastic network run under it."""
 
 from __future__ import annotations
@@ -41,10 +42,32 @@ def router_settings(name: str, settings: Mapping[str, Any] | None) -> dict[str, 
     return {word: typed(f"router {name}", own[word], value) for word, value in (settings or {}).items()}
 
 
+=======
+"""A router for a fleet that is simulated, and a stochastic network run under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headgate.core.errors import unknown
+from headgate.core.fleet import RoutePolicy
+from headgate.methods import make
+from headgate.methods.fluid.plan import FluidPlan
+from headgate.sim.fleet.network.counts import Window
+from headgate.sim.fleet.network.network import Network
+from headgate.sim.fleet.network.source import LAWS, Poisson, uniforms
+from headgate.workloads.streams import stream
+
+Planned = FluidPlan | Callable[[], FluidPlan]  # a plan, or how to make one if the router wants it
+
+
+>>>>>>> main
 def make_router(
     name: str, plan: Planned, engines: int, seed: int = 0, settings: Mapping[str, Any] | None = None
 ) -> RoutePolicy:
     """A router by name; chance comes from the seed's stream for routers."""
+<<<<<<< HEAD
     values = router_settings(name, settings)
     wanted = inspect.signature(ROUTE[name]).parameters
     have: dict[str, Any] = {"engines": engines, "draw": uniforms(stream(seed, "router"))}
@@ -58,6 +81,14 @@ def make_router(
     if missing:
         raise InputError(f"router {name} needs {missing[0]}; write {name}:{missing[0]}=VALUE")
     return ROUTE[name](**{word: have[word] for word in GIVEN if word in wanted}, **values)
+=======
+    given: dict[str, Callable[[], Any]] = {
+        "plan": plan if callable(plan) else lambda: plan,
+        "engines": lambda: engines,
+        "draw": lambda: uniforms(stream(seed, "router")),
+    }
+    return make.make_router(name, given, settings or {})
+>>>>>>> main
 
 
 def run_network(

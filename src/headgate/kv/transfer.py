@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """A request on its way from the engine that made its first token to the one that makes the rest."""
 
 from __future__ import annotations
@@ -10,6 +11,15 @@ from headgate.core.ledger import Entry
 
 if TYPE_CHECKING:
     from headgate.sim.fleet.fleet_engine import Station
+=======
+"""How long it takes to copy the KV of a request from one engine to another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headgate.core.errors import InputError
+>>>>>>> main
 
 
 class Transfer(NamedTuple):
@@ -31,6 +41,7 @@ class Transfer(NamedTuple):
     def seconds(self, tokens: int) -> float:
         """For so many tokens of KV."""
         return self.fixed + self.per_token * tokens
+<<<<<<< HEAD
 
 
 @dataclass(slots=True, eq=False)
@@ -52,3 +63,5 @@ class Handover:
     def tokens(self) -> int:
         """KV tokens it brings."""
         return self.entry.prompt + self.entry.generated - 1
+=======
+>>>>>>> main

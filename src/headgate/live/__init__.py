@@ -1,1 +1,5 @@
+<<<<<<< HEAD
 """Real time: servers that speak the protocols of real engines."""
+=======
+"""Real time."""
+>>>>>>> main

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+<<<<<<< HEAD
 from headgate.core.fleet import PREFILL
 from headgate.stats.metrics import without_nan
 from headgate.record.tables import Floats, Integers, Run
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
     from rich.table import Table
+=======
+from headgate.record.tables import Floats, Integers, Run
+from headgate.stats.metrics import without_nan
+from headgate.stats.windows import Window, choose
+>>>>>>> main
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,7 @@ def _revenue(run: Run, window: Window) -> dict[str, float]:
         str(kind.get("name", "")): float(amount) / window.seconds
         for kind, amount in zip(run.kinds, kinds.tolist(), strict=True)
     }
+<<<<<<< HEAD
 
 
 def fleet_table(figures: FleetFigures) -> RenderableType:
@@ -192,3 +199,5 @@ def _number(value: float) -> str:
     from headgate.report.terminal.tables import number
 
     return number(value)
+=======
+>>>>>>> main

@@ -9,6 +9,7 @@ from io import StringIO
 
 import pytest
 
+<<<<<<< HEAD
 from headgate.reproduce import (
     EXPERIMENTS,
     Options,
@@ -23,6 +24,17 @@ from headgate.reproduce import (
     wait_tiny,
 )
 from headgate.report.terminal.reproduction import print_report
+=======
+from headgate.report.terminal.reproduction import print_report
+from headgate.reproduce import EXPERIMENTS, Options, find, reproduce
+from headgate.reproduce.wait import fig6 as wait_fig6
+from headgate.reproduce.wait import high as wait_high
+from headgate.reproduce.wait import lmsys as wait_lmsys
+from headgate.reproduce.wait import low as wait_low
+from headgate.reproduce.wait import memory as wait_memory
+from headgate.reproduce.wait import nested as wait_nested
+from headgate.reproduce.wait import tiny as wait_tiny
+>>>>>>> main
 from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob, serve
 from headgate.reproduce.wait.study import Scene, at_load, claim, jobs_of, load_of, nested, paced, printed
 

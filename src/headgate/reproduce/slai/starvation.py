@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any
 
+<<<<<<< HEAD
 from headgate.reproduce.slai.chat_runs import BUDGET, ChatJob, Seeds
 from headgate.reproduce.slai.published import LONG_PROMPT, REFERENCE_LONG, REFERENCE_PRIORITY
+=======
+>>>>>>> main
 from headgate.reproduce.report import Cell, Row, Section
+from headgate.reproduce.slai.chat_runs import BUDGET, ChatJob, Seeds
+from headgate.reproduce.slai.published import LONG_PROMPT, REFERENCE_LONG, REFERENCE_PRIORITY
 
 RATE = 1.6
 STUDY = "1.6"  # in keys, beside the curves
