@@ -16,13 +16,8 @@ from benchmarks.h200.models import TINY
 from benchmarks.h200.record import shape
 from headgate.cost.card import load_card
 from headgate.cost.model import Shape
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-from headgate.experiment.build import make_policy, split_policy
-=======
 from headgate.methods.make import make_policy, split_name
 from headgate.sim.engine.engine import Engine
->>>>>>> main
 
 PROMPT, SHORTEST, LONGEST = 256, 128, 384  # tokens; outputs are uniform
 BUDGET, BLOCK, MODEL_LEN = 16384, 16, 2048

@@ -16,16 +16,9 @@ from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.view import View
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
-<<<<<<< HEAD
-from headgate.cost.laws.tiles import TileCost, TileTerms
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
-from headgate.methods.names import BATCH
-=======
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
->>>>>>> main
 from headgate.workloads.workload import Workload
 
 

@@ -17,15 +17,9 @@ from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.request import Request
 from headgate.cost.card import load_card
 from headgate.cost.laws.work import WorkCost
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-from headgate.experiment.build import make_policy, split_policy
-from headgate.experiment.library import simulate
-=======
 from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy, split_name
 from headgate.sim.engine.engine import Engine
->>>>>>> main
 from headgate.workloads.workload import Workload
 
 SETTLE = 0.3  # of the scene is left out at its beginning

@@ -12,15 +12,6 @@ import numpy as np
 
 from benchmarks.fleet_study.worlds import RESULTS
 from headgate.cost.card import load_card
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-from headgate.methods.bounds.capacity import Requests, engine_bound
-from headgate.methods.fluid.flows import Prices
-from headgate.stats.intervals import half_width
-from headgate.experiment.build import make_engine, make_policy
-from headgate.experiment.fleet import FleetSetup
-from headgate.experiment.settings import Experiment, experiment
-=======
 from headgate.experiment.build import make_engine
 from headgate.experiment.fleet import FleetSetup
 from headgate.experiment.settings import Experiment, experiment
@@ -29,7 +20,6 @@ from headgate.methods.fluid.flows import Prices
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from headgate.stats.intervals import half_width
->>>>>>> main
 from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
 

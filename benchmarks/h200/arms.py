@@ -6,15 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headgate.cost.card import load_card
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-from headgate.methods.names import BATCH
-from headgate.experiment.build import make_policy, policy_parameters, split_policy
-=======
 from headgate.methods.make import make_policy, policy_parameters, split_name
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
->>>>>>> main
 
 PLAIN = "plain"
 SPEED = (PLAIN, "eb:refill=48", "eb-online", "eb+")

@@ -13,17 +13,10 @@ if TYPE_CHECKING:
     from headgate.core.plan import ALL, NONE, Plan, Until
     from headgate.core.policy import BatchPolicy
     from headgate.core.view import View
-<<<<<<< HEAD
-    from headgate.methods.names import Exclusive, Mixed, PrefillFirst, RequestLevel
-    from headgate.stats.metrics import summarise
-    from headgate.record.tables import Run
-    from headgate.experiment.library import card_engine, simulate
-=======
     from headgate.experiment.library import card_engine, simulate
     from headgate.methods.names import Exclusive, Mixed, PrefillFirst, RequestLevel
     from headgate.record.tables import Run
     from headgate.stats.metrics import summarise
->>>>>>> main
     from headgate.workloads import Workload, generate, read_trace
 
 _HOMES = {

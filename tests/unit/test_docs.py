@@ -17,10 +17,6 @@ from headgate.cli import app, main
 from headgate.cost.card import list_cards
 from headgate.methods.make import policy_parameters, split_name
 from headgate.reproduce import EXPERIMENTS
-<<<<<<< HEAD
-from headgate.experiment.build import policy_parameters, split_policy
-=======
->>>>>>> main
 from pages import OTHER_PAGES, PAGES, ROOT, Command, anchors, blocks, commands, links, name_of, quoted
 from same import assert_alike
 

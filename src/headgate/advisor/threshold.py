@@ -17,10 +17,6 @@ from headgate.methods.eb.lines import mean_prompts
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.stationary import stationary_share
 from headgate.methods.eb.thresholds import HIGHEST, Threshold, base_share, paper_share, settle
-<<<<<<< HEAD
-from headgate.advisor.situation import Load, Situation
-=======
->>>>>>> main
 
 WITHIN_ERROR = 0.02  # predictions miss simulated rates by up to about this much
 ALIKE = (

@@ -12,10 +12,6 @@ from headgate.cli.flags import settings_of
 from headgate.cli.output import check_json, write_json
 from headgate.cli.progress import bar
 from headgate.cli.time_limit import time_limit
-<<<<<<< HEAD
-from headgate.cli.flags import settings_of
-=======
->>>>>>> main
 
 if TYPE_CHECKING:
     from headgate.experiment.laws import Trial
@@ -44,13 +40,8 @@ def check(
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
 ) -> None:
     """Try them."""
-<<<<<<< HEAD
-    from headgate.experiment.build import split_policy
-    from headgate.experiment.laws import try_laws
-=======
     from headgate.experiment.laws import try_laws
     from headgate.methods.make import split_name
->>>>>>> main
 
     check_json(json)
     name, settings = split_name(policy)

@@ -31,13 +31,8 @@ def checkup(seams: bool = True) -> dict[str, Any]:
 
 
 def _version(release: str | None, problems: list[str]) -> str:
-<<<<<<< HEAD
-    from headgate.live.vllm.seams import unsupported
-    from headgate.live.vllm.releases import numbers
-=======
     from headgate.live.vllm.releases import numbers
     from headgate.live.vllm.seams import unsupported
->>>>>>> main
 
     if release is None:
         return "not installed; needed for headgate serve only"

@@ -11,15 +11,9 @@ import typer
 from headgate.cli.output import NO_REPORT
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
-    from headgate.report.document import Page
-    from headgate.report.runs.scenes import Scene
-    from headgate.record.tables import Run
-=======
     from headgate.record.tables import Run
     from headgate.report.document import Page
     from headgate.report.runs.scenes import Scene
->>>>>>> main
 
 Report = Annotated[
     str | None, typer.Option(help=f"HTML report to this file; {NO_REPORT}: not even beside the runs")

@@ -14,10 +14,6 @@ from headgate.cli.plan_capacity import capacity
 from headgate.cli.plan_fluid import fluid
 from headgate.cli.plan_wait import wait
 from headgate.cli.progress import bar
-<<<<<<< HEAD
-from headgate.cli.flags import takes_words
-=======
->>>>>>> main
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
 
@@ -77,17 +73,10 @@ def threshold(
     report: Report = None,
 ) -> None:
     """Plan it."""
-<<<<<<< HEAD
-    from headgate.report.terminal.plan import crossing, threshold_text, verdict
-    from headgate.report.terminal.tables import as_text, show
-    from headgate.advisor.threshold import plan_threshold
-    from headgate.advisor.situation import CostTexts, situation
-=======
     from headgate.advisor.situation import CostTexts, situation
     from headgate.advisor.threshold import plan_threshold
     from headgate.report.terminal.plan import crossing, threshold_text, verdict
     from headgate.report.terminal.tables import as_text, show
->>>>>>> main
 
     check_json(json)
     check_report(report)
@@ -115,15 +104,9 @@ def flags(
     report: Report = None,
 ) -> None:
     """Advise."""
-<<<<<<< HEAD
-    from headgate.report.terminal.plan import check_text, flags_text
-    from headgate.report.terminal.tables import as_text, show
-    from headgate.advisor.flags import check_flags, plan_flags
-=======
     from headgate.advisor.flags import check_flags, plan_flags
     from headgate.report.terminal.plan import check_text, flags_text
     from headgate.report.terminal.tables import as_text, show
->>>>>>> main
 
     check_json(json)
     check_report(report)

@@ -12,10 +12,6 @@ from headgate.cli.flags import takes_words
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
 from headgate.cli.progress import bar
-<<<<<<< HEAD
-from headgate.cli.flags import takes_words
-=======
->>>>>>> main
 from headgate.core.errors import InputError, unknown
 from headgate.experiment.settings import Experiment
 
@@ -101,10 +97,6 @@ def capacity(
     if find == ENGINES:
         from headgate.advisor.engines.plan import FleetOptions
         from headgate.cli.find_engines import find_engines
-<<<<<<< HEAD
-        from headgate.advisor.engines.plan import FleetOptions
-=======
->>>>>>> main
 
         fleets = FleetOptions(classes, seeds, jobs, as_recorded, most_engines)
         find_engines(words, router or [], wanted, levels, fleets, (json, report))
@@ -124,15 +116,9 @@ def _find_rate(
     outputs: tuple[str | None, str | None],
 ) -> None:
     """Search, show, and write JSON and a report where asked."""
-<<<<<<< HEAD
-    from headgate.report.terminal.capacity import capacity_text, verdict
-    from headgate.report.terminal.tables import as_text, show
-    from headgate.advisor.capacity.plan import plan_capacity
-=======
     from headgate.advisor.capacity.plan import plan_capacity
     from headgate.report.terminal.capacity import capacity_text, verdict
     from headgate.report.terminal.tables import as_text, show
->>>>>>> main
 
     json, report = outputs
     found = plan_capacity(words, policies, levels, options, bar)

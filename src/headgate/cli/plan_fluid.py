@@ -10,10 +10,6 @@ import typer
 from headgate.cli.flags import takes_words
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
-<<<<<<< HEAD
-from headgate.cli.flags import takes_words
-=======
->>>>>>> main
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
@@ -86,13 +82,8 @@ def fluid(
     report: Report = None,
 ) -> None:
     """Plan it."""
-<<<<<<< HEAD
-    from headgate.advisor.fluid.settings import LevelWords, StepWords, fleet_words
-    from headgate.advisor.fluid.plan import make_fluid_plan
-=======
     from headgate.advisor.fluid.plan import make_fluid_plan
     from headgate.advisor.fluid.settings import LevelWords, StepWords, fleet_words
->>>>>>> main
 
     check_json(json)
     check_report(report)

@@ -10,10 +10,6 @@ import typer
 from headgate.cli.flags import takes_words
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
-<<<<<<< HEAD
-from headgate.cli.flags import takes_words
-=======
->>>>>>> main
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
@@ -58,13 +54,8 @@ def wait(
     report: Report = None,
 ) -> None:
     """Plan it."""
-<<<<<<< HEAD
-    from headgate.advisor.wait.plan import plan_wait
-    from headgate.advisor.wait.mix import Wishes
-=======
     from headgate.advisor.wait.mix import Wishes
     from headgate.advisor.wait.plan import plan_wait
->>>>>>> main
     from headgate.workloads.durations import duration
 
     check_json(json)
@@ -76,13 +67,8 @@ def wait(
 
 def _tell(found: WaitPlan, json: str | None, report: str | None) -> None:
     """On the terminal, and where else it is wanted."""
-<<<<<<< HEAD
-    from headgate.report.terminal.wait import wait_text
-    from headgate.report.terminal.tables import as_text, show
-=======
     from headgate.report.terminal.tables import as_text, show
     from headgate.report.terminal.wait import wait_text
->>>>>>> main
 
     say = sys.stderr if json == "-" else sys.stdout
     show(wait_text(found), say)

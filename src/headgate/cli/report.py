@@ -44,10 +44,6 @@ def report(
 
     from headgate.record.tables import Run
     from headgate.report import gather, runs_page
-<<<<<<< HEAD
-    from headgate.record.tables import Run
-=======
->>>>>>> main
     from headgate.report.terminal.tables import show
 
     check_json(json)

@@ -34,10 +34,6 @@ def reproduce(
     from headgate.report.terminal.reproduction import print_report
     from headgate.reproduce import EXPERIMENTS, Options, find
     from headgate.reproduce import reproduce as carry_out
-<<<<<<< HEAD
-    from headgate.report.terminal.reproduction import print_report
-=======
->>>>>>> main
 
     check_json(json)
     check_report(report)

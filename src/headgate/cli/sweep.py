@@ -14,24 +14,14 @@ from headgate.cli.flags import FLEET, takes_fleet_words
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, save_page, summed_up
 from headgate.cli.progress import bar
-<<<<<<< HEAD
-from headgate.cli.flags import FLEET, takes_fleet_words
-=======
->>>>>>> main
 from headgate.core.errors import InputError, RunError
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
     from headgate.cli.compare import Chosen
-<<<<<<< HEAD
-    from headgate.record.tables import Run
-    from headgate.experiment.run import Prepared
-    from headgate.experiment.sweep import Over, Task
-=======
     from headgate.experiment.run import Prepared
     from headgate.experiment.sweep import Over, Task
     from headgate.record.tables import Run
->>>>>>> main
 
 MOST_SEEDS = 1000
 LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, so these come first
@@ -72,15 +62,9 @@ def sweep(
     report: Report = None,
 ) -> None:
     """Run it."""
-<<<<<<< HEAD
-    from headgate.report.terminal.sweep import sweep_document, sweep_table
-    from headgate.report.terminal.tables import show
-    from headgate.experiment.sweep import by_place, is_word, parse_grid
-=======
     from headgate.experiment.sweep import by_place, is_word, parse_grid
     from headgate.report.terminal.sweep import sweep_document, sweep_table
     from headgate.report.terminal.tables import show
->>>>>>> main
 
     check_json(json)
     check_report(report)

@@ -11,10 +11,6 @@ from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Roster, Seat
-<<<<<<< HEAD
-from headgate.core.ask_router import Asking
-=======
->>>>>>> main
 
 NOT_HERE, IN_PROMPT, IN_DECODE = range(3)  # what an engine does with a request
 

@@ -12,17 +12,9 @@ import numpy as np
 from headgate.core.errors import InputError, unknown
 from headgate.core.request import Slo
 from headgate.cost.card import Card
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-from headgate.methods.names import BATCH
-from headgate.experiment.conflicts import at_once, refuse_conflicts
-from headgate.methods.own import own_policy
-from headgate.experiment.settings import ClassWords, Experiment, Lengths, StageWords
-=======
 from headgate.experiment.conflicts import at_once, refuse_conflicts
 from headgate.experiment.settings import ClassWords, Experiment, Lengths, StageWords
 from headgate.sim.engine.engine import Engine
->>>>>>> main
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process
 from headgate.workloads.bundled import BUNDLED, bundled
 from headgate.workloads.durations import slice_text

@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.core.errors import InputError, unknown
-<<<<<<< HEAD
-from headgate.experiment.build import split_policy
-from headgate.experiment.routers import router_parameters
-from headgate.experiment.run import DEFAULT_ROUTER, Prepared, Routed
-=======
 from headgate.experiment.run import DEFAULT_ROUTER, Prepared, Routed
 from headgate.methods.make import router_parameters, split_name
->>>>>>> main
 
 
 def choose_routers(texts: list[str], prepared: Prepared) -> dict[str, Routed]:

@@ -12,17 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError, unknown
-<<<<<<< HEAD
-from headgate.record.tables import Run
-from headgate.experiment.build import policy_parameters, split_policy
-from headgate.experiment.run import Prepared, Routed, carry_out
-from headgate.experiment.settings import Experiment, experiment
-=======
 from headgate.experiment.run import Prepared, Routed, carry_out
 from headgate.experiment.settings import Experiment, experiment
 from headgate.methods.make import policy_parameters, split_name
 from headgate.record.tables import Run
->>>>>>> main
 
 NOT_SWEPT = frozenset({"policy", "policies", "set", "classes", "stages", "seed", "routers", "set_router"})
 MOST = 10_000  # runs of one sweep

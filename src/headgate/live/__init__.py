@@ -1,5 +1,1 @@
-<<<<<<< HEAD
-"""Real time: servers that speak the protocols of real engines."""
-=======
 """Real time."""
->>>>>>> main

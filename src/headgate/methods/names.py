@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
-<<<<<<< HEAD
-from headgate.methods.eb.adaptive import AdaptiveExclusive
-=======
->>>>>>> main
 from headgate.methods.balance.balance import (
     Affinity,
     AtRandom,
@@ -16,15 +12,10 @@ from headgate.methods.balance.balance import (
     PowerOfTwo,
     RoundRobin,
 )
-<<<<<<< HEAD
-from headgate.methods.fluid.density_deep import DensityDeep
-from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
-=======
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
 from headgate.methods.eb.hybrid import Hybrid
 from headgate.methods.fluid.density_deep import DensityDeep
->>>>>>> main
 from headgate.methods.fluid.gates import (
     BucketAndRoute,
     DensityFirst,
@@ -38,20 +29,11 @@ from headgate.methods.fluid.gates import (
     PrioritizeAndRoute,
     ServiceLevelRoute,
 )
-<<<<<<< HEAD
-from headgate.methods.eb.hybrid import Hybrid
-from headgate.methods.mixed.lookahead import LookAhead
-from headgate.methods.mixed.mixed import Mixed
-from headgate.methods.rad.two_phase import TwoPhaseRad
-from headgate.methods.rad.rad import Rad
-from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
-=======
 from headgate.methods.mixed.lookahead import LookAhead
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
 from headgate.methods.rad.rad import Rad
 from headgate.methods.rad.two_phase import TwoPhaseRad
->>>>>>> main
 from headgate.methods.slai.slai import Slai
 from headgate.methods.split.split import Split
 from headgate.methods.wait.wait import NestedWait, Wait

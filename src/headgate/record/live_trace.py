@@ -13,17 +13,10 @@ from typing import Any
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import End, Steps
-<<<<<<< HEAD
-from headgate.core.request import Slo
-from headgate.record.recorder import Recorder
-from headgate.record.tables import Run
-from headgate.record.trace_fields import FIELDS, fault, header_fault
-=======
 from headgate.core.request import Identity, Slo
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.record.trace_fields import FIELDS, KNOWN, fault, header_fault
->>>>>>> main
 
 TRACE = 1  # of the format; a reader refuses a newer one instead of misreading it
 SAME_MOMENT = 1e-6  # seconds; less is rounding

@@ -7,46 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from headgate.core.errors import unknown
-<<<<<<< HEAD
-from headgate.reproduce import (
-    gamma_shift,
-    gr_dolly,
-    gr_fig2,
-    gr_fig4,
-    gr_fig6,
-    gr_fig7,
-    gr_fig8,
-    gr_fig9,
-    gr_fig10,
-    network_runs,
-    published_fleet,
-    slai_bounds,
-    slai_figures,
-    split_runs,
-    table2,
-    table3,
-    table10,
-    table11,
-    table13,
-    table18,
-    table19,
-    table20,
-    wait_fig6,
-    wait_high,
-    wait_lmsys,
-    wait_low,
-    wait_memory,
-    wait_nested,
-    wait_runs,
-    wait_study,
-    wait_tiny,
-)
-from headgate.reproduce.eb.published import SOURCE
-=======
 from headgate.reproduce.eb import EXPERIMENTS as EB
 from headgate.reproduce.experiment import Experiment
 from headgate.reproduce.fluid import EXPERIMENTS as FLUID
->>>>>>> main
 from headgate.reproduce.report import Report
 from headgate.reproduce.serving import INTERRUPTED, Options
 from headgate.reproduce.slai import EXPERIMENTS as SLAI

@@ -12,16 +12,8 @@ from headgate.advisor.capacity.plan import Options, plan_capacity
 from headgate.advisor.capacity.slo import parse_levels
 from headgate.advisor.capacity.traffic import make_traffic, parse_classes
 from headgate.core.errors import InputError
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-from headgate.advisor.capacity.traffic import make_traffic, parse_classes
-from headgate.advisor.capacity.plan import Options, plan_capacity
-from headgate.advisor.capacity.slo import parse_levels
-from headgate.experiment.settings import experiment
-=======
 from headgate.experiment.settings import experiment
 from headgate.sim.engine.engine import Engine
->>>>>>> main
 from worlds import PRICES
 
 LEVELS = parse_levels(["ttft=2s@p50"])

@@ -9,11 +9,6 @@ from headgate.advisor.flags import check_flags, plan_flags, safe_mixed_seats
 from headgate.advisor.situation import Held, situation
 from headgate.core.errors import InputError
 from headgate.cost.model import Shape
-<<<<<<< HEAD
-from headgate.advisor.flags import check_flags, plan_flags, safe_mixed_seats
-from headgate.advisor.situation import Held, situation
-=======
->>>>>>> main
 from headgate.experiment.settings import experiment
 
 

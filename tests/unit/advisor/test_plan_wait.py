@@ -12,15 +12,8 @@ from headgate.advisor.wait.plan import plan_wait
 from headgate.cli import app, main
 from headgate.cli.plan_wait import EXAMPLES
 from headgate.core.errors import InputError
-<<<<<<< HEAD
-from headgate.methods.wait.iteration import kv_work
-from headgate.advisor.wait.plan import plan_wait
-from headgate.advisor.wait.mix import Wishes
-from headgate.experiment.settings import experiment
-=======
 from headgate.experiment.settings import experiment
 from headgate.methods.wait.iteration import kv_work
->>>>>>> main
 
 CARD = {"card": "pub-a100-llama-7b", "block": 1, "slots": 4096}
 FOUR = CARD | {

@@ -13,17 +13,9 @@ from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import Level, measure, parse_levels, promise
 from headgate.core.errors import InputError, RunError
 from headgate.core.request import Slo
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-from headgate.methods.names import Mixed
-from headgate.experiment.library import simulate
-from headgate.advisor.capacity.search import Search
-from headgate.advisor.capacity.slo import Level, measure, parse_levels, promise
-=======
 from headgate.experiment.library import simulate
 from headgate.methods.names import Mixed
 from headgate.sim.engine.engine import Engine
->>>>>>> main
 from headgate.workloads.workload import Kind, Workload
 from worlds import Line
 

@@ -9,13 +9,8 @@ import sys
 import pytest
 
 from headgate.cli import checkup
-<<<<<<< HEAD
-from headgate.methods.names import ROUTE
-from headgate.live.vllm import releases
-=======
 from headgate.live.vllm import releases
 from headgate.methods.names import ROUTE
->>>>>>> main
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,8 @@ from test_tiles import ADA, KNOWN, REF
 
 from headgate.core.errors import InputError
 from headgate.cost.fit.tiles import Timed, features, fit_tiles
-<<<<<<< HEAD
-from headgate.cost.model import Chunk
-from headgate.cost.laws.tiles import TileTerms, batch_seconds
-=======
 from headgate.cost.laws.tiles import TileTerms, batch_seconds
 from headgate.cost.model import Chunk
->>>>>>> main
 
 UNKNOWN = ("constant", "per_column", "per_token", "per_vector_pair", "per_pair")
 

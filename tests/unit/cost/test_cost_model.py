@@ -12,10 +12,6 @@ from hypothesis import strategies as st
 from headgate.cost.card import list_cards, load_card
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
-<<<<<<< HEAD
-from headgate.cost.laws.work import WorkCost
-=======
->>>>>>> main
 
 CARDS = {name: load_card(name) for name in list_cards()}
 cards = st.sampled_from(sorted(CARDS))

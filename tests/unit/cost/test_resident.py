@@ -9,10 +9,6 @@ from hypothesis import strategies as st
 from headgate.cost.card import load_card
 from headgate.cost.laws.kv_linear import kv_linear
 from headgate.cost.model import Shape
-<<<<<<< HEAD
-from headgate.cost.laws.kv_linear import kv_linear
-=======
->>>>>>> main
 
 
 @given(

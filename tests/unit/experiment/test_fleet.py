@@ -6,16 +6,9 @@ import pytest
 from fluid_worlds import instance
 from headgate.advisor.fluid.demand import cluster
 from headgate.core.errors import InputError
-<<<<<<< HEAD
-from headgate.methods.fluid.planner import plan_fluid
-from headgate.methods.names import ROUTE
-from headgate.experiment.routers import make_router, run_network
-from headgate.advisor.fluid.demand import cluster
-=======
 from headgate.experiment.routers import make_router, run_network
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.names import ROUTE
->>>>>>> main
 
 PLAN = plan_fluid(instance())
 

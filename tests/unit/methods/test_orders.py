@@ -11,10 +11,6 @@ from headgate.core.errors import InputError
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.request import Slo
 from headgate.core.view import Limits
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-=======
->>>>>>> main
 from headgate.methods.names import ShortestFirst, Slai
 from headgate.methods.orders import (
     ByArrival,

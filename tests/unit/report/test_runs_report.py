@@ -12,16 +12,9 @@ from headgate.record.tables import Run
 from headgate.report import gather, render, runs_page, write
 from headgate.report.runs.scenes import Scene, load_of, scene_of, swept
 from headgate.report.runs.targets import decode_targets
-<<<<<<< HEAD
-from headgate.stats.comparison import compare
-from headgate.stats.metrics import summarise
-from headgate.record.tables import Run
-from headgate.report.terminal.tables import change, number
-=======
 from headgate.report.terminal.tables import change, number
 from headgate.stats.comparison import compare
 from headgate.stats.metrics import summarise
->>>>>>> main
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 

@@ -24,10 +24,6 @@ from toy_schedules import (
 
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-=======
->>>>>>> main
 from headgate.methods.names import (
     Mixed,
     PrefillFirst,
@@ -38,16 +34,10 @@ from headgate.methods.names import (
     Slai,
     TwoPhaseRad,
 )
-<<<<<<< HEAD
-from headgate.stats.gaps import Gaps
-from headgate.record.recorder import Recorder
-from headgate.record.tables import Run
-=======
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.gaps import Gaps
->>>>>>> main
 from headgate.workloads.workload import Kind, Workload
 from worlds import Batch, Line, batches
 

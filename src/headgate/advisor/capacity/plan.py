@@ -16,20 +16,6 @@ from headgate.advisor.capacity.traffic import Traffic, make_traffic
 from headgate.advisor.capacity.trials import Answers, Case, Chosen, Progress, Searches, search_all
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-from headgate.methods.bounds.capacity import Bound, engine_bound, ideal_bound
-from headgate.methods.names import BATCH
-from headgate.stats.figures import Estimate, Spread
-from headgate.stats.metrics import without_nan
-from headgate.experiment.asynchrony import partly
-from headgate.experiment.build import make_engine, make_policy, policy_parameters, split_policy
-from headgate.advisor.capacity.traffic import Traffic, make_traffic
-from headgate.advisor.capacity.search import Search
-from headgate.advisor.capacity.slo import Level
-from headgate.advisor.capacity.trials import Answers, Case, Chosen, Progress, Searches, search_all
-from headgate.experiment.settings import Experiment
-=======
 from headgate.experiment.asynchrony import partly
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment
@@ -39,7 +25,6 @@ from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.metrics import without_nan
->>>>>>> main
 
 REQUESTS = 1500  # of each run, unless told otherwise
 SEEDS = 4

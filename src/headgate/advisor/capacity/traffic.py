@@ -10,18 +10,10 @@ import numpy as np
 
 from headgate.advisor.capacity.slo import Level, promise
 from headgate.core.errors import InputError
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-from headgate.methods.bounds.capacity import Requests
-from headgate.experiment.build import make_workload, too_long
-from headgate.advisor.capacity.slo import Level, promise
-from headgate.experiment.settings import Experiment
-=======
 from headgate.experiment.build import make_workload, too_long
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds.capacity import Requests
 from headgate.sim.engine.engine import Engine
->>>>>>> main
 from headgate.workloads.arrivals import arrival_process
 from headgate.workloads.lengths import Pairs
 from headgate.workloads.streams import stream

@@ -9,18 +9,6 @@ from headgate.advisor.capacity.plan import ALL
 from headgate.advisor.engines.trials import Way
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
-<<<<<<< HEAD
-from headgate.sim.engine.engine import Engine
-from headgate.kv.transfer import Transfer
-from headgate.methods.fluid.flows import Prices
-from headgate.record.tables import Run
-from headgate.experiment.build import make_engine, make_policy, policy_parameters, split_policy
-from headgate.advisor.engines.trials import Way
-from headgate.experiment.routers import router_parameters, router_settings
-from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
-from headgate.advisor.capacity.plan import ALL
-from headgate.experiment.settings import Experiment
-=======
 from headgate.experiment.build import make_engine
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
 from headgate.experiment.settings import Experiment
@@ -35,7 +23,6 @@ from headgate.methods.make import (
 )
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
->>>>>>> main
 from headgate.workloads.workload import Workload
 
 

@@ -9,10 +9,6 @@ from headgate.core.errors import InputError
 from headgate.methods.wait.inventory import check_thresholds
 from headgate.methods.wait.nested import check_nested
 from headgate.methods.wait.sorting import read_thresholds
-<<<<<<< HEAD
-from headgate.advisor.wait.mix import Mix
-=======
->>>>>>> main
 
 if TYPE_CHECKING:
     from headgate.advisor.wait.plan import WaitPlan

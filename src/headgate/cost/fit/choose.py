@@ -7,13 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-<<<<<<< HEAD
-from headgate.cost.fit.family import PER_EXPERT, TILES, Law, host_can_show, offered, offered_floors
-from headgate.cost.fit.cuts import Pieces
-=======
 from headgate.cost.fit.cuts import Pieces
 from headgate.cost.fit.family import PER_EXPERT, TILES, Law, host_can_show, offered, offered_floors
->>>>>>> main
 from headgate.cost.fit.solve import WORST, Problem
 from headgate.cost.fit.steps import KINDS, Floats
 

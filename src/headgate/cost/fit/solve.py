@@ -6,13 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-<<<<<<< HEAD
-from headgate.cost.fit.family import Law, gpu_columns, host_columns, longer
-from headgate.cost.fit.cuts import cut, single
-=======
 from headgate.cost.fit.cuts import cut, single
 from headgate.cost.fit.family import Law, gpu_columns, host_columns, longer
->>>>>>> main
 from headgate.cost.fit.steps import DECODE, KINDS, Floats, Rows, StepTable
 
 HUBER = 2.0  # residuals beyond so many deviations of their region count less

@@ -13,10 +13,6 @@ from scipy.optimize import nnls  # type: ignore[import-untyped]
 from headgate.core.errors import InputError
 from headgate.cost.laws.tiles import TileTerms
 from headgate.cost.model import Chunk
-<<<<<<< HEAD
-from headgate.cost.laws.tiles import TileTerms
-=======
->>>>>>> main
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.bool_]

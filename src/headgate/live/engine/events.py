@@ -11,10 +11,6 @@ from headgate.core.listeners import Listeners
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.live.engine.step_in_flight import Flight
-<<<<<<< HEAD
-from headgate.core.listeners import Listeners
-=======
->>>>>>> main
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 NOBODY = Listeners(())

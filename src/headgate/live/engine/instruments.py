@@ -7,15 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-<<<<<<< HEAD
-from headgate import __version__
-from headgate.live.vllm.requests import BAD
-from headgate.live.engine.tally import IDLE, KINDS, STATES, Tally
-=======
 from headgate.core.version import VERSION
 from headgate.live.engine.tally import IDLE, KINDS, STATES, Tally
 from headgate.live.vllm.requests import BAD
->>>>>>> main
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 # Name: help, labels beside `engine`. Gauges:

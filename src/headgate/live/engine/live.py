@@ -13,15 +13,9 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Decodes, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.view import Limits
-<<<<<<< HEAD
-from headgate.live.engine.step_in_flight import Chunk, Flight
-from headgate.live.engine.events import LiveObserver, News
-from headgate.core.watchdog import Watchdog
-=======
 from headgate.core.watchdog import Watchdog
 from headgate.live.engine.events import LiveObserver, News
 from headgate.live.engine.step_in_flight import Chunk, Flight
->>>>>>> main
 
 __all__ = ["Live", "LiveObserver"]
 

@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-<<<<<<< HEAD
-from headgate import __version__
-=======
 from headgate.core.version import VERSION
->>>>>>> main
 from headgate.live.engine.metrics import Metrics
 from headgate.live.engine.trace import Trace
 from headgate.live.vllm.fields import LOG, Settings

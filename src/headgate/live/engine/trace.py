@@ -17,19 +17,11 @@ from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
-<<<<<<< HEAD
-from headgate.live.engine.live import LiveObserver
-from headgate.record.live_trace import TRACE
-from headgate.record.trace_fields import FIELDS
-from headgate.live.engine.background import Background
-from headgate.live.vllm.fields import LOG
-=======
 from headgate.live.engine.background import Background
 from headgate.live.engine.live import LiveObserver
 from headgate.live.vllm.fields import LOG
 from headgate.record.live_trace import TRACE
 from headgate.record.trace_fields import FIELDS, KNOWN
->>>>>>> main
 
 ABOUT = attrgetter(*KNOWN)
 FLUSH_EVERY = 1.0  # seconds

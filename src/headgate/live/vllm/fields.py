@@ -7,13 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-<<<<<<< HEAD
-from headgate.experiment.build import split_policy
-from headgate.experiment.settings import Seconds, Setting, Switch, Words
-=======
 from headgate.methods.make import split_name
 from headgate.settings_base import Seconds, Setting, Switch, Words
->>>>>>> main
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 

@@ -15,17 +15,10 @@ from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.view import Limits
-<<<<<<< HEAD
-from headgate.live.engine.live import Live
-from headgate.live.engine.events import LOG
-from headgate.live.vllm.request_map import Books, Promises
-from headgate.live.vllm.knobs import Knobs
-=======
 from headgate.live.engine.events import LOG
 from headgate.live.engine.live import Live
 from headgate.live.vllm.knobs import Knobs
 from headgate.live.vllm.request_map import Books, Promises
->>>>>>> main
 
 ENDS = {
     RequestStatus.FINISHED_STOPPED: End.STOPPED,

@@ -12,11 +12,6 @@ from headgate.core.errors import InputError
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import LinearCost, StepCost
-<<<<<<< HEAD
-from headgate.cost.laws.tiles import TileCost, TileTerms
-from headgate.cost.laws.work import WorkCost
-=======
->>>>>>> main
 from headgate.methods.bounds.prices import Need, Room, least_prices
 
 Floats = NDArray[np.float64]

@@ -9,11 +9,6 @@ from headgate.core.errors import unknown
 from headgate.core.fleet import ANY, MIXED, STAY, Fleet, Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.core.request import Request
-<<<<<<< HEAD
-from headgate.methods.fluid.plan import FluidPlan
-from headgate.methods.fluid.staffing import staff
-=======
->>>>>>> main
 from headgate.methods.fluid.admission import (
     Admission,
     BackPressure,

@@ -11,16 +11,6 @@ from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
-<<<<<<< HEAD
-from headgate.methods.wait.inventory import with_slack
-from headgate.methods.wait.iteration import Part
-from headgate.methods.wait.segments import compound
-from headgate.methods.wait.traffic import Seen, cuts, running_pace
-from headgate.methods.wait.census import Census
-from headgate.methods.wait.lockstep import Lockstep
-from headgate.methods.wait.sorting import Sorting, read_ends, read_thresholds
-from headgate.methods.wait.tracks import WHOLE, Track
-=======
 from headgate.methods.wait.census import Census
 from headgate.methods.wait.inventory import with_slack
 from headgate.methods.wait.iteration import Part
@@ -29,7 +19,6 @@ from headgate.methods.wait.segments import compound
 from headgate.methods.wait.sorting import Sorting, read_ends, read_thresholds
 from headgate.methods.wait.tracks import WHOLE, Track
 from headgate.methods.wait.traffic import Seen, cuts, running_pace
->>>>>>> main
 
 NESTED_SHARE = 0.9  # of memory that full segments may take; the rest is for the queues between them
 

@@ -6,13 +6,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 from itertools import count
 
-<<<<<<< HEAD
-from headgate.report.html.markup import Markup, embedded, join, tag
-from headgate.report.document import Cell, Chapter, Figure, Grid, Page, Printed, Section
-=======
 from headgate.report.document import Cell, Chapter, Figure, Grid, Page, Printed, Section
 from headgate.report.html.markup import Markup, embedded, join, tag
->>>>>>> main
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 SCRIPTS = ("script.js", "timeline.js")

@@ -7,17 +7,6 @@ from math import isfinite
 
 import numpy as np
 
-<<<<<<< HEAD
-from headgate.methods.fluid.frontier import Point
-from headgate.report.charts.bars import Bar, Bars
-from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
-from headgate.report.runs.origin import plan_made
-from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
-from headgate.report.terminal.tables import number
-from headgate.advisor.capacity.plan import CapacityPlan
-from headgate.advisor.flags import FlagsPlan
-from headgate.advisor.fluid.plan import FluidAnswer
-=======
 from headgate.advisor.capacity.plan import CapacityPlan
 from headgate.advisor.flags import FlagsPlan
 from headgate.advisor.fluid.plan import FluidAnswer
@@ -27,7 +16,6 @@ from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
 from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
 from headgate.report.runs.origin import plan_made
 from headgate.report.terminal.tables import number
->>>>>>> main
 
 PARAMETERS = {
     "seats": "seats",

@@ -6,11 +6,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from shlex import join as shell
 
-<<<<<<< HEAD
-from headgate import __version__
-=======
 from headgate.core.version import VERSION
->>>>>>> main
 from headgate.record.tables import Run
 from headgate.experiment.coverage import warning
 

@@ -5,17 +5,10 @@ from __future__ import annotations
 from math import isnan
 from typing import TYPE_CHECKING
 
-<<<<<<< HEAD
-from headgate.stats.figures import Estimate
-from headgate.report.terminal.tables import number
-from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
-from headgate.advisor.capacity.slo import Level
-=======
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
 from headgate.report.terminal.tables import number
 from headgate.stats.figures import Estimate
->>>>>>> main
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,10 +7,6 @@ from typing import IO, TYPE_CHECKING
 
 from headgate.report.terminal.tables import show
 from headgate.reproduce.report import Cell, Report, Row, Section
-<<<<<<< HEAD
-from headgate.report.terminal.tables import show
-=======
->>>>>>> main
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -15,10 +15,6 @@ from headgate.reproduce.eb.published import (
 from headgate.reproduce.eb.table10 import decode_constant
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign_pairs, spread
 from headgate.reproduce.serving import Job, Load, Options, Outcomes
-<<<<<<< HEAD
-from headgate.reproduce.eb.table10 import decode_constant
-=======
->>>>>>> main
 from headgate.workloads.lengths import Fixed, Geometric
 
 NAME = "eb-table11"

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from headgate.reproduce.eb.published import CARDS, H200, MEASURED, RTX
 from headgate.reproduce.eb.published_split import METRICS, TABLE19, WAYS19, Scene
-<<<<<<< HEAD
-from headgate.reproduce.report import Report
-from headgate.reproduce.serving import Options, Outcomes
-=======
->>>>>>> main
 from headgate.reproduce.eb.split_runs import (
     GROUPS,
     HANDOVER,

@@ -6,11 +6,6 @@ from math import isfinite
 
 from headgate.reproduce.eb.published import CARDS, H200, MEASURED, RTX
 from headgate.reproduce.eb.published_split import LENGTHS20, TABLE20, WAYS20, Scene
-<<<<<<< HEAD
-from headgate.reproduce.report import Count, Report
-from headgate.reproduce.serving import Options, Outcomes
-=======
->>>>>>> main
 from headgate.reproduce.eb.split_runs import (
     GROUPS,
     HANDOVER,

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from math import nan
 
-<<<<<<< HEAD
-from headgate.sim.fleet.network.counts import HANDOFF, WAITING
-=======
->>>>>>> main
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.reproduce.fluid.network_runs import NetworkJob, Results, level, quick_note, short

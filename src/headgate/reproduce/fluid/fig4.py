@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from math import nan
 
-<<<<<<< HEAD
-from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
-=======
->>>>>>> main
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.reproduce.fluid.network_runs import NetworkJob, Results, level, quick_note, revenue, short
 from headgate.reproduce.fluid.published import SIZES, two_classes

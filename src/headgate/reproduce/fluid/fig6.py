@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-<<<<<<< HEAD
-from headgate.sim.fleet.network.counts import MIXED, PREFILLING, SOLO
-from headgate.methods.fluid.planner import FluidPlan, plan_fluid
-from headgate.methods.fluid.levels import Levels
-=======
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
->>>>>>> main
 from headgate.reproduce.fluid.network_runs import NetworkJob, Results, level, quick_note, revenue, short
 from headgate.reproduce.fluid.published import two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section

@@ -7,11 +7,6 @@ from typing import Any
 
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.methods.bounds.capacity import Requests, cycle_requests, tile_bound
-<<<<<<< HEAD
-from headgate.reproduce.slai.chat_runs import SLOTS, UNLIMITED, ChatJob, carry_out, engine_of, lengths_of, sample
-from headgate.reproduce.slai.published import PAPER, REFERENCE_BOUND, REFERENCE_SAMPLE, REFERENCE_SATURATED
-=======
->>>>>>> main
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign
 from headgate.reproduce.serving import Options, Outcomes
 from headgate.reproduce.slai.chat_runs import (

@@ -8,11 +8,8 @@ from itertools import pairwise
 from math import log, nan
 from typing import Any
 
-<<<<<<< HEAD
-=======
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign
 from headgate.reproduce.serving import Options, Outcomes
->>>>>>> main
 from headgate.reproduce.slai import starvation as slai_starvation
 from headgate.reproduce.slai.chat_runs import BUDGET, ChatJob, Seeds, best_rate, carry_out, offered
 from headgate.reproduce.slai.published import (

@@ -6,11 +6,6 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any
 
-<<<<<<< HEAD
-from headgate.reproduce.slai.chat_runs import BUDGET, ChatJob, Seeds
-from headgate.reproduce.slai.published import LONG_PROMPT, REFERENCE_LONG, REFERENCE_PRIORITY
-=======
->>>>>>> main
 from headgate.reproduce.report import Cell, Row, Section
 from headgate.reproduce.slai.chat_runs import BUDGET, ChatJob, Seeds
 from headgate.reproduce.slai.published import LONG_PROMPT, REFERENCE_LONG, REFERENCE_PRIORITY

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from headgate.sim.engine.forgetful import EVERYTHING
-=======
->>>>>>> main
 from headgate.reproduce.report import Cell, Report, Row, Section
 from headgate.reproduce.serving import Options
 from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob

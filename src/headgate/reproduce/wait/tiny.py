@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from math import nan
 
-<<<<<<< HEAD
-from headgate.sim.engine.forgetful import EVERYTHING
-=======
->>>>>>> main
 from headgate.reproduce.report import Cell, Report, Row, Section
 from headgate.reproduce.serving import Options
 from headgate.reproduce.wait.runs import FOR_EVER, Found, Machine, Mix, WaitJob

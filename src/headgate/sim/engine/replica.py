@@ -13,10 +13,6 @@ from headgate.core.plan import ALL, EACH_STEP, NONE, Decodes, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.cost.model import Chunk, Shape
 from headgate.sim.engine.engine import Engine
-<<<<<<< HEAD
-from headgate.core.listeners import Listeners
-=======
->>>>>>> main
 from headgate.sim.engine.residents import Residents
 from headgate.sim.engine.steps import Pace
 

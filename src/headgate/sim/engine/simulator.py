@@ -8,21 +8,12 @@ from math import inf
 
 from headgate.core.errors import RunError, one_line
 from headgate.core.policy import BatchPolicy, End, Observer
-<<<<<<< HEAD
-from headgate.sim.engine.asynchronous import Ahead
-from headgate.sim.engine.arrivals import Arrivals
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.forgetful import Forgetful
-from headgate.sim.engine.replica import Replica
-from headgate.core.watchdog import Watchdog
-=======
 from headgate.core.watchdog import Watchdog
 from headgate.sim.engine.arrivals import Arrivals
 from headgate.sim.engine.asynchronous import Ahead
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.forgetful import Forgetful
 from headgate.sim.engine.replica import Replica
->>>>>>> main
 from headgate.workloads.workload import Workload
 
 PATIENT_DOG = 3600.0  # seconds of the run without any progress

@@ -13,17 +13,6 @@ from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
-<<<<<<< HEAD
-from headgate.sim.engine.arrivals import Arrivals
-from headgate.core.dispatch import Dispatch
-from headgate.sim.engine.engine import Engine
-from headgate.sim.fleet.exchange import Exchange
-from headgate.kv.transfer import Handover, Transfer
-from headgate.sim.fleet.kv_handover import Porter
-from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY
-from headgate.sim.fleet.fleet_engine import PENDING, RUNNING, WAITS, Station
-from headgate.record.fleet_recorder import FleetRecorder
-=======
 from headgate.kv.transfer import Transfer
 from headgate.record.fleet_recorder import FleetRecorder
 from headgate.sim.engine.arrivals import Arrivals
@@ -33,7 +22,6 @@ from headgate.sim.fleet.exchange import Exchange
 from headgate.sim.fleet.fleet_engine import PENDING, RUNNING, WAITS, Station
 from headgate.sim.fleet.handover import Handover
 from headgate.sim.fleet.kv_handover import Porter
->>>>>>> main
 from headgate.workloads.workload import Workload
 
 DUE, WAKE, TIMER, LANDS = range(4)

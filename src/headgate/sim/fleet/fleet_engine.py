@@ -9,15 +9,9 @@ from typing import Protocol
 from headgate.core.errors import RunError
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
-<<<<<<< HEAD
-from headgate.sim.fleet.exchange import AT_ONCE, Exchange
-from headgate.kv.transfer import Handover
-from headgate.core.watchdog import Watchdog
-=======
 from headgate.core.watchdog import Watchdog
 from headgate.sim.fleet.exchange import AT_ONCE, Exchange
 from headgate.sim.fleet.handover import Handover
->>>>>>> main
 
 IDLE, WAITS, PENDING, RUNNING, READY = range(5)
 MOST_WAITS = 100_000  # plans in a row that run nothing, each for a little time: it will never stop

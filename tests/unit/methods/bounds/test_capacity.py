@@ -17,11 +17,6 @@ from headgate.cost.card import list_cards, load_card
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
-<<<<<<< HEAD
-from headgate.cost.laws.tiles import TileCost, TileTerms
-from headgate.cost.laws.work import WorkCost
-=======
->>>>>>> main
 from headgate.methods.bounds.capacity import (
     Requests,
     cycle_requests,

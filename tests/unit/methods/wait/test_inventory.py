@@ -10,10 +10,6 @@ from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.laws.kv_linear import kv_linear
 from headgate.cost.model import Shape
-<<<<<<< HEAD
-from headgate.cost.laws.kv_linear import kv_linear
-=======
->>>>>>> main
 from headgate.methods.wait.inventory import (
     along_the_ray,
     check_thresholds,

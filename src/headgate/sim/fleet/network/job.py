@@ -6,13 +6,8 @@ from math import inf
 
 from headgate.core.request import Identity
 from headgate.core.roster import Roster, Seat
-<<<<<<< HEAD
-from headgate.sim.fleet.network.source import Block
-from headgate.methods.fluid.flows import Instance
-=======
 from headgate.methods.fluid.flows import Instance
 from headgate.sim.fleet.network.source import Block
->>>>>>> main
 
 WAITS_PROMPT, IN_PREFILL, WAITS_DECODE, DECODING, GONE = range(5)
 NO_LIMIT = 2**31 - 1

@@ -20,18 +20,10 @@ from headgate.core.fleet import FleetObserver, Move, RoutePolicy, Stage, room
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Roster, Seat
-<<<<<<< HEAD
-from headgate.core.ask_router import Asking
-from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Books, Page, Window
-from headgate.sim.fleet.network.job import DECODING, GONE, IN_PREFILL, WAITS_DECODE, WAITS_PROMPT, Clock, Job
-from headgate.sim.fleet.network.source import Block, Source
-from headgate.methods.fluid.flows import Instance
-=======
 from headgate.methods.fluid.flows import Instance
 from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Books, Page, Window
 from headgate.sim.fleet.network.job import DECODING, GONE, IN_PREFILL, WAITS_DECODE, WAITS_PROMPT, Clock, Job
 from headgate.sim.fleet.network.source import Block, Source
->>>>>>> main
 
 PROMPT_DONE, DUE, GIVES_UP, DROPS, WAKE = range(5)
 
