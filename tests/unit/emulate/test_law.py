@@ -1,4 +1,4 @@
-"""The emulator's engine on a virtual clock, with jobs given beforehand, is the simulator's to the last bit."""
+"""The emulator's engine on a virtual clock, with jobs given beforehand, is the simulator's, bit by bit."""
 
 import asyncio
 
@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.sim.engine.simulator import Simulator
+from headgate.experiment.library import card_engine
 from headgate.live.emulate.clock import VirtualClock
 from headgate.live.emulate.engine import EmulatedEngine
 from headgate.live.emulate.job import Job
 from headgate.live.emulate.text import Text
+from headgate.methods.make import make_policy
 from headgate.record.recorder import Recorder
-from headgate.experiment.build import make_policy
-from headgate.experiment.library import card_engine
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.arrivals import Poisson
 from headgate.workloads.lengths import Geometric, Uniform
 from headgate.workloads.synthetic import generate

@@ -109,7 +109,8 @@ class Stream(Answer):
         self._transport, self._chunked, self._fault = transport, chunked, fault
         self._plain = wanted.plain
         self._silent = False  # a fault: nothing more is written
-        tail = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n'
+        nulls = ("logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids")
+        tail = b'"' + b"".join(b',"%b":null' % name.encode() for name in nulls) + b"}]}\n\n"
         self._tail = (
             tail if not head.chat else b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
         )

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
-from headgate.core.errors import RunError, told
+from headgate.core.errors import RunError, one_line
 from headgate.core.ledger import Entry
 from headgate.core.policy import BatchPolicy, End, Observer
-from headgate.sim.engine.asynchronous import Ahead
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.replica import Replica
 from headgate.live.emulate.clock import Alarm, Clock
 from headgate.live.emulate.job import Job
 from headgate.live.emulate.memory import Memory
 from headgate.live.emulate.streams import Streams
 from headgate.live.emulate.tally import Tally
+from headgate.sim.engine.asynchronous import Ahead
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.replica import Replica
 
 LOG = logging.getLogger("headgate.emulate")
 
@@ -70,7 +70,7 @@ class EmulatedEngine:
         self._held.set()
         self._outside: set[Job] = set()  # submitted, not yet in the replica's queue
 
-    # -- called by the front -----------------------------------------------------------------------------
+    # -- called by the front ----------------------------------------------------------------------
 
     @property
     def running(self) -> int:
@@ -135,7 +135,7 @@ class EmulatedEngine:
         """Run."""
         self._held.set()
 
-    # -- the loop ------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve until cancelled. An engine whose policy fails is dead, as vLLM's is."""
@@ -148,7 +148,7 @@ class EmulatedEngine:
             raise
         except (Exception, SystemExit) as error:
             name = type(self.replica.policy).__name__
-            self.die(str(error) if isinstance(error, RunError) else f"policy {name} broke: {told(error)}")
+            self.die(str(error) if isinstance(error, RunError) else f"policy {name} broke: {one_line(error)}")
         finally:
             alarm, self._alarm = self._alarm, None
             alarm.close()
@@ -226,7 +226,7 @@ class EmulatedEngine:
             timer = inf  # nobody waits for it: a virtual clock would jump there before anything else comes
         return min(arrival, self.memory.next_time, timer)
 
-    # -- comings and goings -----------------------------------------------------------------------------------
+    # -- comings and goings ----------------------------------------------------------------------
 
     def _queue(self, job: Job, when: float) -> None:
         self._order += 1

@@ -14,7 +14,7 @@ RULE = ByteRule()
 
 
 def answer(prompt: str | list[int], count: int, choice: int = 0, tokens: Tokens = RULE) -> str:
-    """The first `count` tokens of the answer to a prompt; `choice` is its number among the `n` of the prompt."""
+    """The first `count` tokens of the answer to a prompt; `choice` counts the `n` of the prompt."""
     ids = tokens.encode(prompt) if isinstance(prompt, str) else np.array(prompt, LITTLE)
     return Text(fingerprint(ids.tobytes()), choice, tokens.vocabulary).text(0, count)
 

@@ -72,7 +72,7 @@ class Faults:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise InputError(f"fault rate {str(rate)[:20]} is not allowed; give a share from 0 to 1")
         kind = read_fault(str(words["kind"])) if "kind" in words else self.kind
-        always = self.always if "always" not in words else words["always"]
+        always = words.get("always", getattr(self, "always", None))
         if isinstance(always, str):
             always = read_fault(always)
         elif always is not None and not isinstance(always, Fault):

@@ -11,13 +11,14 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from headgate.core.errors import told
+from headgate.core.errors import one_line
 from headgate.live.emulate.bodies import prompts_of, turns_of
-from headgate.live.emulate.completions import PLACE, complete, read_json
+from headgate.live.emulate.completions import PLACE, complete
 from headgate.live.emulate.metrics import exposition, registry
 from headgate.live.emulate.peers import PATH
 from headgate.live.emulate.place import Place
 from headgate.live.emulate.problems import ProblemError, detail, invalid
+from headgate.live.emulate.reading import read_json
 
 LOG = logging.getLogger("headgate.emulate")
 VERSION = "0.32.0"  # the vLLM whose answers these are
@@ -51,7 +52,7 @@ def application(place: Place) -> web.Application:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every mistake of a client is an error in vLLM's shape; a fault of ours is a 500 and a line in the log."""
+    """A client's mistake is an error in vLLM's shape; a fault of ours is a 500 and a line in the log."""
     try:
         return await handler(request)
     except ProblemError as problem:
@@ -67,7 +68,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConnectionResetError:
         raise
     except Exception as error:
-        LOG.exception("emulator: %s %s failed: %s", request.method, request.path[:80], told(error))
+        LOG.exception("emulator: %s %s failed: %s", request.method, request.path[:80], one_line(error))
         return ProblemError("Internal server error", 500).response()
 
 

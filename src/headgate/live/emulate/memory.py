@@ -1,4 +1,4 @@
-"""KV that is kept for other engines, and KV that comes from them, beside what the engine's own requests hold."""
+"""KV kept for other engines, and KV that comes from them, beside what the engine's own requests hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import deque
 from heapq import heappop, heappush
 from math import inf
 
-from headgate.sim.engine.replica import Replica
 from headgate.live.emulate.job import Job
+from headgate.sim.engine.replica import Replica
 
 
 class Memory:

@@ -10,10 +10,12 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import Card, load_card
+from headgate.methods.make import make_policy, split_name
 from headgate.sim.engine.engine import Engine
-from headgate.experiment.build import make_engine, make_policy, make_workload, split_policy
-from headgate.experiment.settings import experiment
-from headgate.workloads.lengths import LengthLaw, length_law
+from headgate.sim.engine.of_card import engine_of_card
+from headgate.workloads.bundled import BUNDLED, bundled
+from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
+from headgate.workloads.traces import read_trace
 
 DEFAULT_LAW, DEFAULT_MEAN = "uniform", 512.0
 
@@ -95,16 +97,20 @@ class Made:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.card: Card = load_card(options.card)
-        names = ("slots", "budget", "kv_tokens", "block", "model_len")
-        words = experiment({name: getattr(options, name) for name in names})
-        self.engine: Engine = make_engine(words, self.card)
+        for name in ("slots", "budget", "kv_tokens", "block", "model_len"):
+            value = getattr(options, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name}={value}; give at least 1")
+        self.engine: Engine = engine_of_card(
+            self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
+        )
         self.model = options.model or self.card.model
         self.lengths = OutputLengths(options)
         self.policy()
 
     def policy(self) -> BatchPolicy:
         """A fresh one."""
-        name, settings = split_policy(self.options.policy)
+        name, settings = split_name(self.options.policy)
         return make_policy(name, settings, self.engine)[0]
 
 
@@ -116,10 +122,13 @@ class OutputLengths:
         self._trace: list[int] | None = None
         self._law: LengthLaw | None = None
         if options.trace is not None:
-            workload, _ = make_workload(experiment({"trace": options.trace}))
+            name = options.trace
+            workload = bundled(name) if name in BUNDLED else read_trace(name)[0]
             self._trace = workload.output.tolist()
         else:
-            self._law = length_law(options.output_law or DEFAULT_LAW, options.output or DEFAULT_MEAN)
+            law = options.output_law or DEFAULT_LAW
+            mean = options.output if law.startswith(FROM_FILE) else options.output or DEFAULT_MEAN
+            self._law = length_law(law, mean)
 
     def draw(self, mark: int, choice: int) -> int:
         """The length of the answer to a prompt with this fingerprint."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -73,5 +72,5 @@ class Peers:
                 if answer.status != 200 or not str(found.get("mark", "0")).isdigit():
                     raise LoadFailedError
                 return dict(found)
-        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError, AttributeError, OSError):
+        except (TimeoutError, aiohttp.ClientError, ValueError, AttributeError, OSError):
             raise LoadFailedError from None

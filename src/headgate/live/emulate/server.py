@@ -210,14 +210,14 @@ async def start(options: Options) -> Emulators:
 
 def _crasher(port: Port) -> Callable[[], None]:
     def crash() -> None:
-        asyncio.get_running_loop().create_task(port.crash())  # noqa: RUF006
+        asyncio.get_running_loop().create_task(port.crash())
 
     return crash
 
 
 @asynccontextmanager
 async def emulated(options: Options | None = None, **words: Any) -> AsyncIterator[Emulators]:
-    """Emulators for the time of a block: `async with emulated(engines=2, speed=20) as urls`."""
+    """Emulators for the time of an `async with` block; takes the fields of `Options`."""
     running = await start(options or Options(**words))
     try:
         yield running

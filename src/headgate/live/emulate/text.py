@@ -1,6 +1,6 @@
 """What the emulator says: text that follows from the prompt alone, so that a client can check every token.
 
-A prompt is reduced to a fingerprint of its token ids. Token `i` of the answer is a word of a fixed vocabulary,
+A prompt is reduced to a fingerprint of its token ids. Token `i` of the answer is a word of a vocabulary,
 chosen by the fingerprint, the number of the choice and `i`. Whoever knows the prompt can compute the answer
 (`expected.answer`), so a lost, doubled or swapped token shows.
 """
