@@ -133,10 +133,12 @@ class Stream(Answer):
         if not sent and self.head.chat:
             self.write(self._role(job))
         if self._plain:
-            event = self._heads[job.choice] + job.text.json(sent, made) + self._tail
+            text, head, tail = job.text.json(sent, made), self._heads[job.choice], self._tail
             if self._chunked:
-                event = b"%x\r\n%b\r\n" % (len(event), event)
-            transport.write(event)
+                size = b"%x\r\n" % (len(head) + len(text) + len(tail))
+                transport.write(b"".join((size, head, text, tail, b"\r\n")))
+            else:
+                transport.write(b"".join((head, text, tail)))
         else:
             self.write(self._event(job, sent, made))
         job.sent = made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, overload
@@ -11,6 +12,7 @@ from typing import Any, overload
 from aiohttp import web
 
 from headgate.core.errors import InputError
+from headgate.live.emulate.admin import admin_application
 from headgate.live.emulate.clock import Clock, VirtualClock, WallClock
 from headgate.live.emulate.engine import EmulatedEngine
 from headgate.live.emulate.faults import Faults
@@ -25,6 +27,7 @@ LOG = logging.getLogger("headgate.emulate")
 HEAD_PATIENCE = 30.0  # seconds until a new connection must have sent its first request
 KEEP_ALIVE = 75.0
 BACKLOG = 1024
+TASKS: deque[asyncio.Task[None]] = deque(maxlen=64)  # so that nobody collects them while they run
 
 
 class TooMany(asyncio.Protocol):
@@ -134,6 +137,18 @@ class Emulators(Sequence[str]):
 
     def __init__(self, ports: list[Port], clock: Clock, peers: Peers) -> None:
         self.ports, self.clock, self._peers = ports, clock, peers
+        self.admin_url = ""
+        self._admin: web.AppRunner | None = None
+
+    async def open_admin(self, host: str, port: int) -> None:
+        """Listen for admin calls."""
+        self._admin = web.AppRunner(admin_application(self), access_log=None)
+        await self._admin.setup()
+        try:
+            await web.TCPSite(self._admin, host, port).start()
+        except OSError as error:
+            raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another") from None
+        self.admin_url = f"http://{host}:{self._admin.addresses[0][1]}"
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -165,6 +180,13 @@ class Emulators(Sequence[str]):
             not engine.running and not engine.waiting and engine.kv_usage == 0 for engine in self.engines
         )
 
+    def describe(self) -> list[str]:
+        """One line about each port."""
+        lines = [
+            f"{port.url}  {port.place.made.model}, {len(port.place.engines)} engine(s)" for port in self.ports
+        ]
+        return [*lines, f"{self.admin_url}  admin"] if self.admin_url else lines
+
     def go(self) -> None:
         """Let a held virtual clock run."""
         for port in self.ports:
@@ -184,6 +206,8 @@ class Emulators(Sequence[str]):
     async def stop(self) -> None:
         """Close all ports."""
         await asyncio.gather(*(port.stop() for port in self.ports))
+        if self._admin is not None:
+            await self._admin.cleanup()
         await self._peers.close()
 
 
@@ -202,6 +226,8 @@ async def start(options: Options) -> Emulators:
             await port.start(options.host, options.port + number if options.port else 0)
             for engine in port.place.engines:
                 engine.on_crash = _crasher(port)
+        if options.admin_port is not None:
+            await running.open_admin(options.admin_host, options.admin_port)
     except BaseException:
         await running.stop()
         raise
@@ -209,10 +235,7 @@ async def start(options: Options) -> Emulators:
 
 
 def _crasher(port: Port) -> Callable[[], None]:
-    def crash() -> None:
-        asyncio.get_running_loop().create_task(port.crash())
-
-    return crash
+    return lambda: TASKS.append(asyncio.create_task(port.crash()))
 
 
 @asynccontextmanager
