@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 from uuid import uuid4
@@ -25,7 +26,7 @@ from headgate.live.emulate.text import Text
 from headgate.live.emulate.work import Prompt, jobs_for, load_kv, prompts_in
 
 PLACE: web.AppKey[Place] = web.AppKey("place", Place)
-CLEAN = str.maketrans("", "", "".join(map(chr, (*range(32), 127))))
+UNPRINTED = re.compile("[^!-~]")
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
@@ -68,7 +69,7 @@ async def _serve(
     """Hand the jobs to the engine, and write what it makes of them."""
     engine = place.engines[rank]
     base = request.headers.get("x-request-id") or body.request_id or uuid4().hex[:16]
-    id = ("chatcmpl-" if chat else "cmpl-") + base[:LONGEST_ID].translate(CLEAN)
+    id = ("chatcmpl-" if chat else "cmpl-") + UNPRINTED.sub("", base[:LONGEST_ID])
     head = Head(id, int(time.time()), body.model or place.made.model, place.fingerprint, chat)
     shown = [prompt.ids.tolist() for prompt in prompts]
     each = body.n or 1

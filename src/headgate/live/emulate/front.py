@@ -35,19 +35,41 @@ def application(place: Place) -> web.Application:
         headers = {"Content-Type": CONTENT_TYPE_LATEST}
         return web.Response(body=exposition(metrics), headers=headers)
 
-    get, post = app.router.add_get, app.router.add_post
-    post("/v1/completions", complete)
-    post("/v1/chat/completions", complete)
-    for path, handler in {"/v1/models": _models, "/version": _version, "/load": _load}.items():
-        get(path, handler, allow_head=False)
-    get("/health", _health, allow_head=False)
-    get("/ping", _health, allow_head=False)
-    post("/ping", _health)
-    get("/metrics", show_metrics, allow_head=False)
-    post("/tokenize", _tokenize)
-    post("/detokenize", _detokenize)
-    post(PATH, _kv)
+    paths: dict[str, dict[str, Handler]] = {
+        "/v1/completions": {"POST": complete},
+        "/v1/chat/completions": {"POST": complete},
+        "/v1/models": {"GET": _models},
+        "/version": {"GET": _version},
+        "/load": {"GET": _load},
+        "/health": {"GET": _health},
+        "/ping": {"GET": _health, "POST": _health},
+        "/metrics": {"GET": show_metrics},
+        "/tokenize": {"POST": _tokenize},
+        "/detokenize": {"POST": _detokenize},
+        PATH: {"POST": _kv},
+    }
+
+    async def other(request: web.Request) -> web.Response:
+        methods = paths.get(request.path)
+        if methods is None:
+            return detail(404, "Not Found")
+        answer = detail(405, "Method Not Allowed")
+        answer.headers["Allow"] = ",".join(methods)
+        return answer
+
+    for path, methods in paths.items():
+        for method, handler in methods.items():
+            app.router.add_route(method, path, handler, expect_handler=_expect)
+    app.router.add_route("*", "/{rest:.*}", other, expect_handler=_expect)
     return app
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """Say "go on" where a client waits for it; any other expectation is ignored, as vLLM's server does."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+    return None
 
 
 @web.middleware
@@ -57,12 +79,6 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except ProblemError as problem:
         return problem.response()
-    except web.HTTPNotFound:
-        return detail(404, "Not Found")
-    except web.HTTPMethodNotAllowed as error:
-        answer = detail(405, "Method Not Allowed")
-        answer.headers["Allow"] = ",".join(sorted(error.allowed_methods))
-        return answer
     except web.HTTPException as error:
         return ProblemError(error.reason, error.status, type="Bad Request").response()
     except ConnectionResetError:

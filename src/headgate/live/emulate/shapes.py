@@ -12,6 +12,11 @@ LIKELY, UNLIKELY = -0.25, -1.75  # log probabilities of the token that was chose
 encode = msgspec.json.encode
 
 
+def json_text(text: str) -> bytes:
+    """A text as it stands inside a JSON string."""
+    return encode(text)[1:-1]
+
+
 class Head:
     """What all events of an answer have in common."""
 

@@ -80,7 +80,7 @@ class Text:
 
 
 class Echo(Text):
-    """The prompt, said back."""
+    """A given text, token by token: the prompt said back, or an answer that was cut."""
 
     __slots__ = ("_ids", "_json", "_pieces")
 
@@ -88,13 +88,13 @@ class Echo(Text):
         self._pieces, self._ids, self._json = pieces, ids, list(json)
 
     def ids(self, begin: int, end: int) -> list[int]:
-        """As the prompt has them."""
+        """As given."""
         return list(self._ids[begin:end])
 
     def pieces(self, begin: int, end: int) -> list[str]:
-        """As the prompt has them."""
+        """As given."""
         return list(self._pieces[begin:end])
 
     def json(self, begin: int, end: int) -> bytes:
-        """As the prompt has them."""
+        """As given."""
         return b"".join(self._json[begin:end])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
-import msgspec
 import numpy as np
 
 from headgate.live.emulate.answers import Answer
@@ -21,6 +22,7 @@ from headgate.live.emulate.kv import wants_import
 from headgate.live.emulate.peers import LoadFailedError
 from headgate.live.emulate.place import Place
 from headgate.live.emulate.problems import ProblemError, parameter
+from headgate.live.emulate.shapes import json_text
 from headgate.live.emulate.text import Echo, Text, fingerprint
 from headgate.live.emulate.tokens import LITTLE, Ids
 from headgate.live.vllm.fields import Settings
@@ -133,8 +135,7 @@ def _decide_length(job: Job, body: Body, prompt: Prompt, copy: int, place: Place
     natural = job.limit + 1  # never reached: the limit ends it
     if place.made.options.echo:
         pieces = place.tokens.pieces(prompt.ids.tolist())
-        encoded = [msgspec.json.encode(piece)[1:-1] for piece in pieces]
-        job.text = Echo(pieces, prompt.ids.tolist(), encoded)
+        job.text = Echo(pieces, prompt.ids.tolist(), [json_text(piece) for piece in pieces])
         natural = len(pieces)
         job.limit = min(job.limit, natural)
     elif not body.ignore_eos and (lengths.decides or given is None):
@@ -146,20 +147,29 @@ def _decide_length(job: Job, body: Body, prompt: Prompt, copy: int, place: Place
 
 
 def _stop_at(job: Job, body: Body, length: int) -> tuple[int, str | int] | None:
-    """The position after which a stop string or stop token ends the answer, and which of them."""
-    stops, ids = stops_of(body), set(body.stop_token_ids or ())
-    if not stops and not ids:
-        return None
-    text = ""
+    """After how many tokens a stop string or a stop token ends the answer, and which of them.
+
+    The text of the answer is known beforehand, so it is cut here, where vLLM holds text back meanwhile.
+    """
+    ids = set(body.stop_token_ids or ())
     known = job.text.ids(0, length) if ids else []
-    for place, piece in enumerate(job.text.pieces(0, length), 1):
-        text += piece
-        if place < body.min_tokens:
-            continue
-        hit = next((stop for stop in stops if stop in text), None)
-        if hit is not None:
-            return place, hit
-        if ids and known[place - 1] in ids:
-            return place, known[place - 1]
-        text = text[-4096:]
-    return None
+    found = next((place for place, id in enumerate(known, 1) if id in ids and place > body.min_tokens), None)
+    stops = stops_of(body)
+    if stops:
+        pieces = job.text.pieces(0, length if found is None else found)
+        ends = list(accumulate(map(len, pieces)))
+        text, begin = "".join(pieces), ends[body.min_tokens - 1] if body.min_tokens else 0
+        hits = [(at + len(stop), at, stop) for stop in stops
+                if (at := text.find(stop, max(0, begin - len(stop) + 1))) >= 0]  # fmt: skip
+        if hits:
+            end, at, stop = min(hits)
+            count = bisect_left(ends, end) + 1
+            _cut(job, text[: end if body.include_stop_str_in_output else at], ends[:count])
+            return count, stop
+    return None if found is None else (found, known[found - 1])
+
+
+def _cut(job: Job, text: str, ends: list[int]) -> None:
+    """The answer is this text, of which each token brings what lies before its end."""
+    pieces = [text[begin:end] for begin, end in pairwise((0, *ends))]
+    job.text = Echo(pieces, job.text.ids(0, len(ends)), [json_text(piece) for piece in pieces])
