@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from fake_engines import FakeEngine, Script, stream
 from headgate.live.route.app import RouterApp
 from headgate.live.route.config import checked
 
-PATIENCE = 120.0  # seconds a condition may take on a busy machine
+PATIENCE = float(os.environ.get("HEADGATE_TEST_PATIENCE", "120"))  # seconds a condition may take on a busy machine
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
