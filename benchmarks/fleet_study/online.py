@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import log
 
 import numpy as np
@@ -117,7 +118,7 @@ def revenues(name: str, shift: Shift, inner: str, seed: int, marks: list[float])
     source = Shifting(shift.before, shift.after, WHEN, shift.engines, seed)
     made = router(name, shift, inner, seed)
     pages = Network(shift.before, shift.engines, made, source).run(marks[-1], marks[:-1])
-    windows = zip(pages, pages[1:], strict=False)
+    windows = pairwise(pages)
     return [Window(shift.after, shift.engines, one, two).revenue() for one, two in windows]
 
 
@@ -133,9 +134,8 @@ def settled(shift: Shift, inner: str, seed: int, seconds: float = WINDOW) -> tup
 
 def main(quick: bool) -> None:
     for inner in ("gate-and-route+", "token-bucket", "density-first"):
-        print(
-            f"\nRouter `{inner}`, revenue per second and engine from {2 * CONSTANT:.0f} s after the shift on:\n"
-        )
+        start = f"from {2 * CONSTANT:.0f} s after the shift on"
+        print(f"\nRouter `{inner}`, revenue per second and engine {start}:\n")
         print("| shift | optimum after it | knows | online | online / knows, by seed | first plan / knows |")
         print("|---|---|---|---|---|---|")
         for shift in SHIFTS.values():
@@ -145,13 +145,12 @@ def main(quick: bool) -> None:
             ratios = ", ".join(f"{online / knows:.3f}" for online, knows, _ in rows.tolist())
             online, knows, stale = rows.mean(axis=0).tolist()
             best = plan_fluid(shift.after).revenue
-            print(
-                f"| {shift.label} | {best:.1f} | {knows:.1f} | {online:.1f} | {ratios} | {stale / knows:.3f} |"
-            )
-    _course(quick)
+            told = f"{best:.1f} | {knows:.1f} | {online:.1f} | {ratios} | {stale / knows:.3f}"
+            print(f"| {shift.label} | {told} |", flush=True)
+    _course()
 
 
-def _course(quick: bool) -> None:
+def _course() -> None:
     """How fast it gets there."""
     shift, inner = SHIFTS["mix"], "gate-and-route+"
     marks = [WHEN - STEP + STEP * n for n in range(12)]

@@ -117,9 +117,12 @@ class ClassTraffic:
         self._gave_up.add(1.0, now)
         self._exits += 1
 
-    def decoded(self, tokens: int, now: float, ended: bool) -> None:
-        """So many more output tokens of one request, and whether it has all of them now."""
-        self._tokens.add(float(tokens), now)
+    def decoded(self, tokens: int, since: float, now: float, ended: bool) -> None:
+        """So many output tokens of one request since then, one by one, and whether it has all of them now."""
+        if now > since:
+            self._tokens.lasted(tokens / (now - since), since, now)
+        else:
+            self._tokens.add(float(tokens), now)
         if ended:
             self._ended.add(1.0, now)
             self._endings += 1
@@ -158,7 +161,7 @@ class Traffic:
         self._half_life = half_life
         self.kinds = {kind: ClassTraffic(seen, half_life, now) for kind, seen in assumed.items()}
         self._waiting: set[int] = set()
-        self._running: dict[int, tuple[Request, int]] = {}  # and the tokens that are counted already
+        self._running: dict[int, tuple[Request, int, float]] = {}  # tokens that are counted, and until when
 
     def arrived(self, request: Request, now: float) -> None:
         """It joins the queue. A class nobody has heard of begins with what its first request shows."""
@@ -172,14 +175,14 @@ class Traffic:
             self._waiting.add(request.id)
             kind.queued(now)
         else:
-            self._running[request.id] = request, request.generated
+            self._running[request.id] = request, request.generated, now
 
     def started(self, request: Request, now: float) -> None:
         """It was sent to an engine; again when its decode is sent to another."""
         if request.id in self._waiting:
             self._waiting.discard(request.id)
             self.kinds[request.kind].started(now)
-            self._running[request.id] = request, request.generated
+            self._running[request.id] = request, request.generated, now
 
     def returned(self, request: Request, now: float) -> None:
         """Its engine failed it; it waits again and its tokens do not count."""
@@ -205,7 +208,7 @@ class Traffic:
 
     def seen(self, now: float) -> dict[str, Seen]:
         """Every class, those who run counted as far as they have come."""
-        for request, _ in [*self._running.values()]:
+        for request, *_ in [*self._running.values()]:
             self._count(request, now, False)
         return {kind: each.seen(now) for kind, each in self.kinds.items()}
 
@@ -219,8 +222,8 @@ class Traffic:
         found = self._running.get(request.id)
         if found is not None:
             tokens = request.generated
-            self.kinds[request.kind].decoded(tokens - found[1], now, ended)
-            self._running[request.id] = request, tokens
+            self.kinds[request.kind].decoded(tokens - found[1], found[2], now, ended)
+            self._running[request.id] = request, tokens, now
 
 
 def _time_constant(half_life: float) -> float:
