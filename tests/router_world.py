@@ -15,7 +15,9 @@ from fake_engines import FakeEngine, Script, stream
 from headgate.live.route.app import RouterApp
 from headgate.live.route.config import checked
 
-PATIENCE = float(os.environ.get("HEADGATE_TEST_PATIENCE", "120"))  # seconds a condition may take on a busy machine
+PATIENCE = float(
+    os.environ.get("HEADGATE_TEST_PATIENCE", "120")
+)  # seconds a condition may take on a busy machine
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -60,7 +62,11 @@ class World:
         self.admin = f"http://127.0.0.1:{app.admin_port}"
 
     async def ask(
-        self, path: str = "/v1/completions", headers: dict[str, str] | None = None, raw: bytes | None = None, **body: Any
+        self,
+        path: str = "/v1/completions",
+        headers: dict[str, str] | None = None,
+        raw: bytes | None = None,
+        **body: Any,
     ) -> Answer:
         """One request, read to its end."""
         data = json.dumps({"model": "m", "prompt": "hello", **body}).encode() if raw is None else raw
@@ -130,7 +136,9 @@ async def routed(
         app = RouterApp(given, lambda: given)
         try:
             await app.start()
-            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as client:
+            async with aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), auto_decompress=False
+            ) as client:
                 yield World(app, client, fakes)
         finally:
             await app.stop()

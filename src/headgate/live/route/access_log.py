@@ -1,4 +1,4 @@
-"""One JSON line per request, without prompts, keys or raw header values; and the trace file, made likewise."""
+"""One JSON line per request, without prompts, keys or raw header values; the trace file is made likewise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JsonLines:
             self._file = sys.stdout
         elif path is not None:
             try:
-                self._file = Path(path).open("a", encoding="utf-8")
+                self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (open as long as the router runs)
             except OSError as error:
                 raise InputError(
                     f"{path}: cannot be written, {error.strerror}; choose another file"

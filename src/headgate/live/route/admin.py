@@ -1,4 +1,4 @@
-"""The operator's address: metrics, books, plan, engines, drain, reload. Loopback unless configured otherwise."""
+"""The operator's address: metrics, books, plan, engines, drain, reload. Loopback by default."""
 
 from __future__ import annotations
 

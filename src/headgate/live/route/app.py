@@ -14,10 +14,11 @@ from aiohttp import web
 
 from headgate.core.errors import InputError
 from headgate.live.route.access_log import JsonLines
+from headgate.live.route.addresses import address
 from headgate.live.route.admin import Admin
 from headgate.live.route.body_bytes import BodyBytes
 from headgate.live.route.classes import Classes
-from headgate.live.route.config import Config, EngineAt, address
+from headgate.live.route.config import Config, EngineAt
 from headgate.live.route.discovery import discover
 from headgate.live.route.front import Front
 from headgate.live.route.gate import ClassLimits, EngineState, Gate
@@ -51,7 +52,7 @@ class RouterApp:
         self.body_bytes = BodyBytes(config.limits.inflight_bytes)
         self.upstreams: dict[int, Upstream] = {}
         self.draining = False
-        self._runners: list[web.BaseRunner[Any]] = []
+        self._runners: list[web.BaseRunner] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -65,7 +66,6 @@ class RouterApp:
         await self.watch.start(self.upstreams.values())
         await self._listen()
         self._tasks += [asyncio.create_task(self._follow()), asyncio.create_task(self._flush())]
-        self.policy.start(self)
 
     def _make_parts(self, engines: int) -> None:
         front = self.config.front
@@ -96,13 +96,15 @@ class RouterApp:
         self.port = runner.addresses[0][1]
         self.admin_port = admin.addresses[0][1]
 
-    async def _bind(self, runner: web.BaseRunner[Any], host: str, port: int, tls: Any) -> None:
+    async def _bind(self, runner: web.BaseRunner, host: str, port: int, tls: Any) -> None:
         await runner.setup()
         self._runners.append(runner)
         try:
             await web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024).start()
         except OSError as error:
-            raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port") from None
+            raise InputError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
+            ) from None
 
     # -- engines -----------------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class RouterApp:
             keys, engines = read_keys(new.front.key_file), await discover(new)
             if not engines:
                 raise InputError("no engine would be left; keep at least one")
-            self.policy.check(new)
+            self.policy.check(new, len(engines))
         except InputError as error:
             self.metrics.reloads.labels("refused").inc()
             log.error("reload: %s; the old configuration stays", error)
@@ -169,7 +171,7 @@ class RouterApp:
         self.gate.set_classes(self._kinds(), self._class_limits())
         self._set_engines(engines)
         if old.router != new.router or old.classes != new.classes:
-            self.policy.swap(new, self)
+            self.policy.swap(new, len(engines), self.gate)
         self.metrics.reloads.labels("done").inc()
         for line in found.lines:
             log.warning("reload: %s", line)
@@ -221,7 +223,6 @@ class RouterApp:
         if self.trace.wanted:
             mean = self.service.estimates.output(kind)
             self.trace.write(job.trace_record(now, self.origin, self.config.router.name, mean))
-        self.policy.ended(job, now)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -244,7 +245,6 @@ class RouterApp:
         if hasattr(self, "front"):
             self.front.refusing = True
             self.legs.break_off()
-            self.policy.stop()
             await self.watch.stop()
         for task in self._tasks:
             task.cancel()

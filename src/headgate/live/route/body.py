@@ -14,8 +14,8 @@ DEPTH = 64
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 LOOKED_AT = (
-    "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens", "stream",
-    "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata", "logprobs",
+    "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens",
+    "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
 )  # fmt: skip
 UNBOUNDED = 1 << 20  # output tokens of a request without a limit
 ABSENT = msgspec.Raw()

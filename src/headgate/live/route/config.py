@@ -2,61 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headgate.core.errors import InputError, first_fault
+from headgate.live.route.addresses import Address, Name, Url, address
 from headgate.live.route.units import Bytes, Count, Delay, Seconds, Switch
 
 MOST_CLASSES = 64
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s/]*):(?P<port>[0-9]{1,5})")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def _url(text: str) -> str:
-    """An engine's address: scheme, host, port and perhaps a path, nothing else."""
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        raise ValueError(f"{text!r} is not a URL; write http://HOST:PORT") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ValueError(f"{text!r} is not a URL of an engine; write http://HOST:PORT")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("a URL of an engine has no user, query or fragment; use key_env for its key")
-    if not text.isascii() or any(c <= " " or c == "\x7f" for c in text):
-        raise ValueError("a URL of an engine is plain ASCII without spaces")
-    return text.rstrip("/")
-
-
-def _name(text: str) -> str:
-    if not NAME.fullmatch(text):
-        raise ValueError(f"{text!r} is not a name; use letters, digits, . _ and -, at most 64")
-    return text
-
-
-def address(text: str) -> tuple[str, int]:
-    """Host and port of a text such as 127.0.0.1:9300 or [::1]:9300."""
-    found = ADDRESS.fullmatch(text)
-    if found is None or int(found["port"]) > 65535:
-        raise ValueError(f"{text!r} is not an address; write HOST:PORT, such as 127.0.0.1:9300")
-    return found["host"].strip("[]") or "127.0.0.1", int(found["port"])
-
-
-def _address(text: str) -> str:
-    address(text)
-    return text
-
-
-Url = Annotated[str, AfterValidator(_url)]
-Name = Annotated[str, AfterValidator(_name)]
-Address = Annotated[str, AfterValidator(_address)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -232,7 +191,7 @@ class Config(Part):
             raise ValueError("tls_cert and tls_key go together; give both")
         if front.host not in LOOPBACK and not (front.key_file or front.open or front.client_ca):
             raise ValueError(
-                f"{front.host} can be reached by others and there are no keys; give key_file, client_ca or open"
+                f"{front.host} is open to others and there are no keys; give key_file, client_ca or open"
             )
         return self
 
@@ -243,7 +202,9 @@ def _distinct(what: str, names: list[str]) -> None:
             raise ValueError(f"{what} {name!r} is there twice; drop one")
 
 
-def read_config(path: str | Path | None, flags: dict[str, dict[str, Any]], engines: list[str]) -> Config:
+def read_config(
+    path: str | Path | None, flags: dict[str, dict[str, Any]], engines: list[dict[str, Any]]
+) -> Config:
     """The file with the flags laid over it; `engines` are added to those of the file."""
     where, given = "", dict[str, Any]()
     if path is not None:
@@ -258,7 +219,7 @@ def read_config(path: str | Path | None, flags: dict[str, dict[str, Any]], engin
         listed = given.setdefault("engines", [])
         if not isinstance(listed, list):
             raise InputError(f"{where}engines is not a list of tables; write [[engines]]")
-        listed.extend({"url": url} for url in engines)
+        listed.extend(engines)
     return checked(given, where)
 
 
@@ -271,6 +232,7 @@ def checked(given: dict[str, Any], where: str = "") -> Config:
 
 
 def parsed(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file, not yet checked."""
     try:
         return tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:

@@ -9,6 +9,7 @@ from aiohttp import web
 from headgate.live.route.answers import error_event
 from headgate.live.route.job import Job
 from headgate.live.route.legs import OpenLeg
+from headgate.live.route.relay import Counted
 from headgate.live.route.verdict import Fault, LegError
 
 if TYPE_CHECKING:
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 FAILED_STATUS = {Fault.IDLE: 504, Fault.CUT: 503}
 
 
-async def deliver(job: Job, call: OpenLeg, service: Service) -> web.StreamResponse:
-    """The answer with the engine's status, headers and bytes. A stream that breaks ends with an error event."""
+async def deliver(
+    job: Job, call: OpenLeg, service: Service, counted: Counted | None = None
+) -> web.StreamResponse:
+    """The engine's status, headers and bytes. A stream that breaks ends with an error event."""
     leg, headers = call.leg, call.leg.headers
     headers["x-headgate-tries"] = str(max(job.tries, 1))
     waited = (job.placed or job.arrived) - job.arrived
@@ -35,7 +38,7 @@ async def deliver(job: Job, call: OpenLeg, service: Service) -> web.StreamRespon
     response = web.StreamResponse(status=leg.status, headers=headers)
     try:
         await response.prepare(job.request)
-        await _pass_on(job, call, response)
+        await _pass_on(job, call, response, counted or job)
     except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError):
         job.outcome = "client-gone"
     finally:
@@ -44,11 +47,11 @@ async def deliver(job: Job, call: OpenLeg, service: Service) -> web.StreamRespon
     return response
 
 
-async def _pass_on(job: Job, call: OpenLeg, response: web.StreamResponse) -> None:
+async def _pass_on(job: Job, call: OpenLeg, response: web.StreamResponse, counted: Counted) -> None:
     leg = call.leg
     try:
         await response.write(leg.head)
-        await leg.pump(response.write, lambda: _abort(job))
+        await leg.pump(response.write, lambda: _abort(job), counted)
         await response.write_eof()
         job.outcome = "ok" if leg.scanner.error is None else "failed"
     except LegError as fault:

@@ -71,7 +71,5 @@ def measure(app: RouterApp) -> None:
     metrics.set("router_disabled", float(app.gate.fallen is not None))
     metrics.set("refused_connections", app.server.refused)
     metrics.estimate.set(app.service.estimates.error)
-    for name, value in app.policy.gauges(now).items():
-        metrics.set("plan_value", value, name=name)
     for name, value in app.gate.router.gauges().items():
         metrics.set("router_value", value, name=name)

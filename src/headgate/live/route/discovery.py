@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headgate.core.errors import InputError
-from headgate.live.route.config import Config, Discovery, EngineAt, parsed, address, checked
+from headgate.live.route.addresses import address
+from headgate.live.route.config import Config, Discovery, EngineAt, checked, parsed
 
 log = logging.getLogger("headgate.route")
 MOST = 1000  # engines

@@ -11,7 +11,7 @@ MEAN_OUTPUT = 128.0
 
 
 class Estimates:
-    """Per class: prompt tokens per byte, time to first token, output tokens; per router: the error of the first."""
+    """Per class: prompt tokens per byte, time to first token, output tokens."""
 
     def __init__(self) -> None:
         self.error = 0.0  # mean relative error of prompt lengths

@@ -11,8 +11,8 @@ class EventScanner:
     """Finds the ends of events in a stream of bytes, wherever it is cut.
 
     `feed` returns the bytes that may be passed on: whole events only, so that a stream whose engine dies can
-    still be ended with a well-formed error event. A tail longer than `cap` is passed on as it is. Streams with
-    carriage returns are passed on at once, since the end of an event cannot be told before the next byte.
+    still be ended with a well-formed error event. A tail longer than `cap` is passed on as it is. Streams
+    with carriage returns are passed on at once: the end of an event is not known before the next byte.
     """
 
     __slots__ = ("_cap", "_first", "_last", "_raw", "_skipping", "_tail", "done", "error", "events", "usage")

@@ -170,7 +170,9 @@ class Front:
                     parts.append(part)
         except TimeoutError:
             self.app.body_bytes.give_back(taken)
-            raise RefusedError(408, "slow", f"the body did not come within {front.body_timeout:g} s") from None
+            raise RefusedError(
+                408, "slow", f"the body did not come within {front.body_timeout:g} s"
+            ) from None
         except BaseException:
             self.app.body_bytes.give_back(taken)
             raise
@@ -186,7 +188,9 @@ class Front:
     def _refuse(self, request: web.BaseRequest, refused: RefusedError) -> web.StreamResponse:
         self.app.metrics.refused.labels(refused.reason).inc()
         made = answer(refused)
-        response = web.Response(status=made.status, body=made.body, headers={**made.headers, "Server": "headgate"})
+        response = web.Response(
+            status=made.status, body=made.body, headers={**made.headers, "Server": "headgate"}
+        )
         if refused.status in (408, 413, 415) or self.refusing:
             response.force_close()
             response.headers["Connection"] = "close"

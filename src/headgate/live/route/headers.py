@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from multidict import CIMultiDict
 
 HOP_BY_HOP = frozenset(
-    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-     "trailers", "transfer-encoding", "upgrade")
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
+     "trailer", "trailers", "transfer-encoding", "upgrade")
 )  # fmt: skip
 FROM_CLIENT = HOP_BY_HOP | frozenset(
     ("host", "content-length", "content-encoding", "accept-encoding", "expect", "authorization", "x-api-key",

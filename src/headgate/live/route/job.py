@@ -38,6 +38,7 @@ class Job:
     status: int = 0
     outcome: str = "failed"
     fault: str = ""
+    generated: int = 0  # events so far
     late: bool = False  # the first token came too late once
 
     def log_record(self, now: float) -> dict[str, Any]:

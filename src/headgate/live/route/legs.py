@@ -40,7 +40,12 @@ class Legs:
         """A call to be made; leaving it as a context closes it and frees its place."""
         limits = self.config.limits
         times = Times(
-            limits.connect, limits.first_token, limits.idle, limits.answer_buffer, limits.event, limits.retry_500
+            limits.connect,
+            limits.first_token,
+            limits.idle,
+            limits.answer_buffer,
+            limits.event,
+            limits.retry_500,
         )
         return OpenLeg(self, upstream, Leg(self._session, upstream.url, path, times))
 

@@ -46,7 +46,7 @@ class Metrics:
         }
         self.gauges: dict[str, Gauge] = {}
 
-    def set(self, name: str, value: float, **labels: str) -> None:
+    def set(self, name: str, value: float, /, **labels: str) -> None:
         """A gauge by name, made when it is first set."""
         gauge = self.gauges.get(name)
         if gauge is None:

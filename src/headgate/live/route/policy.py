@@ -3,47 +3,36 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
 from headgate.live.route.config import Config
-from headgate.live.route.job import Job
+from headgate.live.route.first_plan import first_plan
+from headgate.live.route.gate import Gate
+from headgate.methods.fluid.online import INNER, Online
 from headgate.methods.make import make_router, router_class, split_name
-
-if TYPE_CHECKING:
-    from headgate.live.route.app import RouterApp
 
 STEP_TOKENS = 8192  # of an engine's step, where nobody says
 PROMPTS = 16  # at once, where nothing is known of prompts
 
 
 class LivePolicy:
-    """Owns the router policy."""
+    """Owns the router policy. Routers with a plan get one that is solved again while they run."""
 
     def __init__(self, config: Config, engines: int) -> None:
-        self.config, self.engines = config, engines
-        self.router = self._made(config, engines)
+        self.config = config
+        self.router = made(config, engines)
 
-    def _made(self, config: Config, engines: int) -> RoutePolicy:
-        name, settings = split_name(config.router.name, "router")
-        given = {"engines": lambda: engines, "draw": lambda: random.random, "plan": lambda: self._plan(config)}
-        return make_router(name, given, {**settings, **config.router.settings})
+    def check(self, new: Config, engines: int) -> None:
+        """Refuses a configuration whose router cannot be made."""
+        if new.router != self.config.router or new.classes != self.config.classes:
+            made(new, engines)
 
-    def _plan(self, config: Config) -> Any:
-        raise InputError(f"router {config.router.name} needs a plan; choose least-loaded")
-
-    def check(self, new: Config) -> None:
-        """Whether a new configuration names a router that can be made."""
-        if new.router != self.config.router:
-            router_class(split_name(new.router.name, "router")[0])
-            self._made(new, self.engines)
-
-    def swap(self, new: Config, app: RouterApp) -> None:
+    def swap(self, new: Config, engines: int, gate: Gate) -> None:
         """Another router takes over what is inside."""
-        self.config = new
-        self.router = self._made(new, len(app.upstreams))
-        app.gate.swap(self.router)
+        self.config, self.router = new, made(new, engines)
+        gate.swap(self.router)
 
     def prompts_at_once(self, seats: int) -> int:
         """Prompts an engine may have at once: a step's tokens over the mean prompt."""
@@ -51,19 +40,44 @@ class LivePolicy:
         guess = round(STEP_TOKENS / (sum(means) / len(means))) if means else PROMPTS
         return min(max(1, guess), seats)
 
-    def start(self, app: RouterApp) -> None:
-        """Plan anew from time to time."""
-
-    def stop(self) -> None:
-        """No more."""
-
-    def ended(self, job: Job, now: float) -> None:
-        """A request has ended; what was learned of it goes into the next plan."""
-
     def described(self, now: float) -> dict[str, Any] | None:
-        """The newest plan for people."""
-        return None
+        """The newest plan for people: classes, rates, what is served, shadow prices."""
+        if not isinstance(self.router, Online):
+            return None
+        newest, plan = self.router.plans[-1], self.router.plan
+        columns = zip(plan.instance.flows, plan.served, plan.shadows.arrival, strict=True)
+        return {
+            "made": round(newest.time, 3),
+            "engines": newest.engines,
+            "failed": self.router.failed,
+            "revenue": plan.revenue * newest.engines,
+            "prefilling": plan.prefilling,
+            "classes": {
+                flow.name: {
+                    "rate": flow.rate * newest.engines,
+                    "prompt": flow.prompt,
+                    "output": flow.output,
+                    "impatience": flow.impatience,
+                    "served": served * newest.engines,
+                    "worth": worth,
+                }
+                for flow, served, worth in columns
+            },
+        }
 
-    def gauges(self, now: float) -> dict[str, float]:
-        """The newest plan in numbers."""
-        return {}
+
+def made(config: Config, engines: int) -> RoutePolicy:
+    """The router of a configuration, for so many engines."""
+    name, own = split_name(config.router.name, "router")
+    settings: dict[str, Any] = {**own, **config.router.settings}
+    if name in INNER:  # plans need the traffic, which is estimated while it runs
+        if settings:
+            raise InputError(f"router {name} has no parameters here; drop {next(iter(settings))}")
+        return Online(first_plan(config, engines), engines, random.random, name, config.router.replan)
+    router_class(name)
+    given = {
+        "engines": lambda: engines,
+        "draw": lambda: random.random,
+        "plan": lambda: first_plan(config, engines),
+    }
+    return make_router(name, given, settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import aiohttp
 from multidict import CIMultiDict
@@ -39,8 +39,14 @@ class Times(NamedTuple):
     retry_500: bool = False
 
 
+class Counted(Protocol):
+    """Whoever wants to know how far a stream is."""
+
+    generated: int
+
+
 class Leg:
-    """A call to one engine. `start` returns when its first token (or whole answer) is there; `pump` passes the rest.
+    """A call to one engine. `start` returns with its first token or whole answer; `pump` passes the rest.
 
     Until `start` has returned the client has seen nothing and the request may be tried elsewhere.
     """
@@ -82,16 +88,17 @@ class Leg:
             self.close()
             raise
 
-    async def pump(self, write: Write, stalled: Callable[[], None]) -> None:
+    async def pump(self, write: Write, stalled: Callable[[], None], counted: Counted) -> None:
         """Pass the rest on as it comes; raises LegError when the engine breaks off or falls silent.
 
-        `stalled` is called when the client has not read for the idle limit.
+        `stalled` is called when the client has not read for the idle limit; `counted` is told the events so
+        far, from which lengths are estimated while the request runs.
         """
         response = self._response
         assert response is not None
         clock = _Idle(self._times.idle, self.close, stalled)
         try:
-            await self._copy(response.content, write, clock)
+            await self._copy(response.content, write, clock, counted)
         except (aiohttp.ClientError, OSError) as error:
             if clock.writing:
                 raise ConnectionResetError("the client is gone") from error
@@ -109,8 +116,11 @@ class Leg:
         if self._scans and not self.scanner.done and self._path in DONE_ENDS:
             raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
 
-    async def _copy(self, content: aiohttp.StreamReader, write: Write, clock: _Idle) -> None:
-        read, feed, scans = content.readany, self.scanner.feed, self._scans
+    async def _copy(
+        self, content: aiohttp.StreamReader, write: Write, clock: _Idle, counted: Counted
+    ) -> None:
+        scanner, scans = self.scanner, self._scans
+        read, feed = content.readany, scanner.feed
         while True:
             chunk = await read()
             if not chunk:
@@ -123,6 +133,7 @@ class Leg:
                 await write(passed)
                 clock.writing = False
             clock.touch()
+            counted.generated = scanner.events
 
     @property
     def usage(self) -> Usage | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -23,7 +22,7 @@ class GuardedServer(web.Server):
 
     def __init__(self, handler: Handler, front: Front) -> None:
         super().__init__(
-            handler,  # type: ignore[arg-type]
+            handler,
             handler_cancellation=True,  # a client that hangs up cancels its handler
             max_line_size=front.header_limit,
             max_field_size=front.header_limit,
@@ -36,9 +35,9 @@ class GuardedServer(web.Server):
         )
         self.refused = 0
         self._front = front
-        self._guards: dict[RequestHandler[Any], asyncio.TimerHandle] = {}
+        self._guards: dict[RequestHandler, asyncio.TimerHandle] = {}
 
-    def connection_made(self, handler: RequestHandler[Any], transport: asyncio.Transport) -> None:
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         """Start the clock of a new connection."""
         super().connection_made(handler, transport)
         if len(self._connections) > self._front.connections:
@@ -48,18 +47,18 @@ class GuardedServer(web.Server):
         loop = asyncio.get_running_loop()
         self._guards[handler] = loop.call_later(self._front.head_timeout, self._check, handler, transport)
 
-    def connection_lost(self, handler: RequestHandler[Any], exc: BaseException | None = None) -> None:
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         """Its clock is no longer needed."""
         self.began(handler)
         super().connection_lost(handler, exc)
 
-    def began(self, handler: RequestHandler[Any]) -> None:
+    def began(self, handler: RequestHandler) -> None:
         """A whole request head came over this connection."""
         guard = self._guards.pop(handler, None)
         if guard is not None:
             guard.cancel()
 
-    def _check(self, handler: RequestHandler[Any], transport: asyncio.Transport) -> None:
+    def _check(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         if self._guards.pop(handler, None) is not None:
             self.refused += 1
             transport.abort()

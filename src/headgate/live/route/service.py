@@ -148,7 +148,7 @@ class _Handling:
                 self._go_back(fault)
                 continue
             self._first_token()
-            response = await deliver(job, call, service)
+            response = await deliver(job, call, service, self.ticket)
             self.how = End.STOPPED if job.outcome == "ok" else End.ABORTED
             return response
 

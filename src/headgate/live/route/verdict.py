@@ -1,4 +1,4 @@
-"""What the first bytes of an engine's answer mean: a token, a refusal, or an error that may be tried elsewhere."""
+"""What the first bytes of an engine's answer mean: a token, a refusal, or an error to try elsewhere."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def aborted(answer: dict[str, Any]) -> bool:
 
 
 def is_empty(data: bytes) -> bool:
-    """Whether an event brings neither text nor an end: the role chunk that may come before the first token."""
+    """Whether an event brings neither text nor an end: the role chunk that may come before a token."""
     if b'"delta"' not in data or b'"role"' not in data:
         return False
     choices = decoded(data).get("choices")

@@ -11,8 +11,8 @@ from statistics import median
 import aiohttp
 
 from headgate.live.route.config import Health
-from headgate.live.route.upstream import Upstream
 from headgate.live.route.scrape import read_load
+from headgate.live.route.upstream import Upstream
 
 log = logging.getLogger("headgate.route")
 ENOUGH = 20  # first tokens before an engine is compared with others
@@ -85,7 +85,7 @@ class Watch:
             self.tell(engine)
 
     async def _probe(self, engine: Upstream) -> None:
-        """Ask for its health, then for its load. An engine that is not reachable is down after a few times."""
+        """Ask for its health, then for its load. An engine that does not answer is down after a few."""
         try:
             async with asyncio.timeout(self.health.timeout):
                 good = await self._get(engine, "/health") is not None
@@ -146,7 +146,7 @@ class Watch:
 
 
 def outliers(engines: list[Upstream], health: Health, now: float) -> list[Upstream]:
-    """Engines whose first tokens take several times the median of all, slowest first, at most a share of them."""
+    """Engines whose first tokens take several times the median of all, slowest first, at most a share."""
     judged = [each for each in engines if each.samples >= ENOUGH and each.seats(now)]
     if len(judged) < 3:
         return []

@@ -56,7 +56,7 @@ def test_flags_over_file(tmp_path: Path) -> None:
     file.write_text(
         '[front]\nport = 1234\n[router]\nname = "density-deep"\n[[engines]]\nurl = "http://a:1/"\nseats = 8\n'
     )
-    config = read_config(file, {"router": {"name": "least-loaded"}}, ["http://b:2"])
+    config = read_config(file, {"router": {"name": "least-loaded"}}, [{"url": "http://b:2"}])
     assert config.front.port == 1234
     assert config.router.name == "least-loaded"
     assert [each.url for each in config.engines] == ["http://a:1", "http://b:2"]

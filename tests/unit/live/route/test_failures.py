@@ -44,7 +44,9 @@ async def done_at_once(call: Call) -> None:
 
 async def error_event(call: Call) -> None:
     await call.head()
-    await call.chunk(b'data: {"error":{"message":"KV load failed","type":"InternalServerError","code":500}}\n\n')
+    await call.chunk(
+        b'data: {"error":{"message":"KV load failed","type":"InternalServerError","code":500}}\n\n'
+    )
     await call.done()
 
 

@@ -1,7 +1,7 @@
 from headgate.live.route.answers import RefusedError, answer, error_event
+from headgate.live.route.body_bytes import BodyBytes
 from headgate.live.route.breaker import Breaker, State
 from headgate.live.route.retries import FLOOR, RetryBudget, backoff
-from headgate.live.route.body_bytes import BodyBytes
 
 
 def test_five_failures_in_a_row_open_it() -> None:

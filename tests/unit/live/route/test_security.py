@@ -26,14 +26,18 @@ async def raw(world: World, data: bytes, limit: int = 1 << 20) -> bytes:
     return answer
 
 
-def post(*headers: bytes, body: bytes = BODY, path: bytes = b"/v1/completions", method: bytes = b"POST") -> bytes:
+def post(
+    *headers: bytes, body: bytes = BODY, path: bytes = b"/v1/completions", method: bytes = b"POST"
+) -> bytes:
     lines = b"".join(each + b"\r\n" for each in (b"Host: x", *headers))
     return method + b" " + path + b" HTTP/1.1\r\n" + lines + b"\r\n" + body
 
 
 LENGTH = b"Content-Length: %d" % len(BODY)
 SMUGGLING = {
-    "length and chunked": post(LENGTH, b"Transfer-Encoding: chunked", body=b"0\r\n\r\nGET /health HTTP/1.1\r\n\r\n"),
+    "length and chunked": post(
+        LENGTH, b"Transfer-Encoding: chunked", body=b"0\r\n\r\nGET /health HTTP/1.1\r\n\r\n"
+    ),
     "chunked and length": post(b"Transfer-Encoding: chunked", LENGTH, body=b"0\r\n\r\n"),
     "two lengths": post(LENGTH, b"Content-Length: 3"),
     "length with a sign": post(b"Content-Length: +14"),
@@ -67,7 +71,9 @@ def test_ambiguous_framing_is_refused_and_nothing_reaches_an_engine(data: bytes)
 def test_a_chunked_body_goes_on_with_a_length() -> None:
     async def work() -> None:
         async with routed(stream) as world:
-            chunks = b"".join(b"%x\r\n%b\r\n" % (1, BODY[at : at + 1]) for at in range(len(BODY))) + b"0\r\n\r\n"
+            chunks = (
+                b"".join(b"%x\r\n%b\r\n" % (1, BODY[at : at + 1]) for at in range(len(BODY))) + b"0\r\n\r\n"
+            )
             answer = await raw(world, post(b"Transfer-Encoding: chunked", body=chunks))
             assert answer.startswith(b"HTTP/1.1 200")
             assert world.engines[0].seen[0].body == BODY
@@ -164,7 +170,9 @@ def test_bytes_and_requests_in_flight_are_bounded() -> None:
 
 def test_headers_that_are_ours_do_not_pass() -> None:
     async def work() -> None:
-        async with routed(stream, classes=[{"name": "gold", "match": {"header": "gold"}, "priority": -3}]) as world:
+        async with routed(
+            stream, classes=[{"name": "gold", "match": {"header": "gold"}, "priority": -3}]
+        ) as world:
             told = {
                 "x-headgate-class": "gold", "x-vllm-priority": "-99", "x-data-parallel-rank": "3", "Authorization": "Bearer s",
                 "x-prefiller-host-port": "evil:1", "x-emulate-fault": "503", "Cookie": "a=b", "Te": "trailers",
@@ -190,7 +198,9 @@ def test_ids_and_models_cannot_write_lines_of_their_own_into_the_log(tmp_path: P
     async def work() -> None:
         file = tmp_path / "access.jsonl"
         async with routed(stream, front={"access_log": str(file)}) as world:
-            await world.ask(model='m\n{"forged":1}\x1b[31m', headers={"X-Request-Id": "a b;c"}, prompt="secret prompt")
+            await world.ask(
+                model='m\n{"forged":1}\x1b[31m', headers={"X-Request-Id": "a b;c"}, prompt="secret prompt"
+            )
         lines = file.read_text().splitlines()
         assert len(lines) == 1
         record = json.loads(lines[0])
@@ -210,7 +220,10 @@ def test_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pyt
     log = tmp_path / "log"
 
     async def work() -> None:
-        classes = [{"name": "gold", "match": {"header": "gold"}}, {"name": "alices", "match": {"key": "alice"}}]
+        classes = [
+            {"name": "gold", "match": {"header": "gold"}},
+            {"name": "alices", "match": {"key": "alice"}},
+        ]
         front = {"key_file": str(file), "access_log": str(log)}
         async with routed(stream, front=front, engine={"key_env": "ENGINE_KEY"}, classes=classes) as world:
             assert (await world.stream()).status == 401

@@ -1,7 +1,7 @@
 """Whole requests through the router: what goes on, what comes back."""
 
-from fake_engines import Call, stream
-from router_world import World, routed, run
+from fake_engines import stream
+from router_world import routed, run
 
 
 def test_a_stream_and_a_whole_answer() -> None:

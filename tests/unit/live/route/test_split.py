@@ -107,7 +107,10 @@ def test_a_decode_that_fails_means_a_new_prompt_never_the_same_parameters() -> N
             for number in range(8):
                 await wanted(world, f"prompt number {number}", 7)
             await world.settled()
-            assert world.counted("retries_total", fault="status") + world.counted("retries_total", fault="busy") > 0
+            assert (
+                world.counted("retries_total", fault="status") + world.counted("retries_total", fault="busy")
+                > 0
+            )
 
     run(work())
 
@@ -121,7 +124,9 @@ def test_faults_of_either_leg_never_give_wrong_text(fault: str) -> None:
             for number in range(30):
                 got = await world.ask(prompt=f"p{number}", max_tokens=6, stream=True, ignore_eos=True)
                 if got.status == 200 and got.events[-1] == b"[DONE]":
-                    text = "".join(each["choices"][0]["text"] for each in got.events[:-1] if each.get("choices"))
+                    text = "".join(
+                        each["choices"][0]["text"] for each in got.events[:-1] if each.get("choices")
+                    )
                     assert text == answer(f"p{number}", 6)
                     good += 1
             assert good >= 10
@@ -190,7 +195,9 @@ def test_a_client_that_goes_between_the_legs_pins_nothing(moment: str) -> None: 
     run(work())
 
 
-def test_a_prefill_without_parameters_is_served_whole_and_warned_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prefill_without_parameters_is_served_whole_and_warned_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def work() -> None:
         async with routed(stream, stream, router={"name": "split:prefill=1"}) as world:
             answers = [await world.stream() for _ in range(3)]

@@ -135,7 +135,10 @@ SIZES = (1, 2, 7, 64, 1000, 1 << 16)
 @pytest.mark.parametrize("offered", ["identity", "gzip, deflate, br"])
 def test_bytes_are_those_the_engine_sent(size: int, offered: str) -> None:
     events = [{"choices": [{"text": "é\u2028" * (7 * number % 50), "n": number}]} for number in range(120)]
-    body = b"".join(b"data: " + json.dumps(each, ensure_ascii=number % 2 == 0).encode() + b"\n\n" for number, each in enumerate(events))
+    body = b"".join(
+        b"data: " + json.dumps(each, ensure_ascii=number % 2 == 0).encode() + b"\n\n"
+        for number, each in enumerate(events)
+    )
     body += b": a comment\n\nevent: x\nid: 3\ndata: two\ndata: lines\n\ndata: [DONE]\n\n"
 
     async def script(call: Call) -> None:
@@ -233,7 +236,9 @@ def test_a_client_that_does_not_read_is_cut() -> None:
     async def work() -> None:
         async with routed(floods, limits={"idle": 0.5}) as world:
             reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port, limit=1024)
-            writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n{"stream":true}')
+            writer.write(
+                b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n{"stream":true}'
+            )
             await reader.readexactly(100)
             await until(lambda: world.engines[0].seen and world.engines[0].seen[0].closed.is_set())
             await world.settled()
