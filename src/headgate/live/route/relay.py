@@ -64,12 +64,13 @@ class Leg:
         self._scans = False
         self._sent_rest = False
         self._cut = ""  # why we broke it off ourselves
+        self._timer: asyncio.Timeout | None = None
 
     async def start(self, body: bytes, headers: CIMultiDict[str], first_token: float | None = None) -> None:
         """Send the request and wait for its first token; raises LegError."""
         limit = self._times.first_token if first_token is None else first_token
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(limit) as self._timer:
                 await self._send(body, headers)
                 await self._begin()
         except aiohttp.ServerTimeoutError:
@@ -102,9 +103,7 @@ class Leg:
         except (aiohttp.ClientError, OSError) as error:
             if clock.writing:
                 raise ConnectionResetError("the client is gone") from error
-            if self._cut:
-                raise LegError(Fault.CUT, self._cut, 503, retry=False) from None
-            if clock.fired:
+            if clock.fired and not self._cut:
                 raise LegError(Fault.IDLE, f"no token for {self._times.idle:g} s", 504) from None
             raise self._broken(Fault.RESET, "the engine closed the connection before the end") from None
         finally:
@@ -150,6 +149,8 @@ class Leg:
         self._cut = why
         if self._response is not None:
             self._response.close()
+        elif self._timer is not None:
+            self._timer.reschedule(asyncio.get_running_loop().time())
 
     def close(self) -> None:
         """End the call. A connection whose answer was read to its end is used again, any other is closed."""
@@ -248,6 +249,8 @@ class Leg:
 
     def _broken(self, fault: Fault, message: str) -> LegError:
         self.close()
+        if self._cut:
+            return LegError(Fault.CUT, self._cut, retry=False)
         return LegError(fault, message)
 
 

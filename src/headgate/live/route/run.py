@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.live.route.app import RouterApp
@@ -84,8 +85,8 @@ def _stamp(path: str | None) -> tuple[int, int] | None:
     return None if found is None else (found.st_mtime_ns, found.st_size)
 
 
-async def _first(*works: object) -> None:
-    tasks = [asyncio.ensure_future(work) for work in works]  # type: ignore[arg-type]
+async def _first(*works: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.create_task(work) for work in works]
     _, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in left:
         task.cancel()
