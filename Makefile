@@ -14,7 +14,9 @@ export PIP_RETRIES ?= 10
 export PIP_DEFAULT_TIMEOUT ?= 60
 APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::Lock::Timeout=600
 
-.PHONY: demo test test-laws test-browser test-vllm lint docs bench clean
+SOAK ?= 600
+
+.PHONY: soak-route demo test test-laws test-browser test-vllm lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -33,6 +35,10 @@ test-browser: $(BROWSER_READY)
 
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/pytest -n 2 --dist loadfile tests/engine
+
+# A router before emulators with faults and hang-ups for SOAK seconds: memory and descriptors stay flat.
+soak-route: $(READY)
+	$(BIN)/python -m benchmarks.soak_route --seconds $(SOAK)
 
 lint: $(READY)
 	$(BIN)/ruff check .

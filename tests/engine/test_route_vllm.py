@@ -156,9 +156,10 @@ def test_a_release_is_refused_by_the_other_engine_and_frees_the_blocks_at_once(e
     run(work())
 
 
-def test_at_home_with_parameters_is_refused_which_is_why_the_router_sends_none(engines) -> None:
+def test_at_home_with_parameters_is_an_error_or_computed_again_and_the_router_sends_none(engines) -> None:
     async def work() -> None:
-        body = b'{"model":"tiny","prompt":"%b","max_tokens":8,"temperature":0}' % (b"gate " * 60)
+        prompt = "gate " * 60
+        body = b'{"model":"tiny","prompt":"%b","max_tokens":8,"temperature":0,"ignore_eos":true}' % prompt.encode()
         async with aiohttp.ClientSession() as client:
             async with client.post(
                 engines[0].url + "/v1/completions",
@@ -168,8 +169,32 @@ def test_at_home_with_parameters_is_refused_which_is_why_the_router_sends_none(e
                 params = read_params(await answer.read(), 0, 0.0, LEASE)
         raw = params.take(0.0)
         assert raw is not None
-        status, _ = await post(engines[0], decode_body(body, raw))
-        assert status == 500
+        status, said = await post(engines[0], decode_body(body, raw))
+        assert status == 500 or said["choices"][0]["text"] == await alone(engines[1], prompt, 8)
+        await until(lambda: in_use(engines) == 0)  # pinned until the lease ends
+        async with before(engines, "split:prefill=1") as world:
+            world.app.gate.set_engine(1, taken=1000)  # the engine of the prompt has to decode as well
+            assert await asked(world, prompt, 8, True) == await alone(engines[1], prompt, 8)
+            await world.settled()
+            assert world.counted("kv_handovers_total") == 0
+            assert world.counted("kv_released_total", result="ok") == 1
+        await until(lambda: in_use(engines) == 0)
+
+
+def test_after_the_deadline_the_prompt_is_computed_again(engines) -> None:
+    async def work() -> None:
+        prompt = "late " * 60
+        async with before(engines, "split:prefill=1") as world:
+            asking = asyncio.create_task(asked(world, prompt, 8, True))
+            await until(lambda: world.app.gate.counts["moved"])
+            for engine in (0, 1):
+                world.app.gate.set_engine(engine, taken=1000)
+            await until(lambda: world.counted("kv_stripped_total") or asking.done())
+            for engine in (0, 1):
+                world.app.gate.set_engine(engine, taken=0)
+            assert await asking == await alone(engines[1], prompt, 8)
+            await world.settled()
+        assert expired(engines) == 0
 
     run(work())
 

@@ -9,6 +9,7 @@ from types import TracebackType
 
 import aiohttp
 
+from headgate.live.route.breaker import State
 from headgate.live.route.config import Config
 from headgate.live.route.headers import to_engine
 from headgate.live.route.job import Job
@@ -67,6 +68,10 @@ class Legs:
             upstream.breaker.gone()
         self._changed(upstream)
 
+    def tell(self, upstream: Upstream) -> None:
+        """What it may be sent may have changed."""
+        self._changed(upstream)
+
     def good(self, upstream: Upstream) -> None:
         """It answered."""
         upstream.breaker.succeeded()
@@ -109,6 +114,9 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
             self.fail(LegError(Fault.STATUS, f"the engine answered {self.leg.status}", self.leg.status))
         elif self.leg.streaming:
             self.upstream.took_first_token(self._legs.now() - sent)
+            if self.upstream.breaker.state is State.HALF_OPEN:
+                self.good()  # a probe has told enough; the next may come
+                self._legs.tell(self.upstream)
 
     def fail(self, fault: LegError) -> None:
         """Book a failure, once."""
