@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
 from headgate.live.route.config import Config
 from headgate.live.route.first_plan import first_plan
@@ -70,9 +69,9 @@ def made(config: Config, engines: int) -> RoutePolicy:
     """The router of a configuration, for so many engines."""
     name, own = split_name(config.router.name, "router")
     settings: dict[str, Any] = {**own, **config.router.settings}
-    if name in INNER:  # plans need the traffic, which is estimated while it runs
-        if settings:
-            raise InputError(f"router {name} has no parameters here; drop {next(iter(settings))}")
+    if config.router.order:
+        settings["order"] = "/".join(config.router.order)
+    if name in INNER and not settings:  # plans need the traffic, which is estimated while it runs
         return Online(first_plan(config, engines), engines, random.random, name, config.router.replan)
     router_class(name)
     given = {
