@@ -35,8 +35,8 @@ from headgate.sim.engine.of_card import engine_of_card
 from headgate.workloads.workload import Kind, Workload
 
 CARD, SLOTS = "h200-qwen3-8b", 8
-CLASSES = {"chat": (160, 60, 0.6), "batch": (1200, 60, 0.4)}  # prompt, output, share of the arrivals
-PRICES = Prices(0.1, 1.0)
+CLASSES = {"chat": (160, 80, 0.6), "batch": (2400, 30, 0.4)}  # prompt, output, share of the arrivals
+PRICES = Prices(0.0, 1.0)  # output tokens are paid
 PATIENCE = 12.0  # seconds in the queue
 
 
