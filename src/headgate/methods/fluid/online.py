@@ -34,6 +34,7 @@ INNER: dict[str, Make] = {
 EVERY = 10.0  # seconds between two looks at the estimates
 ANYWAY = 6  # looks after which a plan is made although nothing has moved
 DRIFT = 0.1  # relative change of an estimate after which a plan is made at once
+HALF = 0.5  # the same for patience
 HALF_LIFE = 60.0  # seconds, of the estimates
 KEPT = 256  # plans that are remembered
 
@@ -223,7 +224,7 @@ def _open(fleet: Fleet) -> int:
 
 
 def _drifted(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> bool:
-    """Has anything moved by more than a tenth since the last plan?"""
+    """Has anything moved by more than a tenth since the last plan? Patience, known less well, by half."""
     if before.keys() != now.keys():
         return True
     total = sum(seen.rate for seen in now.values())
@@ -231,7 +232,8 @@ def _drifted(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> bool:
         was = before[kind]
         if abs(seen.rate - was.rate) > DRIFT * max(was.rate, DRIFT * total):
             return True
-        pairs = ((seen.prompt, was.prompt), (seen.output, was.output), (seen.impatience, was.impatience))
-        if any(abs(x - y) > DRIFT * y for x, y in pairs):
+        if any(abs(x - y) > DRIFT * y for x, y in ((seen.prompt, was.prompt), (seen.output, was.output))):
+            return True
+        if abs(seen.impatience - was.impatience) > HALF * was.impatience:
             return True
     return False
