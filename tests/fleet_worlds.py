@@ -39,7 +39,8 @@ class Watched(RoutePolicy):
         self.log: list[tuple[Any, ...]] = []
 
     def roles(self, engines):
-        return self.inner.roles(engines)
+        self.began = self.inner.roles(engines)
+        return self.began
 
     def arrived(self, request, now):
         self.log.append(("arrived", now, request.id, request.kind))
@@ -72,6 +73,7 @@ class Watched(RoutePolicy):
         self.inner.adopt(fleet, before.inner if isinstance(before, Watched) else before)
 
     def engines_changed(self, fleet):
+        self.log.append(("engines", fleet.now, -1, [replica.role for replica in fleet.replicas]))
         self.inner.engines_changed(fleet)
 
 

@@ -58,6 +58,11 @@ SHIFTS = {
         instance((CODE, SUMMARY), (0.6, 0.6)),
         _longer(instance((CODE, SUMMARY), (0.6, 0.6)), (300.0, 1500.0)),
     ),
+    "closed": Shift(
+        "outputs of code, which nobody serves, 1,000 to 20 tokens; both 2 arrivals",
+        instance((CODE, SUMMARY), (2.0, 2.0)),
+        _longer(instance((CODE, SUMMARY), (2.0, 2.0)), (20.0, 400.0)),
+    ),
 }
 
 

@@ -18,6 +18,7 @@ from token_fleets import TokenWorld, token_worlds
 
 MEMBERS = [(name, {}) for name in ROUTE if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
+MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
 TOLD = ("arrived", "prompt_done", "parted", "ended", "left", "woken", "route")
 some = settings(max_examples=max(10, settings.default.max_examples // 6))
 
@@ -35,6 +36,8 @@ class Recorded:
 
     def __init__(self, fleet: FleetSimulator) -> None:
         self.calls, self._depth = [], 0
+        self.tokens = []  # of everybody on an engine, at each call
+        self._places = fleet.dispatch.roster.places
         for name in TOLD:
             setattr(fleet.dispatch, name, self._listen(name, getattr(fleet.dispatch, name)))
 
@@ -42,6 +45,7 @@ class Recorded:
         def tell(*about):
             if not self._depth:  # not what a router's answer brings about
                 self.calls.append((name, *map(frozen, about)))
+                self.tokens.append({id: stay.request.generated for id, stay in self._places.items()})
             self._depth += 1
             try:
                 return told(*about)
@@ -54,9 +58,9 @@ class Recorded:
 def simulated(world: TokenWorld, name, more):
     router = Watched(make_router(name, world.plan, world.engines, draws(0), **more))
     fleet = world.fleet(router)
-    recorded = Recorded(fleet)
+    recorded, roles = Recorded(fleet), [seat.role for seat in fleet.dispatch.roster.replicas]
     fleet.run()
-    return recorded.calls, router.log, [seat.role for seat in fleet.dispatch.roster.replicas]
+    return recorded, router.log, roles
 
 
 class Replay:
@@ -95,7 +99,9 @@ class Replay:
             gate.settle()
 
     def log(self):
-        return [(what, now, self.numbers[id], *rest) for what, now, id, *rest in self.router.log]
+        """As the simulation's, without the engines that were there from the start."""
+        log = self.router.log[1:]
+        return [(what, now, self.numbers.get(id, -1), *rest) for what, now, id, *rest in log]
 
 
 @pytest.mark.parametrize("name, more", MEMBERS)
@@ -105,10 +111,12 @@ def test_a_gate_makes_the_moves_of_the_simulator(name, more, world: TokenWorld):
     """To the last one, at the same times, and its router hears the same in the same order."""
     if name == "split" and world.engines < 2:
         return
-    calls, log, roles = simulated(world, name, more)
+    recorded, log, roles = simulated(world, name, more)
     replay = Replay(world, name, more)
     assert [seat.role for seat in replay.gate.roster.replicas] == roles
-    for number, call in enumerate(calls):
+    for number, (call, tokens) in enumerate(zip(recorded.calls, recorded.tokens, strict=True)):
+        for id, made in tokens.items():
+            replay.tickets[id].generated = made  # a live handler counts them
         replay.feed(*call)
         if number % 50 == 0:
             assert replay.gate.check() == []

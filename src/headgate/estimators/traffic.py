@@ -15,7 +15,9 @@ from typing import NamedTuple
 from headgate.core.errors import InputError
 from headgate.core.request import Request
 
-ENOUGH = 30  # events of a class before what was assumed of it is left
+PRIOR = 10.0  # requests of a class that what is assumed of it counts for at the start; they fade like others
+ENOUGH = 30  # arrivals, or exits from a queue of which nobody was assumed to leave, before these are believed
+TINY = 1e-9  # of what is left of a window: too little to divide by
 LONGEST_PATIENCE = 3600.0  # seconds; a class that is more patient than that counts as never giving up
 
 
@@ -83,9 +85,9 @@ class WindowRate:
 
 
 class ClassTraffic:
-    """One class. `assumed` holds until enough was seen."""
+    """One class. What is assumed of it counts as a few requests that were seen before the start."""
 
-    def __init__(self, assumed: Seen, half_life: float, now: float) -> None:
+    def __init__(self, assumed: Seen, half_life: float, now: float, weight: float = PRIOR) -> None:
         seconds = _time_constant(half_life)
         self.assumed, self._half_life, self._began = assumed, half_life, now
         self._rate = WindowRate(half_life)
@@ -93,8 +95,17 @@ class ClassTraffic:
         self._tokens, self._ended = Decaying(seconds), Decaying(seconds)
         self._waited, self._gave_up = Decaying(seconds), Decaying(seconds)
         self._waiting, self._since = 0, now
-        self._endings = self._exits = 0
-        self._wait_seconds = 0.0
+        self._exits = 0
+        for total, x in (
+            (self._prompts, assumed.prompt),
+            (self._came, 1.0),
+            (self._tokens, assumed.output),
+            (self._ended, 1.0),
+        ):
+            total.add(weight * x, now)
+        if assumed.impatience > 0:
+            self._waited.add(weight / assumed.impatience, now)
+            self._gave_up.add(weight, now)
 
     def arrived(self, prompt: int, now: float) -> None:
         """One joins the queue."""
@@ -125,31 +136,25 @@ class ClassTraffic:
             self._tokens.add(float(tokens), now)
         if ended:
             self._ended.add(1.0, now)
-            self._endings += 1
 
     def seen(self, now: float) -> Seen:
-        """The estimates; what is not known well enough is as assumed."""
+        """The estimates; a rate is as assumed until enough came, or a half-life has passed."""
         self._queue(0, now)
         rate, prompt, output, impatience = self.assumed
         if self._rate.count >= ENOUGH or now - self._began >= self._half_life:
             rate = self._rate.value(now, self._began)
         came, ended, waited = self._came.value(now), self._ended.value(now), self._waited.value(now)
-        if self._rate.count >= ENOUGH and came > 0:
+        if came > TINY:
             prompt = self._prompts.value(now) / came
-        if self._endings >= ENOUGH and ended > 0:
+        if ended > TINY:
             output = self._tokens.value(now) / ended
-        if self._knows_patience(impatience) and waited > 0:
+        if waited > TINY and (impatience > 0 or self._exits >= ENOUGH):
             impatience = self._gave_up.value(now) / waited
-            impatience = impatience if impatience > 1 / LONGEST_PATIENCE else 0.0
+        impatience = impatience if impatience > 1 / LONGEST_PATIENCE else 0.0
         return Seen(rate, max(prompt, 1.0), max(output, 1.0), impatience)
-
-    def _knows_patience(self, assumed: float) -> bool:
-        """Enough gave up, or would have given up by now if they were as impatient as assumed."""
-        return self._exits >= ENOUGH or self._wait_seconds * assumed >= ENOUGH
 
     def _queue(self, change: int, now: float) -> None:
         self._waited.lasted(self._waiting, self._since, now)
-        self._wait_seconds += self._waiting * (now - self._since)
         self._waiting += change
         self._since = now
 
@@ -215,7 +220,7 @@ class Traffic:
     def _kind(self, request: Request, now: float) -> ClassTraffic:
         if request.kind not in self.kinds:
             first = Seen(0.0, float(request.prompt), 1.0, 0.0)
-            self.kinds[request.kind] = ClassTraffic(first, self._half_life, now)
+            self.kinds[request.kind] = ClassTraffic(first, self._half_life, now, weight=0.0)
         return self.kinds[request.kind]
 
     def _count(self, request: Request, now: float, ended: bool) -> None:

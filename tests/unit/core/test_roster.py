@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import RunError
-from headgate.core.fleet import ANY, MIXED, PREFILL, ROLES, SOLO, Move, Room, Stage, room
+from headgate.core.fleet import ANY, CLOSED, MIXED, PREFILL, ROLES, SOLO, Move, Room, Stage, room
 from headgate.core.roster import Pool, Roster
 
 
@@ -154,3 +154,70 @@ def audit(fleet: Roster) -> None:
         seats += seat.seats
     assert fleet.free_seats == seats
     assert sum(fleet.prefilling.values()) == sum(seat.prompts for seat in fleet.replicas)
+
+
+def test_engines_come_go_and_change():
+    fleet = roster(MIXED, SOLO)
+    free = fleet.free_seats
+    added = fleet.add("any", Room(1, 4, 4))
+    assert added.id == 2 and fleet.open["any"] == [2] and fleet.free_seats == free + 4
+    fleet.set_role(2, SOLO, Room(0, 4, 4))
+    assert not fleet.open["any"] and not fleet.idle["any"] and sorted(fleet.open[SOLO]) == [1, 2]
+    assert fleet.free_seats == free + 4
+    fleet.set_role(2, "odd", Room(1, 1, 1))
+    assert fleet.idle["odd"] == [2]
+    fleet.set_room(2, CLOSED)
+    assert not fleet.idle["odd"] and fleet.free_seats == free
+    fleet.retire(2)
+    with pytest.raises(RunError, match="no engine 2"):
+        fleet.set_room(2, Room(1, 1, 1))
+    assert fleet.add(MIXED, Room(1, 3, 4)).id == 2 and len(fleet.replicas) == 3
+
+
+def test_those_inside_stay_counted_when_room_shrinks():
+    fleet = roster(MIXED)
+    one, two = request(0, "a"), request(1, "a")
+    for who in (one, two):
+        fleet.arrive(who)
+    seat = fleet.replicas[0]
+    fleet.start_prompt(one, seat, Stage.WHOLE)
+    fleet.end_prompt(one, seat, True)
+    fleet.start_prompt(two, seat, Stage.WHOLE)
+    fleet.set_room(0, CLOSED)
+    assert (seat.prompts, seat.decodes, seat.seats, seat.idle, fleet.free_seats) == (1, 1, 0, False, 0)
+    fleet.retire(0)
+    assert fleet.add(MIXED, Room(1, 3, 4)).id == 1  # its number is not free yet
+    fleet.finish(one, seat)
+    fleet.drop_prompt(two, seat)
+    assert fleet.add(MIXED, Room(1, 3, 4)).id == 0
+
+
+@pytest.mark.parametrize("where", ["prompt", "between", "decode"])
+def test_taken_back_to_the_head_of_its_queue(where):
+    fleet = roster(MIXED, SOLO)
+    first, other = request(0, "a"), request(1, "a")
+    fleet.arrive(first)
+    seat = fleet.replicas[0]
+    fleet.start_prompt(first, seat, Stage.PREFILL)
+    assert fleet.places[0].replica == 0 and not fleet.places[0].decoding
+    if where != "prompt":
+        fleet.end_prompt(first, seat, False)
+        assert fleet.places[0].replica == 0  # where its KV is
+    if where == "decode":
+        fleet.start_decode(first, fleet.replicas[1])
+        assert fleet.places[0].replica == 1 and fleet.places[0].decoding
+    fleet.arrive(other)
+    fleet.take_back(first)
+    assert list(fleet.queues["a"]) == [0, 1] and set(fleet.waiting) == {0, 1}
+    assert not fleet.places and not fleet.handoff and not any(fleet.prefilling.values())
+    assert all(each.load == 0 for each in fleet.replicas)
+
+
+def test_unknown_kinds_are_the_first_one():
+    fleet = roster(MIXED)
+    assert fleet.kind("b") == "b" and fleet.kind("?") == "a"
+    fleet.add_kind("c")
+    late = request(3, "c")
+    fleet.arrive(late)
+    fleet.start_prompt(late, fleet.replicas[0], Stage.WHOLE)
+    assert fleet.replicas[0].prefilling["c"] == 1

@@ -95,34 +95,45 @@ def test_those_who_still_run_are_counted():
     assert seen.output == pytest.approx(2000.0, rel=0.15)
 
 
-def test_assumptions_hold_until_enough_was_seen():
-    traffic = Traffic({"a": ASSUMED}, half_life=60.0)
-    for id in range(ENOUGH - 1):
+def test_assumptions_count_as_a_few_requests():
+    traffic = Traffic({"a": ASSUMED}, half_life=1e6)
+    assert traffic.seen(0.0)["a"] == pytest.approx(ASSUMED)
+    for id in range(ENOUGH):
         request = Request(id=id, kind="a", prompt=5, generated=1)
         traffic.arrived(request, 0.1)
         traffic.started(request, 0.1)
         request.generated = 5
         traffic.finished(request, 0.2)
-    assert traffic.seen(0.3)["a"] == ASSUMED
-    last = Request(id=99, kind="a", prompt=5, generated=0)
-    traffic.arrived(last, 0.3)
-    traffic.started(last, 0.3)
-    last.generated = 4
-    traffic.finished(last, 0.4)
     seen = traffic.seen(1.0)["a"]
-    assert seen.prompt == pytest.approx(5.0) and seen.output == pytest.approx(4.0, rel=0.01)
-    assert seen.rate == pytest.approx(30.0, rel=0.02) and seen.impatience == 0.5
+    assert seen.prompt == pytest.approx((10 * 77 + 30 * 5) / 40, rel=1e-4)
+    assert seen.output == pytest.approx((10 * 777 + 30 * 4) / 40, rel=1e-4)
+    assert seen.rate == pytest.approx(30.0, rel=1e-4) and seen.impatience == pytest.approx(0.5)
+
+
+def test_rates_are_believed_after_enough_arrivals_or_a_half_life():
     quiet = Traffic({"a": ASSUMED}, half_life=60.0)
     assert quiet.seen(59.0)["a"].rate == 7.0 and quiet.seen(61.0)["a"].rate == 0.0  # nobody comes at all
+    assert quiet.seen(1e6)["a"][1:] == ASSUMED[1:]  # and nothing else is learned
+    busy = Traffic({"a": ASSUMED}, half_life=60.0)
+    for id in range(ENOUGH):
+        assert busy.seen(id / 10)["a"].rate == 7.0
+        busy.arrived(Request(id=id, kind="a", prompt=5, generated=0), id / 10)
+    assert busy.seen(3.0)["a"].rate == pytest.approx(10.0, rel=0.05)
 
 
-def test_patient_people_are_noticed():
+def test_patience_counts_those_who_wait():
     """Nobody gives up although many would have by now."""
-    traffic = Traffic({"a": ASSUMED}, half_life=60.0)
+    traffic = Traffic({"a": ASSUMED}, half_life=1e6)
     for id in range(10):
         traffic.arrived(Request(id=id, kind="a", prompt=5, generated=0), 0.0)
-    assert traffic.seen(5.0)["a"].impatience == 0.5  # 50 seconds of waiting, 25 expected exits
-    assert traffic.seen(10.0)["a"].impatience == 0.0
+    assert traffic.seen(10.0)["a"].impatience == pytest.approx(10 / (20 + 100), rel=1e-3)
+    patient = Traffic({"a": ASSUMED._replace(impatience=0.0)}, half_life=1e6)
+    for id in range(ENOUGH):
+        request = Request(id=id, kind="a", prompt=5, generated=0)
+        patient.arrived(request, float(id))
+        assert patient.seen(float(id))["a"].impatience == 0.0
+        patient.left(request, id + 0.5, gave_up=True)
+    assert patient.seen(30.0)["a"].impatience == pytest.approx(2.0, rel=1e-3)
 
 
 def test_requests_that_come_back_are_no_arrivals():
@@ -136,7 +147,7 @@ def test_requests_that_come_back_are_no_arrivals():
     assert traffic.kinds["a"]._rate.count == 1 and traffic.kinds["a"]._waiting == 1
     traffic.left(request, 3.0, gave_up=False)
     assert traffic.kinds["a"]._waiting == 0 and traffic.kinds["a"]._exits == 0
-    assert traffic.seen(4.0)["a"].output == 777.0
+    assert traffic.seen(4.0)["a"].output == pytest.approx(777.0)
 
 
 def test_unknown_classes_and_takers_over():

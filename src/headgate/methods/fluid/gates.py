@@ -99,11 +99,15 @@ class Gated(RoutePolicy):
         if places:
             kind = self.admission.choose(fleet)
             if kind is not None:
-                id = next(iter(fleet.queues[kind]))
-                return Routing((Move(id, pick(places, self.draw), self._stage),))
+                return self.let_in(kind, fleet)
         refused = self.admission.refuse(fleet)
         wake = self.admission.wake(fleet) if places else STAY.wake  # without a place no gate matters
         return STAY if not refused and wake == STAY.wake else Routing((), refused, wake)
+
+    def let_in(self, kind: str, fleet: Fleet) -> Routing:
+        """The oldest of that kind, whatever the gate says; there must be a place."""
+        place = pick(fleet.idle[self.prompts_on], self.draw)
+        return Routing((Move(next(iter(fleet.queues[kind])), place, self._stage),))
 
 
 class Partitioned(Gated):

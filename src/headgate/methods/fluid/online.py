@@ -14,9 +14,10 @@ from headgate.core.request import Request
 from headgate.estimators.traffic import Seen, Traffic
 from headgate.methods.fluid.density_deep import DensityDeep
 from headgate.methods.fluid.flows import Flow, Instance
-from headgate.methods.fluid.gates import BucketAndRoute, DensityFirst, GateAndRoute, GateAndRoutePlus
+from headgate.methods.fluid.gates import BucketAndRoute, DensityFirst, GateAndRoute, GateAndRoutePlus, Gated
 from headgate.methods.fluid.placement import Draw
 from headgate.methods.fluid.plan import FluidPlan
+from headgate.methods.fluid.probes import Probes
 from headgate.methods.fluid.roles import RoleSteps
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ INNER: dict[str, Make] = {
 EVERY = 10.0  # seconds between two looks at the estimates
 ANYWAY = 6  # looks after which a plan is made although nothing has moved
 DRIFT = 0.1  # relative change of an estimate after which a plan is made at once
+HALF = 0.5  # the same for patience
 HALF_LIFE = 60.0  # seconds, of the estimates
 KEPT = 256  # plans that are remembered
 
@@ -53,7 +55,8 @@ class Online(RoutePolicy):
     more than a tenth, or a minute has passed, the program is solved again from the last basis. The new
     router adopts the fleet and replaces the old one between two events. A plan that cannot be made leaves
     the old one in force. Roles follow by one engine per look, and no engine changes back within two
-    half-lives; what runs on it ends there.
+    half-lives; what runs on it ends there. Of classes that the plan closes a few are let in all the same, to
+    learn from.
     """
 
     def __init__(
@@ -78,7 +81,8 @@ class Online(RoutePolicy):
         self.plans: deque[Planned] = deque([Planned(0.0, engines, plan)], maxlen=KEPT)
         self.failed = 0  # plans that could not be made
         self.traffic = Traffic(assumed(plan.instance, engines), half_life)
-        self._roles = RoleSteps(2 * half_life)
+        self._roles, self._probes = RoleSteps(2 * half_life), Probes()
+        self._probes.follow(plan, engines, 0.0)
         self._planner: FluidPlanner | None = None
         self._next, self._looks = every, 0
 
@@ -147,7 +151,13 @@ class Online(RoutePolicy):
             changes = self._roles.step(fleet, self.inner.roles(self.engines))
             if changes:
                 return Routing(roles=changes)
-        return self.inner.route(fleet)
+        inner = self.inner
+        if isinstance(inner, Gated) and fleet.idle[inner.prompts_on]:
+            kind = self._probes.due(fleet)
+            if kind is not None:
+                self._probes.sent(kind, fleet.now)
+                return inner.let_in(kind, fleet)
+        return inner.route(fleet)
 
     def gauges(self) -> Mapping[str, float]:
         """The plan: what it should bring, whom it serves, and what one more of each class is worth."""
@@ -187,6 +197,7 @@ class Online(RoutePolicy):
         inner.adopt(fleet, self.inner)
         self.inner, self.plan, self.engines = inner, plan, engines
         self.plans.append(Planned(fleet.now, engines, plan))
+        self._probes.follow(plan, engines, fleet.now)
 
 
 def assumed(instance: Instance, engines: int) -> dict[str, Seen]:
@@ -213,7 +224,7 @@ def _open(fleet: Fleet) -> int:
 
 
 def _drifted(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> bool:
-    """Has anything moved by more than a tenth since the last plan?"""
+    """Has anything moved by more than a tenth since the last plan? Patience, known less well, by half."""
     if before.keys() != now.keys():
         return True
     total = sum(seen.rate for seen in now.values())
@@ -221,7 +232,8 @@ def _drifted(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> bool:
         was = before[kind]
         if abs(seen.rate - was.rate) > DRIFT * max(was.rate, DRIFT * total):
             return True
-        pairs = ((seen.prompt, was.prompt), (seen.output, was.output), (seen.impatience, was.impatience))
-        if any(abs(x - y) > DRIFT * y for x, y in pairs):
+        if any(abs(x - y) > DRIFT * y for x, y in ((seen.prompt, was.prompt), (seen.output, was.output))):
+            return True
+        if abs(seen.impatience - was.impatience) > HALF * was.impatience:
             return True
     return False
