@@ -222,7 +222,11 @@ class EmulatedEngine:
         """When the next thing happens that is already known."""
         arrival = self._inbox[0][0] if self._inbox else inf
         timer = self._timers[0][0] if self._timers else inf
-        if self.clock.virtual and not self.replica.occupied and not self.memory.busy:
+        if (
+            self.clock.virtual
+            and timer > self.replica.now
+            and not (self.replica.occupied or self.memory.busy)
+        ):
             timer = inf  # nobody waits for it: a virtual clock would jump there before anything else comes
         return min(arrival, self.memory.next_time, timer)
 
