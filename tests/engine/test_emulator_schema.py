@@ -17,7 +17,7 @@ VLLM = "import sys; sys.argv[0] = 'vllm'; from vllm.entrypoints.cli.main import 
 TEMPLATE = "{% for m in messages %}{{m.role}}: {{m.content}}\n{% endfor %}"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "chat_template": TEMPLATE}
 PLAIN = {"prompt": "hi there"}
-FIXED = {"max_tokens": 4, "ignore_eos": True, "temperature": 0}
+FIXED = {"max_tokens": 24, "ignore_eos": True, "temperature": 0}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 RUNNING = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 WARM = {"temperature": 1}  # greedy sampling has one choice

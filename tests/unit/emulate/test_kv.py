@@ -146,6 +146,17 @@ def test_an_engine_does_not_read_from_itself():
     run(main())
 
 
+def test_parameters_that_lack_a_field_are_ignored():
+    async def main():
+        async with pair() as (urls, client):
+            params = await prefill(client, urls[0])
+            del params["remote_port"]
+            assert await decode(client, urls[1], params) == (200, [RIGHT])
+            assert urls.engines[1].tally.loaded_tokens == 0
+
+    run(main())
+
+
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
 def test_the_engine_of_the_prompt_is_dead(policy):
     async def main():
