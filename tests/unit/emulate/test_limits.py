@@ -29,7 +29,8 @@ def test_a_full_queue_answers_503_as_vllm_does():
     run(main())
 
 
-def test_requests_and_connections_beyond_the_limit_get_503():
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_requests_and_connections_beyond_the_limit_get_503(loops):
     async def main():
         async with emulated(**SMALL, max_requests=2, max_connections=4) as urls, session() as client:
             tasks = [asyncio.create_task(post(client, urls[0], LONG)) for _ in range(2)]
@@ -46,7 +47,7 @@ def test_requests_and_connections_beyond_the_limit_get_503():
                 task.cancel()
             await until(lambda: urls.at_rest)
 
-    run(main())
+    run(main(), pytest.importorskip(loops))
 
 
 @pytest.mark.parametrize(("clients", "asynchronous"), [(500, False), (150, True)])
