@@ -14,9 +14,9 @@ SMALL = {"card": "cal-h200-qwen3-8b", "slots": 32, "budget": 2048, "model": "tin
 FAST = SMALL | {"speed": 50.0}
 
 
-def run(main):
-    """An async test, with a limit."""
-    return asyncio.run(asyncio.wait_for(main, PATIENCE))
+def run(main, loops=asyncio):
+    """An async test, with a limit; `loops` may be uvloop, on which the command runs where it is installed."""
+    return loops.run(asyncio.wait_for(main, PATIENCE))
 
 
 async def post(session, url, body, chat=False, **headers):

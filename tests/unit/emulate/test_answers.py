@@ -191,3 +191,25 @@ def test_an_http_1_0_client_gets_a_stream_without_chunks():
         )
 
     served(test)
+
+
+def test_a_real_tokenizer_counts_and_answers_in_its_own_tokens(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["<unk>", "Ġ", *(f"Ġword{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(600)), "hello"]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: place for place, word in enumerate(words)}, "<unk>")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.save(str(tmp_path / "tokenizer.json"))
+
+    async def test(client, url):
+        body = {"prompt": "hello wordaa wordab", "max_tokens": 12, "return_token_ids": True}
+        _, found = await post(client, url, body)
+        choice = found["choices"][0]
+        assert found["usage"]["prompt_tokens"] == 3
+        assert choice["prompt_token_ids"] == made.encode("hello wordaa wordab").ids
+        assert made.encode(choice["text"]).ids == choice["token_ids"] and len(choice["token_ids"]) == 12
+        assert choice["text"] == made.decode(choice["token_ids"])
+
+    served(test, tokenizer=str(tmp_path))

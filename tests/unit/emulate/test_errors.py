@@ -22,6 +22,8 @@ CASES = [
     ({"prompt": [2**40]}, 400, "BadRequestError", None),
     ({"prompt": {"a": 1}}, 400, "Bad Request", "body.prompt"),
     ({"prompt": "x", "n": 0}, 400, "BadRequestError", None),
+    ({"prompt": "x", "n": 2, "temperature": 0}, 400, "BadRequestError", None),
+    ({"prompt": "x", "presence_penalty": 3}, 400, "BadRequestError", None),
     ({"prompt": "x", "n": 10_000_000}, 400, "BadRequestError", None),
     ({"prompt": "x", "temperature": -1}, 400, "BadRequestError", "temperature"),
     ({"prompt": "x", "top_p": 3}, 400, "BadRequestError", "top_p"),

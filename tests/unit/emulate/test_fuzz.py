@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import time
 
 import pytest
 from calls_of_emulator import PATIENCE, SMALL, in_thread
@@ -70,10 +71,13 @@ PATHS = st.sampled_from(
 
 @pytest.fixture(scope="module")
 def port():
-    words = SMALL | {"virtual": True, "model_len": 2048, "max_requests": 16, "engines": 2, "ranks": True}
-    with in_thread(**words) as urls:
+    words = SMALL | {"speed": 500.0, "model_len": 2048, "max_requests": 16, "engines": 2, "ranks": True}
+    with in_thread(**words, kv_lease=1.0, kv_load_failure="recompute") as urls:
         yield int(urls[0].rpartition(":")[2])
-        assert urls.at_rest
+        end = time.monotonic() + PATIENCE
+        while not urls.at_rest:  # the last clients have just gone
+            assert time.monotonic() < end, "a seat or a block never came back"
+            time.sleep(0.01)
 
 
 def call(port, method, path, data, headers):

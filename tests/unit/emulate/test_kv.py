@@ -146,6 +146,17 @@ def test_an_engine_does_not_read_from_itself():
     run(main())
 
 
+def test_parameters_that_lack_a_field_are_ignored():
+    async def main():
+        async with pair() as (urls, client):
+            params = await prefill(client, urls[0])
+            del params["remote_port"]
+            assert await decode(client, urls[1], params) == (200, [RIGHT])
+            assert urls.engines[1].tally.loaded_tokens == 0
+
+    run(main())
+
+
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
 def test_the_engine_of_the_prompt_is_dead(policy):
     async def main():
@@ -155,6 +166,12 @@ def test_the_engine_of_the_prompt_is_dead(policy):
             status, found = await decode(client, urls[1], params)
             assert (status, found) == (200, [RIGHT]) if policy == "recompute" else status == 500
             assert urls.engines[1].tally.nixl["failed_transfers"] == 1
+            body = {"prompt": PROMPT, "max_tokens": 8, "kv_transfer_params": params}
+            events = await stream(client, urls[1], body)  # 200 at once, whatever happens later
+            if policy == "recompute":
+                assert text_of(events) == RIGHT
+            else:
+                assert [event["error"]["code"] for event in events] == [500]
             elsewhere = params | {"remote_engine_id": "unknown", "remote_host": "192.0.2.1"}
             status, _ = await decode(client, urls[1], elsewhere)  # not a host we were told of: never called
             assert status == (200 if policy == "recompute" else 500)

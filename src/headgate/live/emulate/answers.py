@@ -11,6 +11,7 @@ from headgate.live.emulate.faults import Fault
 from headgate.live.emulate.job import Job
 from headgate.live.emulate.problems import ProblemError
 from headgate.live.emulate.shapes import Head, encode
+from headgate.live.emulate.tokens import Ids
 
 FULL = 1 << 18  # bytes a slow reader may leave in the socket's buffer before events are merged
 DONE = b"data: [DONE]\n\n"
@@ -37,7 +38,7 @@ class Answer:
 
     streams = False
 
-    def __init__(self, head: Head, wanted: Wanted, prompts: list[list[int]], each: int) -> None:
+    def __init__(self, head: Head, wanted: Wanted, prompts: list[Ids], each: int) -> None:
         self.head, self.wanted = head, wanted
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.jobs: list[Job] = []
@@ -66,7 +67,7 @@ class Answer:
         choices = [self._choice(job, 0, job.made, shapes.choice) for job in self.jobs]
         made = sum(job.made for job in self.jobs)
         more: dict[str, Any] = {"emulated": self._times(self.jobs[0])} if self.wanted.stamps else {}
-        ids = self._prompts[0] if self.wanted.ids else None
+        ids = self._prompts[0].tolist() if self.wanted.ids else None
         return shapes.whole(
             self.head, choices, self.prompt_tokens, made,
             kv_transfer_params=params, prompt_token_ids=ids, **more,
@@ -76,7 +77,7 @@ class Answer:
         """Positions from `begin` to `end` of one of its jobs, with all that is wanted of them."""
         wanted, chat = self.wanted, self.head.chat
         text, logprobs = job.text.text(begin, end), None
-        prompt = self._prompts[job.choice // self._each] if wanted.ids and not begin else None
+        prompt = self._prompts[job.choice // self._each].tolist() if wanted.ids and not begin else None
         if wanted.logprobs is not None:
             pieces = job.text.pieces(begin, end)
             if chat:
@@ -102,7 +103,7 @@ class Stream(Answer):
     streams = True
 
     def __init__(
-        self, head: Head, wanted: Wanted, prompts: list[list[int]], each: int,
+        self, head: Head, wanted: Wanted, prompts: list[Ids], each: int,
         transport: asyncio.WriteTransport, chunked: bool, fault: Fault | None = None,
     ) -> None:  # fmt: skip
         super().__init__(head, wanted, prompts, each)
@@ -186,7 +187,10 @@ class Stream(Answer):
         event = self.head.fields(True) | {"choices": [first | {"logprobs": None, "finish_reason": None}]}
         if self.wanted.running_usage:
             event["usage"] = self._usage(job, 0)
-        event |= {"prompt_token_ids": self._prompts[0] if self.wanted.ids else None, "prompt_text": None}
+        event |= {
+            "prompt_token_ids": self._prompts[0].tolist() if self.wanted.ids else None,
+            "prompt_text": None,
+        }
         return b"data: " + encode(event) + b"\n\n"
 
     def _event(self, job: Job, begin: int, end: int) -> bytes:

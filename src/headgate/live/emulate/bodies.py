@@ -99,10 +99,13 @@ def check_sampling(body: Body, limit: int) -> None:
     for name, fine, message in NUMBERS:
         value = getattr(body, name)
         if value is not None and not (isfinite(value) and fine(value)):
-            raise parameter(message.format(value), name, value)
+            wrong = message.format(value)
+            raise ProblemError(wrong) if name.endswith("penalty") else parameter(wrong, name, value)
     n = 1 if body.n is None else body.n
     if n < 1:
         raise ProblemError(f"n must be at least 1, got {n}.")
+    if n > 1 and body.temperature == 0:
+        raise ProblemError(f"n must be 1 when using greedy sampling, got {n}.")
     if body.min_tokens < 0:
         raise ProblemError(f"min_tokens must be greater than or equal to 0, got {body.min_tokens}.")
     if body.min_tokens > limit:

@@ -29,7 +29,10 @@ class Clock(Protocol):
         """The date (Unix seconds) of an emulated moment."""
 
     async def until(self, when: float, alarm: Alarm) -> float:
-        """Wait for a moment, or until the alarm rings early; by how many real seconds it is late."""
+        """Wait for a moment; by how many real seconds it is late."""
+
+    def late(self, when: float) -> float:
+        """How many real seconds ago that moment was."""
 
 
 class Alarm:
@@ -112,6 +115,10 @@ class WallClock:
             await alarm.sleep(left)
         return perf_counter() - due
 
+    def late(self, when: float) -> float:
+        """How many real seconds ago that moment was."""
+        return perf_counter() - self._origin - when / self.speed
+
 
 class VirtualClock:
     """Nothing waits: each engine's own time is the time, and it never is late."""
@@ -135,6 +142,10 @@ class VirtualClock:
         """Let others run once, then it is so late."""
         self.reached = max(self.reached, when)
         await asyncio.sleep(0)
+        return 0.0
+
+    def late(self, when: float) -> float:
+        """Never."""
         return 0.0
 
 

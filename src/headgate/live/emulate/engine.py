@@ -180,6 +180,7 @@ class EmulatedEngine:
             self._receive(replica.last_start)
             replica.settle()
             self._hand_out()
+            asyncio.get_running_loop().call_soon(self._written, replica.now)  # after the loop has written
         elif replica.asked_now:
             self._hand_out()
             await self._idle(min(self._next(), replica.plan.until.time))
@@ -193,6 +194,9 @@ class EmulatedEngine:
         if self.tally.generation_tokens >= self.crash_at:
             self.crash_at = inf
             self.on_crash()
+
+    def _written(self, due: float) -> None:
+        self.tally.written.add(max(0.0, self.clock.late(due)))
 
     async def _idle(self, until: float) -> None:
         """Nothing can run before that moment, unless something comes or goes."""
@@ -222,7 +226,11 @@ class EmulatedEngine:
         """When the next thing happens that is already known."""
         arrival = self._inbox[0][0] if self._inbox else inf
         timer = self._timers[0][0] if self._timers else inf
-        if self.clock.virtual and not self.replica.occupied and not self.memory.busy:
+        if (
+            self.clock.virtual
+            and timer > self.replica.now
+            and not (self.replica.occupied or self.memory.busy)
+        ):
             timer = inf  # nobody waits for it: a virtual clock would jump there before anything else comes
         return min(arrival, self.memory.next_time, timer)
 

@@ -13,10 +13,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from headgate.core.errors import one_line
 from headgate.live.emulate.bodies import prompts_of, turns_of
-from headgate.live.emulate.completions import PLACE, complete
+from headgate.live.emulate.completions import complete
 from headgate.live.emulate.metrics import exposition, registry
 from headgate.live.emulate.peers import PATH
-from headgate.live.emulate.place import Place
+from headgate.live.emulate.place import PLACE, Place
 from headgate.live.emulate.problems import ProblemError, detail, invalid
 from headgate.live.emulate.reading import read_json
 

@@ -19,6 +19,7 @@ from headgate.live.emulate.engine import EmulatedEngine
 from headgate.live.emulate.job import Job
 from headgate.live.emulate.text import spoiled
 
+NEEDED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 REMEMBERED = 10_000  # expired requests, so that a late reader can be told from an unknown one
 NAMES: WeakValueDictionary[str, Exports] = WeakValueDictionary()  # all engines of this process
 
@@ -123,8 +124,8 @@ def wants_export(params: dict[str, Any] | None) -> bool:
 
 
 def wants_import(params: dict[str, Any] | None) -> bool:
-    """Is this the second?"""
-    return bool(params and params.get("do_remote_prefill"))
+    """Is this the second? Parameters that lack a field are ignored, as by vLLM."""
+    return bool(params and params.get("do_remote_prefill") and all(name in params for name in NEEDED))
 
 
 def source(params: dict[str, Any]) -> tuple[str, str, str, int]:

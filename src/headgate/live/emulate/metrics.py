@@ -138,15 +138,21 @@ class PlaceCollector(Collector):
             "How late steps ended, in real seconds: what the emulator adds to every time it shows.",
             labels=LABELS,
         )
+        written = HistogramMetricFamily(
+            "headgate_emulator_written_seconds",
+            "The same when the last token of the step had been written.",
+            labels=LABELS,
+        )
         busy = CounterMetricFamily("headgate_emulator_step_seconds", "Emulated time in steps.", labels=LABELS)
         steps = CounterMetricFamily("headgate_emulator_steps", "Steps.", labels=LABELS)
         kept = GaugeMetricFamily("headgate_emulator_kv_exports", "Prompts kept for others.", labels=LABELS)
         for (labels, _, tally), exports in zip(self._engines, self._place.exports, strict=True):
             late.add_metric(labels, tally.late.rows(), tally.late.sum)
+            written.add_metric(labels, tally.written.rows(), tally.written.sum)
             busy.add_metric(labels, tally.step_seconds)
             steps.add_metric(labels, tally.steps)
             kept.add_metric(labels, exports.kept)
-        yield from (late, busy, steps, kept)
+        yield from (late, written, busy, steps, kept)
 
 
 def _gauge(name: str, about: str, *more: str) -> GaugeMetricFamily:

@@ -53,6 +53,7 @@ class Options:
     max_requests: int = 4096  # in flight at one port; more get 503
     max_connections: int = 10_000  # of one port
     body_limit: int = 32 * 1024 * 1024
+    max_bytes: int = 256 * 1024 * 1024  # of bodies being read at one port
 
     kv_lease: float = 30.0  # emulated seconds that KV is kept for another engine
     kv_load_failure: str = "fail"  # or recompute
@@ -86,7 +87,7 @@ class Options:
         for name in ("kv_lease", "shutdown_timeout", "slow_start", "transfer_delay", "transfer_per_token"):
             if not 0 <= getattr(self, name) < inf:
                 raise InputError(f"{name}={getattr(self, name)}; give a time of 0 s or more")
-        for name in ("max_requests", "max_connections", "body_limit"):
+        for name in ("max_requests", "max_connections", "body_limit", "max_bytes"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}; give at least 1")
 

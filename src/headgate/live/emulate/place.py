@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
+
+from aiohttp import web
 
 from headgate.core.policy import Observer
 from headgate.live.emulate.clock import Clock
@@ -43,6 +47,7 @@ class Place:
             self.faults.always = Fault("stall", options.stall_at)
         self.port = 0
         self.inside = 0  # requests being answered
+        self.bytes = 0  # of bodies being read
         self.draining = False
         self.fingerprint = f"vllm-0.32.0-{sha256(made.model.encode()).hexdigest()[:8]}"
         self._held = options.hold
@@ -50,6 +55,23 @@ class Place:
             for engine in self.engines:
                 engine.hold()
         self._turn = itertools.count()
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[int], None]]:
+        """While a body is read and understood; what it yields counts the bytes, and refuses too many."""
+        mine = 0
+
+        def count(more: int) -> None:
+            nonlocal mine
+            mine += more
+            self.bytes += more
+            if self.bytes > self.made.options.max_bytes:
+                raise busy()
+
+        try:
+            yield count
+        finally:
+            self.bytes -= mine
 
     def choose(self, wanted: int | None) -> int:
         """The rank of a request: the one it names, else the least loaded as vLLM counts it."""
@@ -91,3 +113,6 @@ class Place:
     @staticmethod
     def _load(engine: EmulatedEngine) -> int:
         return engine.waiting * WAITING_WEIGHT + engine.running
+
+
+PLACE: web.AppKey[Place] = web.AppKey("place", Place)

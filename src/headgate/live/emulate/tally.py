@@ -75,7 +75,7 @@ class Tally:
         self.output_most = Histogram(tokens)
         self.choices = Histogram((1.0, 2.0, 5.0, 10.0, 20.0))
         self.preemptions_each = Histogram((1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0))
-        self.late = Histogram(LATE)
+        self.late, self.written = Histogram(LATE), Histogram(LATE)
         self.step_seconds = 0.0
         self.prompt_tokens = self.loaded_tokens = self.generation_tokens = self.preemptions = self.steps = 0
         self.ended_by: Counter[str] = Counter(dict.fromkeys(REASONS, 0))

@@ -81,17 +81,14 @@ def _limit(wanted: int | None, prompt: int, chat: bool, longest: int) -> int:
         raise parameter(f"{text} Please request fewer output tokens.", "max_tokens", wanted)
     if wanted is not None and wanted < 1:
         raise parameter(f"max_tokens must be at least 1, got {wanted}.", "max_tokens", wanted)
-    asked = wanted if wanted is not None else (1 if chat else DEFAULT_MAX_TOKENS)
-    if prompt >= longest or (wanted is not None and prompt + asked > longest):
+    if prompt >= longest:
         raise parameter(
-            f"This model's maximum context length is {longest} tokens. However, you requested {asked} output "
-            f"tokens and your prompt contains {prompt} input tokens, for a total of {prompt + asked} tokens. "
-            "Please reduce the length of the input prompt or the number of requested output tokens.",
+            f"This model's maximum context length is {longest} tokens. However, your request has {prompt} "
+            "input tokens. Please reduce the length of the input messages.",
             "input_tokens",
             prompt,
         )
-    if wanted is None and chat:
-        return longest - prompt
+    asked = longest if wanted is None and chat else wanted or DEFAULT_MAX_TOKENS
     return min(asked, longest - prompt)
 
 
