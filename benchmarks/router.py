@@ -56,7 +56,15 @@ def vllm_router(engine: int) -> tuple[subprocess.Popen[str], int]:
     """The Rust router before the engine."""
     port = 20_000 + os.getpid() % 10_000
     router = started(
-        ["vllm-router", "--worker-urls", f"http://127.0.0.1:{engine}", "--host", "127.0.0.1", "--port", str(port)]
+        [
+            "vllm-router",
+            "--worker-urls",
+            f"http://127.0.0.1:{engine}",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
     )
     for _ in range(200):
         with suppress(OSError):
@@ -111,12 +119,17 @@ def race(streams: int, rate: float, seconds: float, tokens: int) -> dict[str, di
 def show(title: str, found: dict[str, dict[str, Any]], column: str) -> None:
     print(f"\n{title}")
     for name, each in found.items():
-        line = f"  {name:<15} {each['events']:>8} events  transit p50 {each['p50_ms']:7.2f} ms  p99 {each['p99_ms']:7.2f} ms"
-        print(line + (f"  CPU {each[column]:6.0f} us" if name != "direct" else ""))
+        times = f"transit p50 {each['p50_ms']:7.2f} ms  p99 {each['p99_ms']:7.2f} ms"
+        print(
+            f"  {name:<15} {each['events']:>8} events  {times}"
+            + (f"  CPU {each[column]:6.0f} us" if name != "direct" else "")
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--rate", type=float, default=2000.0, help="events per second")
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -128,7 +141,8 @@ def main() -> None:
     mine = long["headgate route"]
     print(f"\nadded transit p50: {mine['p50_ms'] - long['direct']['p50_ms']:.2f} ms")
     if "vllm-router" in long:
-        print(f"CPU per event, ours over vllm-router: {mine['us_per_event'] / long['vllm-router']['us_per_event']:.2f}")
+        ratio = mine["us_per_event"] / long["vllm-router"]["us_per_event"]
+        print(f"CPU per event, ours over vllm-router: {ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes of the router's benchmark: a fake engine and a client over raw sockets, each in its own process."""
+"""Processes of the router's benchmark: a fake engine and a client over raw sockets."""
 
 from __future__ import annotations
 
@@ -26,20 +26,25 @@ class Engine(asyncio.Protocol):
         self.tokens, self.gap, self.data = tokens, gap, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.handle: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """It went."""
         if self.handle is not None:
             self.handle.cancel()
 
     def data_received(self, data: bytes) -> None:
+        """A request, perhaps in parts."""
         self.data += data
         head, found, rest = self.data.partition(b"\r\n\r\n")
         if not found:
             return
-        length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
         if len(rest) < length:
             return
         self.data = rest[length:]
@@ -71,7 +76,7 @@ async def engine(tokens: int, gap: float) -> None:
 async def client(port: int, streams: int, seconds: float) -> None:
     """So many streams at a time; prints events, requests and the transit times in ms."""
     body = json.dumps({"model": "m", "prompt": "hello " * 50, "stream": True, "max_tokens": 100}).encode()
-    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
     ask, transit, counts = request % (len(body), body), list[float](), [0, 0]
     end = time.monotonic() + seconds
 

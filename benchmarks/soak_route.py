@@ -1,4 +1,4 @@
-"""A router before emulators for a long time: 1 % faults, 5 % hang-ups; memory, descriptors and books stay flat.
+"""A router before emulators for a long time, with 1 % faults and 5 % hang-ups: memory and books stay flat.
 
 Run: make soak-route, or python -m benchmarks.soak_route --seconds 600 --streams 200
 """
@@ -34,7 +34,9 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def client(session: aiohttp.ClientSession, url: str, draw: random.Random, counts: dict[str, int]) -> None:
+async def client(
+    session: aiohttp.ClientSession, url: str, draw: random.Random, counts: dict[str, int]
+) -> None:
     """One client after the other; some hang up at a random moment."""
     number = 0
     while True:
@@ -86,7 +88,9 @@ async def soak(seconds: float, streams: int, router: str) -> bool:
         await app.start()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             url = f"http://127.0.0.1:{app.port}/v1/completions"
-            tasks = [asyncio.create_task(client(session, url, random.Random(n), counts)) for n in range(streams)]
+            tasks = [
+                asyncio.create_task(client(session, url, random.Random(n), counts)) for n in range(streams)
+            ]
             began, turn = time.monotonic(), 0
             while time.monotonic() < began + seconds:
                 await asyncio.sleep(seconds / 60)
@@ -96,7 +100,8 @@ async def soak(seconds: float, streams: int, router: str) -> bool:
                 for faults in fleet.faults:
                     faults.set({"rate": 0.01, "kind": kind})
                 if turn % 10 == 0:
-                    print(f"{samples[-1][0]:6.0f} s  {samples[-1][1]:7.1f} MiB  {samples[-1][2]:4d} files  {counts}", flush=True)
+                    at, used, files = samples[-1]
+                    print(f"{at:6.0f} s  {used:7.1f} MiB  {files:4d} files  {counts}", flush=True)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -107,7 +112,8 @@ async def soak(seconds: float, streams: int, router: str) -> bool:
     third = len(samples) // 3
     second = sum(each[1] for each in samples[third : 2 * third]) / third
     last = sum(each[1] for each in samples[2 * third :]) / len(samples[2 * third :])
-    print(f"memory: second third {second:.1f} MiB, last third {last:.1f} MiB; left: {left}; books: {faulty or 'sound'}")
+    print(f"memory: second third {second:.1f} MiB, last third {last:.1f} MiB")
+    print(f"left behind: {left}; books: {faulty or 'sound'}")
     print(f"results: {counts}; refused {books['refused']}")
     wrong = counts.get("WRONG", 0)
     return last <= GROWTH * second and left == (0, 0, 0) and not faulty and not wrong

@@ -175,9 +175,9 @@ class FakeEngine:
         if call.seen.path == "/metrics":
             text = (
                 f'vllm:num_requests_running{{engine="0",model_name="m"}} {float(self.running)}\n'
-                f'vllm:num_requests_waiting{{engine="0",model_name="m"}} {float(self.waiting)}\n{self.extra_metrics}'
+                f'vllm:num_requests_waiting{{engine="0",model_name="m"}} {float(self.waiting)}\n'
             )
-            await call.answer(200, text.encode(), "text/plain")
+            await call.answer(200, (text + self.extra_metrics).encode(), "text/plain")
         elif call.seen.path == "/v1/models":
             listed = [{"id": each, "object": "model"} for each in self.models]
             await call.answer(200, json.dumps({"object": "list", "data": listed}).encode())

@@ -36,7 +36,11 @@ def start(model: Path, scratch: Path, number: int) -> Server:
     with open(log, "wb") as out:
         child = subprocess.Popen(
             command,
-            env={**environment(scratch), **more, "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("BIND", "nobind")},
+            env={
+                **environment(scratch),
+                **more,
+                "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("BIND", "nobind"),
+            },
             cwd=scratch,
             stdout=out,
             stderr=subprocess.STDOUT,

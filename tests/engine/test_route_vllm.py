@@ -21,7 +21,9 @@ from headgate.live.route.handover import decode_body, prefill_body, read_params,
 from router_world import World, routed, run, until
 
 pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
-PROMPTS = [f"Prompt {number}: " + "the gate opens and the water goes on " * (1 + number % 6) for number in range(24)]
+PROMPTS = [
+    f"Prompt {number}: " + "the gate opens and the water goes on " * (1 + number % 6) for number in range(24)
+]
 EXPIRED = re.compile(r"^vllm:nixl_num_notifications_after_expiry_total\S* (\S+)$", re.MULTILINE)
 USAGE = re.compile(r"^vllm:kv_cache_usage_perc\S* (\S+)$", re.MULTILINE)
 
@@ -129,11 +131,13 @@ def test_whole_only_requests(engines) -> None:
 
 
 async def post(engine, body: bytes) -> tuple[int, dict]:
-    async with aiohttp.ClientSession() as client:
-        async with client.post(
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(
             engine.url + "/v1/completions", data=body, headers={"Content-Type": "application/json"}
-        ) as answer:
-            return answer.status, await answer.json()
+        ) as answer,
+    ):
+        return answer.status, await answer.json()
 
 
 def test_a_release_is_refused_by_the_other_engine_and_frees_the_blocks_at_once(engines) -> None:
@@ -159,14 +163,19 @@ def test_a_release_is_refused_by_the_other_engine_and_frees_the_blocks_at_once(e
 def test_at_home_with_parameters_is_an_error_or_computed_again_and_the_router_sends_none(engines) -> None:
     async def work() -> None:
         prompt = "gate " * 60
-        body = b'{"model":"tiny","prompt":"%b","max_tokens":8,"temperature":0,"ignore_eos":true}' % prompt.encode()
-        async with aiohttp.ClientSession() as client:
-            async with client.post(
+        body = (
+            b'{"model":"tiny","prompt":"%b","max_tokens":8,"temperature":0,"ignore_eos":true}'
+            % prompt.encode()
+        )
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(
                 engines[0].url + "/v1/completions",
                 data=prefill_body(body),
                 headers={"Content-Type": "application/json"},
-            ) as answer:
-                params = read_params(await answer.read(), 0, 0.0, LEASE)
+            ) as answer,
+        ):
+            params = read_params(await answer.read(), 0, 0.0, LEASE)
         raw = params.take(0.0)
         assert raw is not None
         status, said = await post(engines[0], decode_body(body, raw))

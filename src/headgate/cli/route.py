@@ -79,8 +79,8 @@ def route(
         return
     logging.basicConfig(format="headgate route: %(message)s", level=logging.WARNING)
     fronts = {
-        "host": host, "port": port, "admin": admin, "key_file": key_file, "access_log": access_log, "trace": trace,
-        "open": open or None,
+        "host": host, "port": port, "admin": admin, "key_file": key_file, "access_log": access_log,
+        "trace": trace, "open": open or None,
     }  # fmt: skip
     flags = {"front": _given(fronts), "router": _given({"name": router, "card": card})}
     if demo:

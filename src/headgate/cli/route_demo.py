@@ -60,7 +60,17 @@ def _engines(shown: Demo) -> Table:
     from headgate.live.route.describe import described
 
     table = Table(title="engines", title_justify="left")
-    for name in ("engine", "status", "role", "prompts", "decodes", "seats", "KV use", "first token", "errors"):
+    for name in (
+        "engine",
+        "status",
+        "role",
+        "prompts",
+        "decodes",
+        "seats",
+        "KV use",
+        "first token",
+        "errors",
+    ):
         table.add_column(name, justify="left" if name in ("status", "role") else "right")
     for upstream in shown.app.upstreams.values():
         each = described(upstream, shown.app)

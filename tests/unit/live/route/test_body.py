@@ -30,9 +30,9 @@ def test_what_is_read() -> None:
 @pytest.mark.parametrize(
     "whole",
     [
-        {"prompt": ["a", "b"]}, {"prompt": [[1, 2], [3]]}, {"prompt": "a", "n": 2}, {"prompt": "a", "best_of": 2},
-        {"prompt": "a", "echo": True}, {"prompt": "a", "prompt_logprobs": 0}, {"prompt": "a", "use_beam_search": True},
-        {"prompt": []},
+        {"prompt": ["a", "b"]}, {"prompt": [[1, 2], [3]]}, {"prompt": "a", "n": 2}, {"prompt": []},
+        {"prompt": "a", "best_of": 2}, {"prompt": "a", "echo": True}, {"prompt": "a", "prompt_logprobs": 0},
+        {"prompt": "a", "use_beam_search": True},
     ],
 )  # fmt: skip
 def test_whole_only(whole: dict) -> None:
@@ -49,7 +49,8 @@ def test_splittable() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"", "json"), (b"[]", "json"), (b"{", "json"), (b"nul", "json"), (b'{"a":1}x', "json"), (b"\xff\xfe{}", "json"),
+        (b"", "json"), (b"[]", "json"), (b"{", "json"), (b"nul", "json"), (b'{"a":1}x', "json"),
+        (b"\xff\xfe{}", "json"),
         (b'{"prompt":"a","prompt":"b"}', "duplicate"),
         (b'{"kv_transfer_params":{"remote_host":"x"},"kv_transfer_params":null}', "duplicate"),
         (b'{"prompt":"a","p\\u0072ompt":"b"}', "duplicate"),

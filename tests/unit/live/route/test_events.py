@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from headgate.live.route.events import EventScanner
 
 STREAMS = {
-    "vllm": b'data: {"id":"a","choices":[{"text":"\xc3\xa9"}]}\n\ndata: {"choices":[],"usage":{"completion_tokens":7}}'
-    b"\n\ndata: [DONE]\n\n",
+    "vllm": b'data: {"id":"a","choices":[{"text":"\xc3\xa9"}]}\n\n'
+    b'data: {"choices":[],"usage":{"completion_tokens":7}}\n\ndata: [DONE]\n\n',
     "crlf": b'data: {"a":1}\r\n\r\n: ping\r\n\r\ndata: {"b":2}\r\ndata: x\r\n\r\ndata: [DONE]\r\n\r\n',
     "cr": b'data: {"a":1}\r\rdata: {"error":{"code":500}}\r\rdata: [DONE]\r\r',
     "named": b'event: message_start\ndata: {"type":"x"}\n\n: comment\n\n\n\ndata:tight\nid: 4\n\n',

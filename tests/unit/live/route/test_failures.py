@@ -1,4 +1,4 @@
-"""Rows of the failure table before the first token: each is retried elsewhere or passed on, and nothing leaks."""
+"""Failures before the first token: each is retried elsewhere or passed on, and nothing leaks."""
 
 import asyncio
 import json

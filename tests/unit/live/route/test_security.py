@@ -1,4 +1,4 @@
-"""What hostile clients try: smuggling, floods, slow heads and bodies, headers that are ours, foreign KV, loops."""
+"""What hostile clients try: smuggling, floods, slow heads and bodies, headers that are ours, loops."""
 
 import asyncio
 import json
@@ -174,17 +174,18 @@ def test_headers_that_are_ours_do_not_pass() -> None:
             stream, classes=[{"name": "gold", "match": {"header": "gold"}, "priority": -3}]
         ) as world:
             told = {
-                "x-headgate-class": "gold", "x-vllm-priority": "-99", "x-data-parallel-rank": "3", "Authorization": "Bearer s",
-                "x-prefiller-host-port": "evil:1", "x-emulate-fault": "503", "Cookie": "a=b", "Te": "trailers",
-                "Connection": "x-secret", "x-secret": "1", "traceparent": "00-abc-def-01", "X-Request-Id": "my-id",
-                "User-Agent": "me", "X-Custom": "kept",
+                "x-headgate-class": "gold", "x-vllm-priority": "-99", "x-data-parallel-rank": "3",
+                "Authorization": "Bearer s", "x-prefiller-host-port": "evil:1", "x-emulate-fault": "503",
+                "Cookie": "a=b", "Te": "trailers", "Connection": "x-secret", "x-secret": "1",
+                "traceparent": "00-abc-def-01", "X-Request-Id": "my-id", "User-Agent": "me",
+                "X-Custom": "kept",
             }  # fmt: skip
             await world.ask(headers=told)
             seen = world.engines[0].seen[0]
             names = {name.lower() for name, _ in seen.headers}
             assert names.isdisjoint(
-                {"x-headgate-class", "x-data-parallel-rank", "authorization", "x-prefiller-host-port", "x-emulate-fault",
-                 "cookie", "te", "x-secret"}
+                {"x-headgate-class", "x-data-parallel-rank", "authorization", "x-prefiller-host-port",
+                 "x-emulate-fault", "cookie", "te", "x-secret"}
             )  # fmt: skip
             assert seen.header("x-vllm-priority") == "-3"  # that of its class
             assert (seen.header("traceparent"), seen.header("x-request-id")) == ("00-abc-def-01", "my-id")

@@ -118,7 +118,7 @@ def test_a_decode_that_fails_means_a_new_prompt_never_the_same_parameters() -> N
 @pytest.mark.parametrize("fault", ["reset-before-head", "error-event=0", "abort", "drop=0", "500", "429"])
 def test_faults_of_either_leg_never_give_wrong_text(fault: str) -> None:
     async def work() -> None:
-        async with split(engines=4, fail_rate=0.3, fault=fault) as (world, fleet):
+        async with split(engines=4, fail_rate=0.3, fault=fault) as (world, _):
             world.app.service.budget.share = 1.0
             good = 0
             for number in range(30):
@@ -250,7 +250,7 @@ def test_parameters_are_given_out_once_and_in_time() -> None:
 
 
 def test_bodies_of_the_legs() -> None:
-    body = b'{"prompt": "x", "max_tokens": 9, "stream": true, "stream_options": {"include_usage": true}, "min_tokens": 2 }\n'
+    body = b'{"prompt": "x", "max_tokens": 9, "stream": true, "min_tokens": 2, "stream_options": {"a": 1} }\n'
     first = json.loads(prefill_body(body))
     assert (first["max_tokens"], first["stream"], first["prompt"]) == (1, False, "x")
     assert first["kv_transfer_params"]["do_remote_decode"] is True

@@ -162,7 +162,8 @@ def test_bytes_are_those_the_engine_sent(size: int, offered: str) -> None:
 def test_a_compressed_stream_is_passed_through_unread() -> None:
     async def script(call: Call) -> None:
         await call.raw(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: br\r\nContent-Length: 4\r\n\r\n\x01\x02\x03\x04"
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: br\r\n"
+            b"Content-Length: 4\r\n\r\n\x01\x02\x03\x04"
         )
 
     async def work() -> None:

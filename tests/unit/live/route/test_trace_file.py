@@ -91,8 +91,20 @@ def test_the_commands_read_it(tmp_path: Path) -> None:
     main = "from headgate.cli import main; main()"
     for words in (
         ["trace", str(file), "--out", str(tmp_path / "run")],
-        ["compare", "--trace", str(file), "--policy", "mixed", "--policy", "v0", "--out", str(tmp_path / "two")],
+        [
+            "compare",
+            "--trace",
+            str(file),
+            "--policy",
+            "mixed",
+            "--policy",
+            "v0",
+            "--out",
+            str(tmp_path / "two"),
+        ],
     ):
-        done = subprocess.run([sys.executable, "-c", main, *words], capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            [sys.executable, "-c", main, *words], capture_output=True, text=True, timeout=600
+        )
         assert done.returncode == 0, done.stderr
         assert "TTFT" in done.stdout
