@@ -37,7 +37,7 @@ from headgate.workloads.workload import Kind, Workload
 CARD, SLOTS = "h200-qwen3-8b", 8
 CLASSES = {"chat": (160, 80, 0.6), "batch": (2400, 30, 0.4)}  # prompt, output, share of the arrivals
 PRICES = Prices(0.0, 1.0)  # output tokens are paid
-PATIENCE = 12.0  # seconds in the queue: simulated clients leave then, the live router refuses them
+PATIENCE = 1.2  # seconds in the queue at full speed: simulated clients leave, the live router refuses them
 
 
 def slow_card(folder: Path, factor: float) -> Path:
@@ -53,17 +53,17 @@ def slow_card(folder: Path, factor: float) -> Path:
     return path
 
 
-def requests(engines: int, seconds: float, card: Path, load: float, seed: int) -> Workload:
+def requests(given: argparse.Namespace, card: Path) -> Workload:
     """Poisson arrivals of both classes at `load` times the fleet's capacity by the fluid plan."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(given.seed)
     engine = engine_of_card(load_card(card), SLOTS, 2048)
-    probe = _workload(draw, 100.0, 200.0)
-    plan = FleetSetup(engine, engines, prices=PRICES).plan(probe)
-    served = sum(plan.served) * engines
-    return _workload(draw, load * served, seconds)
+    probe = _workload(draw, 100.0, 200.0, PATIENCE)
+    plan = FleetSetup(engine, given.engines, prices=PRICES).plan(probe)
+    served = sum(plan.served) * given.engines
+    return _workload(draw, given.load * served, given.seconds, PATIENCE * given.slow)
 
 
-def _workload(draw: np.random.Generator, rate: float, seconds: float) -> Workload:
+def _workload(draw: np.random.Generator, rate: float, seconds: float, patience: float) -> Workload:
     count = max(2, draw.poisson(rate * seconds))
     arrival = np.sort(draw.uniform(0, seconds, count))
     kind = draw.choice(len(CLASSES), count, p=[share for *_, share in CLASSES.values()])
@@ -77,7 +77,7 @@ def _workload(draw: np.random.Generator, rate: float, seconds: float) -> Workloa
         arrival=arrival,
         kind=kind,
         kinds=kinds,
-        patience=np.full(count, PATIENCE),
+        patience=np.full(count, patience),
         name="overload",
     )
 
@@ -110,7 +110,12 @@ async def live(
         prices = {"prompt": PRICES.prompt, "output": PRICES.output}
         given = {
             "front": {"port": 0, "admin": "127.0.0.1:0"},
-            "limits": {"queue_ttl": PATIENCE, "inflight": 100_000, "first_token": 1000, "idle": 1000},
+            "limits": {
+                "queue_ttl": float(workload.patience[0]),
+                "inflight": 100_000,
+                "first_token": 1000,
+                "idle": 1000,
+            },
             "router": {"name": router, "card": str(card), "prices": prices},
             "classes": classes,
             "engines": [{"url": url, "seats": SLOTS} for url in fleet],
@@ -159,7 +164,7 @@ def compare(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         card = slow_card(Path(scratch), given.slow)
-        workload = requests(given.engines, given.seconds, card, given.load, given.seed)
+        workload = requests(given, card)
         for router in given.router:
             worth, share = revenue(simulated(given.engines, card, workload, router), given.seconds)
             real, served = asyncio.run(live(given.engines, card, workload, router, given.seconds))

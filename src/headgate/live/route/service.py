@@ -15,7 +15,7 @@ from headgate.core.policy import End
 from headgate.live.route.answers import RefusedError
 from headgate.live.route.deliver import deliver
 from headgate.live.route.estimates import Estimates
-from headgate.live.route.gate import Gate, Lapsed, Refused, Ticket
+from headgate.live.route.gate import Gate, Lapsed, Refused, State, Ticket
 from headgate.live.route.job import Job
 from headgate.live.route.legs import Legs, OpenLeg
 from headgate.live.route.retries import RetryBudget, backoff
@@ -145,18 +145,18 @@ class _Handling:
                     self.how = End.ABORTED
                     return service.final(job, fault)
                 service.legs.metrics.retries.labels(fault.fault.value).inc()
-                self._go_back(fault)
+                self._go_back()
                 continue
             self._first_token()
             response = await deliver(job, call, service, self.ticket)
             self.how = End.STOPPED if job.outcome == "ok" else End.ABORTED
             return response
 
-    def _go_back(self, fault: LegError) -> None:
+    def _go_back(self) -> None:
+        """To the head of the queue; after two tries the request is not split again."""
         self._last_failed = self.ticket.engine
-        if self.ticket.state.value not in ("queued", "gone"):
-            failed_split = fault.fault is not Fault.BUSY and self.job.tries >= 2
-            self.service.gate.back(self.ticket, whole=True if failed_split else None)
+        if self.ticket.state not in (State.QUEUED, State.GONE):
+            self.service.gate.back(self.ticket, whole=True if self.job.tries >= 2 else None)
 
     async def _placed_call(self) -> OpenLeg:
         """A place, and the call there up to its first token."""
