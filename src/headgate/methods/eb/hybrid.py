@@ -95,6 +95,7 @@ class Hybrid(BatchPolicy):
 
     def arrived(self, request: Request, now: float) -> None:
         """One more."""
+        self.exclusive.arrived(request, now)
         self._count(now, +1)
         if self._demand > self._surge:
             self._decide(now)

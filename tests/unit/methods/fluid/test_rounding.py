@@ -1,4 +1,4 @@
-"""Rounding of the solver is not a loss: a class that is served in full is not throttled, whatever its rate."""
+"""Rounding of the solver is not a loss: a class served in full is not throttled, whatever its rate."""
 
 from __future__ import annotations
 
