@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, StepCost
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.model import StepCost
 from headgate.estimators.hazard import LinearHazard, fit_hazard, guarded
 from headgate.estimators.survival import Survival, sample_survival
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_SLOTS, make_engine, make_workload, too_long

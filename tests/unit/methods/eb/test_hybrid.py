@@ -10,7 +10,7 @@ from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, NONE, check
 from headgate.core.policy import Observer
 from headgate.core.view import Limits
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.methods.eb.costs import Lengths
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.thresholds import base_share
