@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headgate.cli.flags import settings_of
+from headgate.cli.flags import named_values
 from headgate.cli.output import check_json, write_json
 from headgate.cli.progress import bar
 from headgate.cli.time_limit import time_limit
@@ -45,7 +45,7 @@ def check(
 
     check_json(json)
     name, settings = split_name(policy)
-    settings = {**settings_of(set or []), **settings}
+    settings = {**named_values(set or []), **settings}
     limit = time_limit(seconds, f"policy {policy}: one world", "mend a loop without end, or raise --seconds")
     with bar(policy, worlds) as progress, limit as again:
 

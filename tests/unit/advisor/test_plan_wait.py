@@ -7,13 +7,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from headgate.advisor.wait.mix import Wishes
+from headgate.advisor.settings import WaitSettings
 from headgate.advisor.wait.plan import plan_wait
 from headgate.cli import app, main
 from headgate.cli.plan_wait import EXAMPLES
 from headgate.core.errors import InputError
 from headgate.experiment.settings import experiment
 from headgate.methods.wait.iteration import kv_work
+from headgate.settings_base import checked
 
 CARD = {"card": "pub-a100-llama-7b", "block": 1, "slots": 4096}
 FOUR = CARD | {
@@ -27,7 +28,7 @@ FOUR = CARD | {
 
 
 def plan(words, **wishes):
-    return plan_wait(experiment(words), Wishes(**wishes))
+    return plan_wait(experiment(words), checked(WaitSettings, wishes))
 
 
 def test_types_are_the_classes_of_a_mix():
