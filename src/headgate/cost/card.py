@@ -148,7 +148,14 @@ def list_cards() -> list[str]:
 
 
 def load_card(card: str | Path) -> Card:
-    """A card by built-in name, or by path (anything that ends in .json or holds a slash)."""
+    """A card by built-in name, or by path (anything that ends in .json or holds a slash).
+
+    Example:
+        >>> import headgate
+        >>> card = headgate.load_card("h200-qwen3-8b")
+        >>> card.gpu, card.model
+        ('NVIDIA H200 141 GB', 'Qwen3-8B')
+    """
     text = str(card)
     if isinstance(card, Path) or text.endswith(".json") or "/" in text:
         path = Path(text.replace("\0", "?"))  # no file has a zero byte in its name

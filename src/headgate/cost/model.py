@@ -38,6 +38,18 @@ class StepCost(ABC):
 
     A law of its own subclasses this and answers `seconds` and `decode_line`. The rest has an answer for
     engines without it, so that no caller has to ask whether a cost has one.
+
+    Example:
+        >>> import headgate
+        >>> class Flat(headgate.StepCost):
+        ...     def seconds(self, shape):
+        ...         return 0.01 + 1e-5 * shape.prefill
+        ...     def decode_line(self, decodes):
+        ...         return 0.01, 0.0  # whatever the context
+        >>> engine = headgate.Engine(Flat(), 100_000, 4096, 2048, 64)
+        >>> run = headgate.simulate(engine, "mixed", headgate.Workload.of([1000], [11]))
+        >>> round(float(run.requests["finished"][0]), 3)  # one step with the prompt, ten without
+        0.12
     """
 
     by_chunk: bool = False  # True: drivers fill `Shape.chunks`; without them prompts count as one prompt
