@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +34,7 @@ def test_its_docstring_has_an_example_that_runs(name):
     assert len(text.split()) >= 8, "say what it is for"
     if name in WITHOUT_EXAMPLE:
         return
-    assert "Example:" in text and ">>>" in text
+    assert "Examples:" in text and ">>>" in text
     parsed = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
     said: list[str] = []
     outcome = doctest.DocTestRunner(verbose=False).run(parsed, out=said.append)
@@ -101,3 +103,10 @@ def test_runs_are_compared_alone_or_by_seed():
     assert (alone.baseline, alone.seeds) == ("mixed", 1)
     with pytest.raises(headgate.InputError, match="give at least two"):
         headgate.compare({})
+
+
+def test_the_page_of_the_api_has_every_name():
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    listed = re.findall(r"^::: headgate\.(\w+)$", page, re.M)
+    assert sorted(listed) == sorted(DOCUMENTED)
+    assert "`ALL`" in page and "`NONE`" in page

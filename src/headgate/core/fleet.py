@@ -19,7 +19,7 @@ ENDLESS = 2**62
 class Stage(Enum):
     """How much of a request a place is for.
 
-    Example:
+    Examples:
         >>> from headgate import Move, Stage
         >>> Move(3, 0, Stage.PREFILL)  # request 3: its prompt on engine 0, its output elsewhere
         Move(request=3, replica=0, stage=<Stage.PREFILL: 'prefill'>)
@@ -33,7 +33,7 @@ class Stage(Enum):
 class Move(NamedTuple):
     """One request goes to one engine.
 
-    Example:
+    Examples:
         >>> from headgate import Move
         >>> Move(3, 0).stage.value  # request 3 to engine 0, prompt and output
         'whole'
@@ -47,7 +47,7 @@ class Move(NamedTuple):
 class Routing(NamedTuple):
     """What happens now. Requests not named stay where they are.
 
-    Example:
+    Examples:
         >>> from headgate import Move, Routing
         >>> Routing((Move(3, 0), Move(4, 1)), reject=(5,)).wake  # never asked again without an event
         inf
@@ -133,7 +133,7 @@ class Replica(Protocol):
 class Fleet(Protocol):
     """Live and read-only. Look-ups are O(1), whatever the number of engines; only iterating costs.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> class ShortestQueue(headgate.RoutePolicy):
         ...     sends_at_once = True
@@ -208,7 +208,7 @@ class FleetObserver:
 class RoutePolicy(FleetObserver, ABC):
     """Decides which engine serves which request.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> class ToTheFirst(headgate.RoutePolicy):
         ...     sends_at_once = True

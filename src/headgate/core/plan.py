@@ -23,7 +23,7 @@ NONE: Final = Decodes.NONE
 class Until(NamedTuple):
     """The plan holds until the first of these, counted from when it was made.
 
-    Example:
+    Examples:
         >>> from headgate import ALL, Plan, Until
         >>> Plan(ALL, until=Until(arrivals=1, finishes=1)).until.steps  # decode until something changes
         inf
@@ -43,7 +43,7 @@ SHOWN = 5  # ids named in a fault
 class Plan(NamedTuple):
     """One step's batch, repeated until `until`.
 
-    Example:
+    Examples:
         >>> from headgate import ALL, NONE, Plan
         >>> mixed = Plan(ALL, prefill=(7, 8), budget=2048)  # all decodes beside two prompts
         >>> refill = Plan(NONE, prefill=(7, 8))  # the same prompts while decodes wait

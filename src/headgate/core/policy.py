@@ -37,7 +37,7 @@ class End(Enum):
 class Observer:
     """Hooks for what happens in an engine. All optional, all cheap, none sees the view.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> class Tokens(headgate.Observer):
         ...     prefill = 0
@@ -82,7 +82,7 @@ class Observer:
 class BatchPolicy(Observer, ABC):
     """Decides what one engine runs. Reads no clock, draws no random number, does no I/O.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> class OneAtATime(headgate.BatchPolicy):
         ...     def plan(self, view):

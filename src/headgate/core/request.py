@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 class Slo(NamedTuple):
     """What one kind of user was promised, in seconds. None: no promise.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> chat = headgate.Kind("chat", headgate.Slo(first_token=0.5, between_tokens=0.05))
         >>> chat.slo.first_token
@@ -22,7 +22,7 @@ class Slo(NamedTuple):
 class Request(Protocol):
     """A live, read-only handle. The true output length is not on it.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> class LongestPrompt(headgate.Observer):
         ...     prompt = 0

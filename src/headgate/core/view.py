@@ -20,7 +20,7 @@ class Limits(NamedTuple):
 class View(Protocol):
     """Live and read-only. Lengths and look-ups are O(1); only iterating costs.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> class Watched(headgate.Mixed):
         ...     deepest = 0

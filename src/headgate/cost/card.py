@@ -150,7 +150,7 @@ def list_cards() -> list[str]:
 def load_card(card: str | Path) -> Card:
     """A card by built-in name, or by path (anything that ends in .json or holds a slash).
 
-    Example:
+    Examples:
         >>> import headgate
         >>> card = headgate.load_card("h200-qwen3-8b")
         >>> card.gpu, card.model

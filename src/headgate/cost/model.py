@@ -39,7 +39,7 @@ class StepCost(ABC):
     A law of its own subclasses this and answers `seconds` and `decode_line`. The rest has an answer for
     engines without it, so that no caller has to ask whether a cost has one.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> class Flat(headgate.StepCost):
         ...     def seconds(self, shape):

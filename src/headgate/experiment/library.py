@@ -37,7 +37,7 @@ def card_engine(
         budget: tokens in one step, vLLM's `max_num_batched_tokens` (default: 8192).
         kv_tokens: KV memory in tokens (default: the card's).
 
-    Example:
+    Examples:
         >>> import headgate
         >>> engine = headgate.card_engine("h200-qwen3-8b", slots=128)
         >>> engine.running, engine.batch_tokens
@@ -52,7 +52,7 @@ def make_policy(text: str, engine: Engine) -> BatchPolicy:
 
     Its slots, budget and step cost are the engine's unless the text says otherwise.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> engine = headgate.card_engine("h200-qwen3-8b", slots=128)
         >>> headgate.make_policy("eb:refill=16", engine).refill
@@ -68,7 +68,7 @@ def make_router(text: str, engine: Engine, engines: int, workload: Workload, see
     Routers that follow a fluid plan get one made from the workload's kinds and rates; routers that need
     chance draw from the seed.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> engine = headgate.card_engine("h200-qwen3-8b")
         >>> requests = headgate.Workload.of([512] * 8, [64] * 8)
@@ -103,7 +103,7 @@ def simulate(
         observers: more listeners beside the recorder.
         lost: output tokens that an evicted request loses and must bring again; engines lose none.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
         >>> requests = headgate.Workload.of([512] * 100, [128] * 100)
@@ -158,7 +158,7 @@ def simulate_fleet(
         asynchronous: policies see arrivals and free seats a step late, as in vLLM.
         watchdog: seconds of the run without progress after which a starving request stops it.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> engine = headgate.card_engine("h200-qwen3-8b", slots=32)
         >>> requests = headgate.Workload.of([512] * 40, [64] * 40)
@@ -194,7 +194,7 @@ def compare(
         baseline: the policy that others are compared with (default: the first).
         window: "middle" leaves out warm-up and cool-down, "all" takes everything.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
         >>> requests = headgate.generate(

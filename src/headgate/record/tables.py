@@ -54,7 +54,7 @@ class Run:
     A tick is a step in which decodes ran; each replica counts its own from 0, in the order of its rows.
     A stay counts on the replica in its own column `replica` where there is one, else on its request's.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
         >>> run = headgate.simulate(engine, "mixed", headgate.Workload.of([512, 512], [64, 32]))

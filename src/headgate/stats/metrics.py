@@ -127,7 +127,7 @@ def summarise(run: Run, window: str = "middle") -> Metrics:
     order they were sent, or of finishes), widened where neighbouring batches are alike and cut at zero:
     there is none with fewer than 40 requests.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
         >>> run = headgate.simulate(engine, "mixed", headgate.Workload.of([512] * 100, [128] * 100))

@@ -83,7 +83,7 @@ NAMES = ("poisson", "gamma", "constant", "all-at-once")
 def arrival_process(name: str, rate: float | None = None, burstiness: float | None = None) -> ArrivalProcess:
     """The arrival process of this name; burstiness belongs to `gamma` alone.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> headgate.arrival_process("poisson", rate=20.0)
         Poisson(rate=20.0)

@@ -182,7 +182,7 @@ FROM_FILE = "lengths="
 def length_law(name: str, mean: float | None = None, **parameters: float | str) -> LengthLaw:
     """The length law of this name with its parameters, or `lengths=FILE` (parameter: column).
 
-    Example:
+    Examples:
         >>> import headgate
         >>> headgate.length_law("gamma", 512, shape=4)
         Gamma(mean=512, shape=4.0)

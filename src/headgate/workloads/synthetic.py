@@ -82,7 +82,7 @@ def generate(
         stages: stretches of requests with another rate, number of clients or lengths.
         name: what reports call it.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> requests = headgate.generate(
         ...     1000,

@@ -55,7 +55,7 @@ def read_trace(
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
         sort: sorts rows that are out of order instead of refusing the file.
 
-    Example:
+    Examples:
         >>> import headgate, pathlib, tempfile
         >>> file = pathlib.Path(tempfile.mkdtemp(), "trace.csv")
         >>> _ = file.write_text(

@@ -21,7 +21,7 @@ from headgate.workloads.summary import Summary, summarise
 class Kind(NamedTuple):
     """A class of requests: its name, what its users were promised, and how urgent it is.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> kinds = (headgate.Kind("chat", headgate.Slo(first_token=0.5)), headgate.Kind("batch", priority=1))
         >>> requests = headgate.Workload.of([200, 900], [50, 300], kind=[0, 1], kinds=kinds)
@@ -57,7 +57,7 @@ class Workload:
         name: what reports call it.
         origin: how it was made, for the run's record.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> requests = headgate.Workload.of(prompt=[512, 256], output=[64, 128], arrival=[0.0, 1.5])
         >>> len(requests), requests.closed

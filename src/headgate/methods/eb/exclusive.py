@@ -41,7 +41,7 @@ class Exclusive(BatchPolicy):
     paper's code can leave half-done prompts stuck); (c) the prompts of a refill are fixed when it begins;
     (d) `max_gap` is ours.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> policy = headgate.Exclusive(slots=64, refill=16)
         >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
@@ -185,7 +185,7 @@ class Exclusive(BatchPolicy):
 class PrefillFirst(Exclusive):
     """vLLM v0: whenever a prompt can enter, prefill it before any decode runs. EB with k = 1.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> headgate.PrefillFirst(slots=64).refill
         1
@@ -198,7 +198,7 @@ class PrefillFirst(Exclusive):
 class RequestLevel(Exclusive):
     """Request-level batching: fill all seats, run the batch until it is empty. EB with k = N.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> headgate.RequestLevel(slots=64).refill
         64

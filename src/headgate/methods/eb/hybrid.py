@@ -31,18 +31,23 @@ class ExclusivePlus(BatchPolicy):
     prompts that mixed batching left half-done are finished first, and nobody is admitted meanwhile.
 
     Parameters:
-        slots, budget, cost: as in `mixed` and `eb-online`.
+        slots: as in `mixed`.
+        budget: as in `mixed`.
+        cost: as in `eb-online`.
         margin: how much better, as a share, the other must be.
         dwell: seconds between two changes at least.
         light: with fewer requests than this it always mixes: there first tokens count, not throughput.
         rule: "predicted" (ours) prices whole steps; "paper" is rule (8) with the same relative margin.
-        review, max_gap, mode, gate: as in `eb-online`.
+        review: as in `eb-online`, like the next three.
+        mode: of its thresholds.
+        gate: of its refills.
+        max_gap: seconds a refill may keep any decode waiting.
 
     Source: EB+ of arXiv 2606.00516; the machine of modes is ours where the paper is silent (start, dwell,
     hysteresis, half-done prompts; errata E5 to E9). The paper's margin is absolute, 1e-5 s/token, a quarter
     of the whole cost at 27,000 tok/s.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
         >>> policy = headgate.ExclusivePlus(slots=64, budget=8192, cost=engine.cost)

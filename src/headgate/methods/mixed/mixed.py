@@ -28,7 +28,7 @@ class Mixed(BatchPolicy):
 
     Source: vLLM v1's default; `spec` name MB. `sarathi` is the same with Sarathi-Serve's watermark.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> headgate.Mixed(slots=256, budget=8192).budget
         8192

@@ -11,7 +11,7 @@ from headgate.cost.model import StepCost
 class Engine(NamedTuple):
     """A step cost and the hard limits of one engine.
 
-    Example:
+    Examples:
         >>> import headgate
         >>> card = headgate.load_card("h200-qwen3-8b")
         >>> limits = {"max_model_len": 8192, "batch_tokens": 4096, "running": 128}
