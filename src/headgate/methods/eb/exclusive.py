@@ -41,6 +41,14 @@ class Exclusive(BatchPolicy):
     load; (b) a prompt enters only if its whole KV is free, and one token for each decode beside it (the
     paper's code can leave half-done prompts stuck); (c) the prompts of a refill are fixed when it begins;
     (d) `max_gap` and the rule for a queue that drains are ours.
+
+    Examples:
+        >>> import headgate
+        >>> policy = headgate.Exclusive(slots=64, refill=16)
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> run = headgate.simulate(engine, policy, headgate.Workload.of([512] * 200, [64] * 200))
+        >>> bool(((run.steps["decodes"] > 0) & (run.steps["prefill"] > 0)).any())  # never both in one step
+        False
     """
 
     def __init__(
@@ -192,14 +200,26 @@ class Exclusive(BatchPolicy):
 
 
 class PrefillFirst(Exclusive):
-    """vLLM v0: whenever a prompt can enter, prefill it before any decode runs. EB with k = 1."""
+    """vLLM v0: whenever a prompt can enter, prefill it before any decode runs. EB with k = 1.
+
+    Examples:
+        >>> import headgate
+        >>> headgate.PrefillFirst(slots=64).refill
+        1
+    """
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots, refill=1)
 
 
 class RequestLevel(Exclusive):
-    """Request-level batching: fill all seats, run the batch until it is empty. EB with k = N."""
+    """Request-level batching: fill all seats, run the batch until it is empty. EB with k = N.
+
+    Examples:
+        >>> import headgate
+        >>> headgate.RequestLevel(slots=64).refill
+        64
+    """
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots, refill=slots)

@@ -6,7 +6,7 @@ import pytest
 
 from headgate.experiment.library import card_engine, simulate
 from headgate.methods.eb.exclusive import Exclusive, RequestLevel
-from headgate.methods.eb.hybrid import Hybrid
+from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.make import make_policy
 from headgate.workloads.lengths import Uniform
 from headgate.workloads.synthetic import generate
@@ -63,7 +63,7 @@ def test_the_modes_of_the_paper_have_one_name(name):
     policy, _ = make_policy(name, {"mode": "paper"}, engine())
     inner = getattr(policy, "exclusive", policy)
     assert (inner.gate, inner.seats) == ("paper", "planned")
-    if isinstance(policy, Hybrid):
+    if isinstance(policy, ExclusivePlus):
         assert (policy.rule, policy.margin) == ("paper", 1e-5)
     ours, _ = make_policy(name, {}, engine())
     inner = getattr(ours, "exclusive", ours)
