@@ -222,7 +222,7 @@ def test_predicted_rates_against_simulated_ones(prompt: float, output: float) ->
         (TOY._replace(decode_fixed=None), "--decode-fixed is missing; step costs as numbers need"),
         (TOY._replace(mixed_by_share=None), "--mixed-by-share is missing"),
         (TOY._replace(mixed_by_share="1,2"), "need three prices a,b,c"),
-        (TOY._replace(mixed_by_share="-1e-5,0,0"), "must all be zero or more; mend it"),
+        (TOY._replace(mixed_by_share="-1e-5,0,0"), "must all be zero or more; fix it"),
         (TOY._replace(mixed_by_share="a,0,0"), "--mixed-by-share: 'a' is not a duration"),
         (TOY._replace(prefill_fixed="-5ms"), "--prefill-fixed: '-5ms' is not a duration"),
         (TOY._replace(decode_fixed="0"), "--decode-fixed 0; it must be above 0"),
