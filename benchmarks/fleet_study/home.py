@@ -1,4 +1,4 @@
-"""What it gains that decodes prefer the engine of their prompt: KV that is not copied, tokens that come sooner."""
+"""What it gains that decodes prefer the engine of their prompt: KV that need not be copied."""
 
 from __future__ import annotations
 
