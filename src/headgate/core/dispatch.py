@@ -20,7 +20,7 @@ def simulated_rooms(router: RoutePolicy, seats: int) -> Rooms:
         return endless
     if seats < 2:
         raise InputError(
-            f"{type(router).__name__} wants at least 2 seats per engine, one for a prompt beside a "
+            f"{type(router).__name__} needs at least 2 seats per engine, one for a prompt beside a "
             "decode; raise --slots, or choose a router such as least-loaded"
         )
     return lambda role: room(role, seats)

@@ -206,7 +206,7 @@ class GuardedRouter:
 
     def _take_back(self, ticket: Ticket, now: float, whole: bool) -> None:
         """To the head of its queue."""
-        ticket.state, ticket.whole = State.QUEUED, whole
+        ticket.state, ticket.whole, ticket.queued = State.QUEUED, whole, now
         ticket.tell(None)
         self.counts["returned"] += 1
         self._tell(self.desk.returned, ticket, now)

@@ -63,6 +63,7 @@ class Ticket:
         "limit",
         "priority",
         "prompt",
+        "queued",
         "slo",
         "state",
         "tries",
@@ -87,6 +88,7 @@ class Ticket:
         whole: bool = False,
     ) -> None:
         self.id, self.kind, self.arrival = id, kind, arrival
+        self.queued = arrival  # when it entered its queue; later where a failed leg brought it back
         self.prompt, self.limit, self.guess = prompt, limit, guess
         self.priority, self.slo = priority, slo
         self.whole = whole  # never split, whatever the router says

@@ -110,7 +110,8 @@ class Shifting:
             early = bisect_left(block.time, self._when)
             self._shifted = early < len(block.time)
             if early:
-                return Block(*(column[:early] for column in block))
+                time, kind, *rest = block
+                return Block(time[:early], kind[:early], *(column[:early] for column in rest))
         return self._after.next_block()
 
 
