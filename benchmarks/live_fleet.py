@@ -1,6 +1,6 @@
 """The same router, the same requests: live before emulated engines, and in the simulator. Revenue of both.
 
-Run: python -m benchmarks.live_fleet [--seconds 60 --engines 8 --router least-loaded --router density-deep]
+Run: python -m benchmarks.live_fleet [--seconds 120 --engines 8 --router least-loaded --router density-deep]
 
 Two classes arrive at 1.3 times what the fleet can serve; patience in the queue is limited. The card's steps
 are slowed down so that one shared core can emulate all engines, route and be the clients. Engines, router and
@@ -176,9 +176,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--engines", type=int, default=8)
-    parser.add_argument("--slow", type=float, default=10.0, help="steps take so many times longer")
+    parser.add_argument("--slow", type=float, default=40.0, help="steps take so many times longer")
     parser.add_argument("--load", type=float, default=1.3, help="times the fleet's capacity")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--router", action="append")
