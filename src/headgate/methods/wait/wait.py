@@ -100,7 +100,7 @@ class Wait(Lockstep):
     def arrived(self, request: Request, now: float) -> None:
         """Count it; review the thresholds when enough have come."""
         super().arrived(request, now)
-        self._census.came(self._sorting.name(request), request.prompt, request.arrival)
+        self._census.came(self._sorting.name(request), request.prompt, request.queued)
         self._came += 1
         if not self.fixed and self._came >= self.review and self._memory and self._census.ended >= self.warm:
             self._came = 0

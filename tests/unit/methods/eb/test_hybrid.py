@@ -217,7 +217,7 @@ def test_what_mixing_computes_twice_counts_where_memory_is_short():
 
 @pytest.mark.parametrize(
     "words",
-    [{"rule": "both"}, {"margin": -0.1}, {"margin": 1.0}, {"dwell": -1.0}, {"light": -1}, {"slots": 0}],
+    [{"rule": "both"}, {"margin": -1.0}, {"margin": 1.0}, {"dwell": -1.0}, {"light": -1}, {"slots": 0}],
 )
 def test_impossible_parameters(words):
     with pytest.raises(InputError):
