@@ -105,7 +105,7 @@ def plain_cost(texts: CostSettings) -> LinearCost:
     try:
         together = MixedTerms(constant=mixed, by_share=(a, b, c))
     except ValueError as error:
-        raise InputError(f"--mixed-by-share: {error}; mend it") from None
+        raise InputError(f"--mixed-by-share: {error}; fix it") from None
     return LinearCost(DecodeTerms(decode, each), PrefillTerms(fixed, per_token), together)
 
 

@@ -97,9 +97,9 @@ def check(plan: Plan, view: View) -> list[str]:
 def _bad_lease(until: Until, view: View) -> list[str]:
     steps, time, arrivals, prefills, finishes = until
     if steps < 1 or arrivals < 1 or prefills < 1 or finishes < 1:
-        return [f"a lease of nothing: {until}"]
+        return [f"the lease is empty: {until}"]
     if time <= view.now:
-        return [f"a lease that ended before it began: until {time}, now {view.now}"]
+        return [f"the lease ended in the past: until {time}, now {view.now}"]
     return []
 
 

@@ -114,7 +114,7 @@ class Card(_Part):
         if sum(getattr(self, law) is not None for law in LAWS) != 1:
             raise ValueError("a card has one of coefficients (straight lines), tiles and work; give one")
         if self.host is not None and self.work is None:
-            raise ValueError("host stands beside work only; drop it")
+            raise ValueError("host is allowed beside work only; drop it")
         return self
 
     @cached_property
@@ -179,9 +179,9 @@ def parse_card(text: str, where: str) -> Card:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise InputError(f"card {where}, {place}: not valid JSON ({error.msg}); mend the file") from None
+        raise InputError(f"card {where}, {place}: not valid JSON ({error.msg}); fix the file") from None
     except (RecursionError, ValueError) as error:  # nested without end, a number of thousands of digits
-        raise InputError(f"card {where}: cannot be read: {str(error)[:60]}; mend the file") from None
+        raise InputError(f"card {where}: cannot be read: {str(error)[:60]}; fix the file") from None
     if not isinstance(document, dict):
         raise InputError(f"card {where}: must be a JSON object with name, gpu, model, ...; see docs/cards.md")
     try:

@@ -76,7 +76,7 @@ def curve_survival(curve: ArrayLike) -> Survival:
         raise InputError("a survival curve must begin with S(0) = 1; give S(0), S(1), ... as a list")
     if not (np.all(np.diff(values) <= 0) and values[-1] >= 0):
         raise InputError(
-            "a survival curve must fall from 1 towards 0: need S(t) >= S(t+1) >= 0; mend the list"
+            "a survival curve must fall from 1 towards 0: need S(t) >= S(t+1) >= 0; fix the list"
         )
     return Survival(values)
 

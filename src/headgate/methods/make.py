@@ -158,7 +158,7 @@ def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     except (ValueError, KeyError):
         found = None
     if found is None or (isinstance(found, float) and not isfinite(found)):
-        raise InputError(f"{about}: {parameter.name}={text!r} is not {what}; mend it")
+        raise InputError(f"{about}: {parameter.name}={text!r} is not {what}; fix it")
     return found
 
 
@@ -177,4 +177,4 @@ def _built(what: str, name: str, made: Callable[..., Kind], given: dict[str, Any
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"{what} {name} cannot be made: {one_line(error)}; mend it") from error
+        raise InputError(f"{what} {name} cannot be made: {one_line(error)}; fix it") from error

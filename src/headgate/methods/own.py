@@ -83,7 +83,7 @@ def _classes(path: Path, changed: int, size: int, shown: str, what: str) -> dict
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{what} file {shown}: {type(error).__name__}: {error}; mend the file") from error
+        raise InputError(f"{what} file {shown}: {type(error).__name__}: {error}; fix the file") from error
     return {
         key: value
         for key, value in vars(module).items()

@@ -127,7 +127,7 @@ def _draw(recipe: Recipe, name: str) -> Workload:
 
 def _count(requests: int | None) -> int:
     if requests is None:
-        raise InputError("how many requests? give a number of them, or stages")
+        raise InputError("the number of requests is missing; give it, or stages")
     return requests
 
 

@@ -186,7 +186,7 @@ class Workload:
         inside = (self.arrival >= start) & (self.arrival < end)
         if not inside.any():
             raise InputError(
-                f"nobody arrives from {start:g} s to {end:g} s; the workload spans "
+                f"no request arrives from {start:g} s to {end:g} s; the workload spans "
                 f"{self.arrival[0]:g} s to {self.arrival[-1]:g} s"
             )
         part = self.subset(inside)

@@ -233,7 +233,7 @@ def test_predicted_rates_against_simulated_ones(prompt: float, output: float) ->
         ),
         (TOY.model_copy(update={"mixed_by_share": None}), "--mixed-by-share is missing"),
         (TOY.model_copy(update={"mixed_by_share": "1,2"}), "need three prices a,b,c"),
-        (TOY.model_copy(update={"mixed_by_share": "-1e-5,0,0"}), "must all be zero or more; mend it"),
+        (TOY.model_copy(update={"mixed_by_share": "-1e-5,0,0"}), "must all be zero or more; fix it"),
         (TOY.model_copy(update={"mixed_by_share": "a,0,0"}), "--mixed-by-share: 'a' is not a duration"),
         (TOY.model_copy(update={"prefill_fixed": "-5ms"}), "--prefill-fixed: '-5ms' is not a duration"),
         (TOY.model_copy(update={"decode_fixed": "0"}), "--decode-fixed 0; it must be above 0"),

@@ -126,7 +126,7 @@ def _bounds(engine: Engine, traffic: Traffic, card: str) -> tuple[Bound, Bound]:
     limits = engine.running, engine.batch_tokens, engine.kv_tokens
     ideal, limited = (bound(engine.cost, lengths, *limits) for bound in (ideal_bound, engine_bound))
     if not ideal.rate < INSTANT:
-        raise InputError(f"card {card}: its steps take no time, so there is no capacity to find; mend it")
+        raise InputError(f"card {card}: its steps take no time, so there is no capacity to find; fix it")
     return ideal, limited
 
 

@@ -166,7 +166,7 @@ def _bound(engine: Engine, traffic: Traffic, card: str) -> Bound:
     limits = engine.running, engine.batch_tokens, engine.kv_tokens
     found = engine_bound(engine.cost, traffic.lengths(engine), *limits)
     if not found.rate < INSTANT:
-        raise InputError(f"card {card}: its steps take no time, so one engine is always enough; mend it")
+        raise InputError(f"card {card}: its steps take no time, so one engine is always enough; fix it")
     return found
 
 

@@ -83,9 +83,9 @@ class Requests:
                 f"{len(tokens)} prompts, {len(steps)} outputs; give as many of each, at least one"
             )
         if tokens.min() < 1 or steps.min() < 0:
-            raise InputError("a prompt below 1 token or a negative output; mend the lengths")
+            raise InputError("a prompt below 1 token or a negative output; fix the lengths")
         if shares is not None and (shares.min() < 0 or not 0 < shares.sum() < inf):
-            raise InputError("weights of requests must be zero or more, and not all zero; mend them")
+            raise InputError("weights of requests must be zero or more, and not all zero; fix them")
         return cls(tokens, steps, shares)
 
     def mean(self, values: Floats) -> float:

@@ -21,7 +21,7 @@ class Comparison(NamedTuple):
     def gain(self, running: float) -> float:
         """Left minus right, s/token, with that many requests in the engine."""
         if not running > 0:
-            raise InputError(f"running={running}; need > 0, with nobody there nothing is to be chosen")
+            raise InputError(f"running={running}; need > 0, there must be running requests")
         return self.gap - self.penalty / running
 
     @property

@@ -105,7 +105,7 @@ def test_capacity_lemma():
 def test_high_demand_is_unstable_and_says_so():
     lines = lines_of(CARD, HIGH, KV)
     assert offered(HIGH) == 241_240_000 and sum(part.rate * part.decodes for part in HIGH) == 2e6
-    with pytest.raises(InputError, match=r"72\.37 seconds of work.*need d1\*W < 1.*whatever the memory"):
+    with pytest.raises(InputError, match=r"72\.37 seconds of work.*need d1\*W < 1.*with any memory"):
         equilibrium(lines, HIGH)
     with pytest.raises(InputError, match=r"need d1\*W < 1; serve at most 130\.\d of 1\.2e\+04 requests/s"):
         pace_within(lines, HIGH, KV)
