@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from headgate.core.errors import InputError, first_fault, unknown
 from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.cost.model import Shape
 
 LAWS = ("coefficients", "tiles", "work")
 MEASURED = ("settings", "model_shape", "intervals", "chosen", "grid")  # what only calibrated cards have
@@ -147,7 +148,14 @@ def list_cards() -> list[str]:
 
 
 def load_card(card: str | Path) -> Card:
-    """A card by built-in name, or by path (anything that ends in .json or holds a slash)."""
+    """A card by built-in name, or by path (anything that ends in .json or holds a slash).
+
+    Examples:
+        >>> import headgate
+        >>> card = headgate.load_card("h200-qwen3-8b")
+        >>> card.gpu, card.model
+        ('NVIDIA H200 141 GB', 'Qwen3-8B')
+    """
     text = str(card)
     if isinstance(card, Path) or text.endswith(".json") or "/" in text:
         path = Path(text.replace("\0", "?"))  # no file has a zero byte in its name

@@ -134,6 +134,19 @@ def router_class(name: str) -> type[RoutePolicy]:
     return _found("router", name, ROUTE, RoutePolicy)  # type: ignore[type-abstract]
 
 
+def is_router(name: str) -> bool:
+    """Whether a name, or FILE.py:CLASS, is a router's and no policy's."""
+    try:
+        policy_class(name)
+    except InputError:
+        try:
+            router_class(name)
+        except InputError:
+            return False  # neither: what is wrong is said of the policy
+        return True
+    return False
+
+
 def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     """A setting in the type its parameter has (annotations are text)."""
     written = parameter.annotation

@@ -118,7 +118,7 @@ TOML = [
     ("trace=\"a\\u0000b.csv\"", "cannot be read"),
     ("card=\"a\\u0000/b\"", "give a readable file"),
     # classes
-    ("classes=[]", "classes: the list is empty; fill it or drop the word"),
+    ("classes=[]", "classes: the list is empty; fill it or drop the setting"),
     ("classes=3", "classes: 3 is not allowed; give a list"),
     ("classes=[3]", "classes.0: 3 is not allowed; give a table\n"),
     ("[[classes]]", "field 'classes.0.name' is missing; add it (and 1 more)"),

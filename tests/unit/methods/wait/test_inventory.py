@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.laws.kv_linear import kv_linear
-from headgate.cost.model import Shape
+from headgate.cost.model import Shape, StepCost
 from headgate.methods.wait.inventory import (
     along_the_ray,
     check_thresholds,
@@ -316,7 +316,7 @@ def test_a_steep_line_bounds_the_pace_from_above():
     assert most_rate((flat, steep), parts, 100) == pytest.approx(0.255 / 0.01)
 
 
-class Curved:
+class Curved(StepCost):
     """A cost that is no straight line: the square root of the KV read."""
 
     def seconds(self, shape: Shape) -> float:
