@@ -72,7 +72,7 @@ def fit_tiles(batches: Sequence[Timed], like: TileTerms, constant: bool = True) 
     Tile columns (64, 128, 256) and the floor are scanned; the pair that predicts held-out batches best is
     fitted again to all of them. `like` gives layers, width and the other sides of the tiles; its
     coefficients are not read. Token counts must not all be multiples of a tile, or the price of a token
-    cannot be told from that of a column. The head is part of `per_column`.
+    cannot be separated from that of a column. The head is part of `per_column`.
 
     Args:
         batches: at least 20, better 200 to 500: decodes alone at many sizes and contexts, chunks at several
