@@ -15,7 +15,7 @@ class InputError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run could not go on (a policy planned nonsense, a request starved). Exit code 1."""
+    """A run could not go on (an invalid plan, a request starved). Exit code 1."""
 
 
 def one_line(error: BaseException) -> str:
