@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from headgate.cli.flags import takes_words
-from headgate.cli.output import check_json, check_report, write_json
-from headgate.cli.pages import Report, save_page
+from headgate.cli.output import check_json, check_report
+from headgate.cli.pages import Report, tell
 from headgate.experiment.settings import Experiment
-
-if TYPE_CHECKING:
-    from headgate.advisor.fluid.plan import FluidAnswer
 
 FAIRNESS = "largest difference of"
 FLEET, COSTS, LEVELS = "Fleet", "Step costs as numbers, instead of a card", "Service levels"
@@ -84,6 +81,7 @@ def fluid(
     """Plan it."""
     from headgate.advisor.fluid.plan import make_fluid_plan
     from headgate.advisor.fluid.settings import LevelWords, StepWords, fleet_words
+    from headgate.report.plans.fluid import fluid_page
 
     check_json(json)
     check_report(report)
@@ -91,21 +89,8 @@ def fluid(
     fleet = fleet_words(words, tuple(classes or ()), engines, clusters, roles, prices, separate)
     steps = StepWords(chunk, whole_chunks, mixed_fixed, mixed_per_token, solo_step)
     levels = LevelWords(prefill_fairness, decode_fairness, tpot_over, tuple(serve or ()), frontier)
-    _tell(make_fluid_plan(words, fleet, steps, levels), frontier, json, report)
-
-
-def _tell(answer: FluidAnswer, frontier: str | None, json: str | None, report: str | None) -> None:
-    """Show it, and write JSON and a report where asked."""
-    from headgate.report.terminal.fluid import fluid_text
-    from headgate.report.terminal.tables import as_text, show
-
-    say = sys.stderr if json == "-" else sys.stdout
-    show(fluid_text(answer), say)
-    if report is not None:
-        from headgate.report.plans.plans import fluid_page
-
-        save_page(fluid_page(answer, frontier, as_text(fluid_text(answer)), sys.argv[1:]), report, say)
-    write_json(json, answer.as_dict())
+    found = make_fluid_plan(words, fleet, steps, levels)
+    tell(fluid_page(found, frontier, sys.argv[1:]), found.as_dict(), json, report)
 
 
 fluid.__doc__ = EXAMPLES

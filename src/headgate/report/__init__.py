@@ -1,4 +1,4 @@
-"""Reports: one HTML file that needs nothing else."""
+"""Results as documents, rendered to a terminal or to one HTML file that needs nothing else."""
 
 from __future__ import annotations
 

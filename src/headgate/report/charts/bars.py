@@ -11,7 +11,7 @@ from headgate.report.charts.marks import Mark
 from headgate.report.charts.scales import Scale
 from headgate.report.document import Figure
 from headgate.report.html.markup import Markup, join, tag
-from headgate.report.terminal.tables import number
+from headgate.report.numbers import number
 
 WIDTH = 420
 LEFT, RIGHT, TOP, STEP, THICK = 8.0, 56.0, 6.0, 36.0, 13.0

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
-from itertools import count
+from itertools import chain, count
 
-from headgate.report.document import Cell, Chapter, Figure, Grid, Page, Printed, Section
+from headgate.report.document import (
+    SHOWN,
+    Block,
+    Cell,
+    Chapter,
+    Code,
+    Drawn,
+    Facts,
+    Figure,
+    Grid,
+    Listed,
+    Page,
+    Section,
+)
 from headgate.report.html.markup import Markup, embedded, join, tag
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -68,10 +81,12 @@ def _chapter(chapter: Chapter, numbers: Iterator[int], several: bool) -> Markup:
     return tag("article", *parts)
 
 
-def _section(section: Section, numbers: Iterator[int]) -> Markup:
+def _section(section: Section, numbers: Iterator[int]) -> Markup | None:
+    """None where nothing stands in it."""
     inside: list[Markup] = []
     figures: list[Markup] = []
-    for block in section.blocks:
+    made = (block.make() if isinstance(block, Drawn) else (block,) for block in section.blocks)
+    for block in chain.from_iterable(made):
         if isinstance(block, Figure) and not block.wide:
             figures.append(_figure(block, next(numbers)))
             continue
@@ -84,17 +99,23 @@ def _section(section: Section, numbers: Iterator[int]) -> Markup:
             inside.append(_plain(block))
     if figures:
         inside.append(tag("div", *figures, class_="figures"))
-    if section.closed:
+    if not inside:
+        return None
+    if section.depth > SHOWN:
         return tag("details", tag("summary", section.title), *inside)
-    return tag("section", tag("h3", section.title), *inside)
+    return tag("section", tag("h3", section.title) if section.title else None, *inside)
 
 
-def _plain(block: Grid | Printed | str) -> Markup:
+def _plain(block: Block) -> Markup:
     if isinstance(block, Grid):
         return _grid(block)
-    if isinstance(block, Printed):
+    if isinstance(block, Code):
         return tag("pre", block.text, tabindex="0")
-    return tag("p", block, class_="words")
+    if isinstance(block, Facts):
+        return tag("dl", *(join(tag("dt", name), tag("dd", said)) for name, said in block.rows))
+    if isinstance(block, Listed):
+        return tag("ul", *(tag("li", item) for item in block.items), class_="words")
+    return tag("p", str(block), class_="words")
 
 
 def _figure(figure: Figure, number: int) -> Markup:
@@ -127,7 +148,7 @@ def _figure(figure: Figure, number: int) -> Markup:
 
 
 def _grid(grid: Grid) -> Markup:
-    words = [_is_words(cell) for cell in grid.rows[0]] if grid.rows else [False] * len(grid.heads)
+    words = [cell.is_words for cell in grid.rows[0]] if grid.rows else [False] * len(grid.heads)
     heads = [
         tag("th", _head(head), scope="col", class_="words" if left else None)
         for head, left in zip(grid.heads, words, strict=True)
@@ -138,10 +159,6 @@ def _grid(grid: Grid) -> Markup:
     notes = [tag("p", note, class_="note") for note in grid.notes]
     caption = tag("div", tag("h4", grid.title), copy, class_="caption")
     return tag("div", caption, tag("div", table, class_="scroll"), *notes, class_="grid-box")
-
-
-def _is_words(cell: Cell) -> bool:
-    return cell.tone.split(" ")[0] in ("words", "prose")
 
 
 def _head(head: str) -> Markup:

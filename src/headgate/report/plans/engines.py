@@ -1,4 +1,4 @@
-"""The report of `plan capacity --find engines`: who is served in time, by the number of engines."""
+"""`plan capacity --find engines`: how many requests are served in time, by the number of engines."""
 
 from __future__ import annotations
 
@@ -8,55 +8,105 @@ from math import isnan, nan
 import numpy as np
 
 from headgate.advisor.capacity.slo import Level
-from headgate.advisor.engines.plan import EnginesPlan, Size
+from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
 from headgate.report.charts.chart import Axis, Chart, Mark, Series
-from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
+from headgate.report.document import (
+    PAGE_ONLY,
+    Cell,
+    Chapter,
+    Drawn,
+    Facts,
+    Figure,
+    Grid,
+    Page,
+    Section,
+    row,
+    valued,
+)
+from headgate.report.numbers import number, percent, plural, sentence
+from headgate.report.plans.capacity import asked
 from headgate.report.runs.origin import plan_made
-from headgate.report.terminal.tables import interval, number, percent
 
-ENOUGH = "Enough means that every level is kept with every seed; other requests of the same kind may differ."
+ENOUGH = (
+    "Enough: every level is kept with every seed; below it, if tried, one engine fewer; smaller fleets are "
+    "not rechecked. In time: percent of requests (TBT: of gaps) within the limit. Seats: taken by decodes. "
+    "Of λ*: the load."
+)
 
 
-def fewest_page(plan: EnginesPlan, verdict: str, printed: str, command: Sequence[str]) -> Page:
-    """The whole report."""
+def engines_page(plan: EnginesPlan, command: Sequence[str]) -> Page:
+    """What is asked for, what no fleet goes below, what each needs, and the best in one sentence."""
     checked = [level for level in plan.levels if level.statistic]
-    blocks: list[Block] = [_sizes(plan, checked), *(_in_time(plan, level) for level in checked)]
+    every = [(found, size) for found in plan.found for size in found.sizes]
+    nearest = [(found, size) for found in plan.found for size in _nearest(found)]
+    figures = Drawn(lambda: (_in_time(plan, level) for level in checked))
     sections = (
-        Section("What was tried", tuple(blocks)),
-        Section("The whole plan, as printed", (Printed(printed),), closed=True),
+        Section("", (_facts(plan),)),
+        Section("Fewest engines", (_sizes(nearest, checked), figures)),
+        Section("Every number of engines tried", (_sizes(every, checked),), PAGE_ONLY),
     )
     about = f"card {plan.card}, {plan.workload}, {number(plan.rate)} requests/s"
-    chapter = Chapter("", verdict, sections, (*plan.notes, ENOUGH))
-    return Page("How few engines", about, (chapter,), plan_made(command), "plan")
+    chapter = Chapter("", _verdict(plan), sections, (*map(sentence, plan.notes), ENOUGH))
+    return Page("Engines", about, (chapter,), plan_made(command), "plan")
 
 
-def _sizes(plan: EnginesPlan, checked: Sequence[Level]) -> Grid:
-    heads = (
-        *("router, policy", "engines", "seeds that kept\nevery level"),
-        *(f"{level}\nin time [95 %]" for level in checked),
-        *("seats\nwith a decode", "load\nof λ*"),
-    )
+def _verdict(plan: EnginesPlan) -> str:
+    """The smallest fleet, and how far it is from the bound."""
+    enough = [each for each in plan.found if each.engines is not None]
+    if not enough and plan.interrupted:
+        return "Interrupted before any fleet was found to be enough."
+    if not enough:
+        return f"{plan.most} engines are too few for these levels: ask for less, or raise --most-engines."
+    best = min(each.engines for each in enough if each.engines is not None)
+    names = [each.name for each in enough if each.engines == best]
+    over = best - plan.least
+    gap = "as few as any fleet can have" if not over else f"{over} more than any fleet must have"
+    many = "are" if best > 1 else "is"
+    return f"{plural(best, 'engine')} {many} enough with {' or '.join(names)}, {gap}."
+
+
+def _facts(plan: EnginesPlan) -> Facts:
+    facts = asked(plan.levels, plan.classes)
+    facts["Runs"] = f"{plan.requests:,} requests each, {plural(plan.seeds, 'seed')}"
+    one = f"{plan.engine.running} seats, {plan.engine.batch_tokens:,} tokens a step"
+    facts["Engine"] = f"{one}; λ* = {number(plan.bound.rate)} requests/s"
+    facts["No fleet"] = f"of fewer than {plan.least} keeps up (load / λ* = {plan.rate / plan.bound.rate:.2f})"
+    facts["Fluid"] = f"a gate-and-route fleet serves all requests with {number(plan.fluid)} engines"
+    return Facts(tuple(facts.items()))
+
+
+def _nearest(found: FleetFound) -> list[Size]:
+    """The answer and the largest fleet that is too few; without an answer the largest tried."""
+    if found.engines is None:
+        return list(found.sizes[-1:])
+    wanted = (found.size(found.engines), found.size(found.engines - 1))
+    return [size for size in wanted if size]
+
+
+def _sizes(sizes: Sequence[tuple[FleetFound, Size]], checked: Sequence[Level]) -> Grid:
     rows = []
-    for found in plan.found:
-        for size in found.sizes:
-            enough = found.engines is not None and size.engines >= found.engines
-            kept = Cell(f"{size.kept} of {size.seeds}", float(size.kept), "good" if enough else "")
-            used = (Cell(percent(share), 100 * share) for share in (size.seats.value, size.load))
-            shares = (_share(size, level) for level in checked)
-            engines = Cell(f"{size.engines:,}", float(size.engines))
-            rows.append((Cell(found.name), engines, kept, *shares, *used))
-    most = f"one engine serves at most λ* = {number(plan.bound.rate)} requests/s"
-    least = f"No fleet of fewer than {plan.least} keeps up: {most}."
-    fluid = f"As a fluid, gate-and-route serves everybody with {number(plan.fluid)} engines."
-    return Grid("Every number of engines tried", heads, tuple(rows), (least, fluid))
+    for found, size in sizes:
+        enough = found.engines is not None and size.engines >= found.engines
+        kept = valued(f"{size.kept}/{size.seeds}", size.kept, "good" if enough else "")
+        shares = (_share(size, level) for level in checked)
+        used = (valued(percent(part), 100 * part) for part in (size.seats.value, size.load))
+        rows.append(row(found.name, f"{size.engines:,}", kept, *shares, *used))
+    heads = ("router, policy", "engines", "seeds\nkept", *map(_short, checked), "seats", "of λ*")
+    return Grid("", heads, tuple(rows), grouped=True)
+
+
+def _short(level: Level) -> str:
+    of = f" {level.kind}" if level.kind else ""
+    wanted = f", want {level.statistic[1:]}" if level.statistic.startswith("p") else ""
+    return f"{level.metric.upper()}{of} in time\n%{wanted}"
 
 
 def _share(size: Size, level: Level) -> Cell:
     share = size.shares[str(level)]
     if isnan(share.value):
         return Cell("-")
-    span = "" if share.low is None else f" {interval(share.as_share(), 100)}"
-    return Cell(f"{100 * share.value:.1f} %{span}", 100 * share.value)
+    half = "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.1f}"
+    return valued(f"{100 * share.value:.1f}{half}", 100 * share.value)
 
 
 def _in_time(plan: EnginesPlan, level: Level) -> Figure:

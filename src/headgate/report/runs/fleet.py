@@ -1,4 +1,4 @@
-"""Panels of a fleet: how evenly its engines work, and what they do over time."""
+"""Figures of a fleet: what its engines do over time, and how evenly they work."""
 
 from __future__ import annotations
 
@@ -6,62 +6,25 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from headgate.record.tables import Run
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.chart import Axis, Chart, Series
-from headgate.report.document import Cell, Figure, Grid
-from headgate.report.charts.scales import Floats
 from headgate.report.charts.thinning import over_time
+from headgate.report.document import Figure
 from headgate.report.runs.timeline import engine_name
-from headgate.record.tables import Run
-from headgate.report.terminal.tables import number, percent
 
 COLUMNS = 140
 MOST_BARS = 16
 
 
-def fleet_blocks(runs: Mapping[str, Run]) -> list[Grid | Figure]:
+def fleet_figures(runs: Mapping[str, Run]) -> list[Figure]:
     """Of runs with several engines; nothing for the others."""
     held = {name: run for name, run in runs.items() if len(_engines(run)) > 1}
-    if not held:
-        return []
-    return [_spread(held), *_over_time(held), *(_busy(name, run) for name, run in held.items())]
+    return [*_over_time(held), *(_busy(name, run) for name, run in held.items())] if held else []
 
 
 def _engines(run: Run) -> list[int]:
     return [int(number) for number in np.unique(run.steps["replica"])]
-
-
-def _shares(run: Run) -> Floats:
-    """The share of the run that each engine was busy."""
-    low, high = run.span()
-    seconds = [float(run.steps["seconds"][run.steps["replica"] == number].sum()) for number in _engines(run)]
-    return np.array(seconds) / max(high - low, 1e-9)
-
-
-def _spread(runs: Mapping[str, Run]) -> Grid:
-    heads = (
-        "run",
-        "engines",
-        "busy, mean\nof the time",
-        "least",
-        "most",
-        "requests per engine\nmean",
-        "least",
-        "most",
-    )
-    rows = []
-    for name, run in runs.items():
-        busy = _shares(run)
-        served = np.array([int(np.sum(run.requests["replica"] == number)) for number in _engines(run)])
-        shares = [
-            Cell(percent(value), 100 * value)
-            for value in (float(busy.mean()), float(busy.min()), float(busy.max()))
-        ]
-        counts = [Cell(number(float(served.mean())), float(served.mean()))]
-        counts += [Cell(f"{value:,}", float(value)) for value in (int(served.min()), int(served.max()))]
-        rows.append((Cell(name), Cell(str(len(busy)), float(len(busy))), *shares, *counts))
-    note = "Of the whole run, its start and end included. A request counts on the engine it ended on."
-    return Grid("How even the fleet is", heads, tuple(rows), (note,))
 
 
 def _over_time(runs: Mapping[str, Run]) -> list[Figure]:

@@ -12,7 +12,7 @@ from headgate.report.charts.marks import Mark
 from headgate.report.document import Figure
 from headgate.report.charts.thinning import changes
 from headgate.record.tables import Run
-from headgate.report.terminal.tables import number
+from headgate.report.numbers import number
 
 POINTS = 400
 PREFIX = "gauge."

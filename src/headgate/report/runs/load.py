@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
-from headgate.report.document import Cell, Figure, Grid
+from headgate.report.document import Cell, Figure, Grid, Row, row, share
+from headgate.report.numbers import interval, number, time_unit
 from headgate.report.charts.scales import Floats
 from headgate.report.runs.scenes import AT_ONCE, CLIENTS, RATE, Scene, what_differs
-from headgate.stats.figures import Estimate
+from headgate.stats.figures import Estimate, Spread
+from headgate.stats.measured import Measured
 from headgate.stats.metrics import Metrics
-from headgate.report.terminal.tables import interval, number, percent, time_unit
 
 Read = Callable[[Metrics], Estimate]
+SEVERAL = "Means over seeds; the intervals are those of these means."
 AXES = {RATE: Axis("offered load", "requests/s"), CLIENTS: Axis("closed loop", "clients")}
 NOTE = (
     "The bound is for all requests together, the rates are from the middle of each run: where that middle "
@@ -86,43 +88,52 @@ def _scaled(series: Series, scale: float) -> tuple[Floats | None, Floats | None]
 def load_grid(scenes: Sequence[Scene]) -> Grid:
     """One line per load and whatever is compared."""
     promised = any(found.goodput for scene in scenes for found in scene.metrics.values())
-    heads = (
-        *("load", what_differs(scenes).head, "requests\nper s", "95 % interval"),
-        *(("goodput\nof requests",) if promised else ()),
-        *("TTFT mean\nms", "TTFT p99\nms", "TPOT mean\nms", "ITL p99\nms", "busy\nof the time"),
-    )
-    rows = []
+    heads: tuple[str, ...] = ("load", what_differs(scenes).head, "requests\nper s", "95 % interval")
+    heads += ("goodput",) if promised else ()
+    heads += ("TTFT\nmean, ms", "TTFT\np99, ms", "TPOT\nmean, ms", "ITL\np99, ms", "busy")
+    rows: list[Row] = []
     for scene in scenes:
-        for name, found in scene.metrics.items():
-            rate = found.request_rate
-            times = (found.ttft.mean.value, found.ttft.p99, found.tpot.mean.value, found.itl.p99)
-            good = found.goodput.share.value if found.goodput else float("nan")
-            rows.append(
-                (
-                    Cell(scene.load.short, scene.load.value),
-                    Cell(name, tone="words"),
-                    Cell(number(rate.value), _known(rate.value)),
-                    Cell(interval(rate)),
-                    *((Cell(percent(good), _known(100 * good)),) if promised else ()),
-                    *(Cell(number(1000 * value), _known(1000 * value)) for value in times),
-                    Cell(percent(found.engine.utilisation), _known(100 * found.engine.utilisation)),
-                )
-            )
-    return Grid("Every load", heads, tuple(rows))
+        for name, own in scene.runs.items():
+            rate = _over_seeds(own, lambda found: found.request_rate)
+            good = [share(_over_seeds(own, _share_kept).value)] if promised else []
+            times = (1000 * _over_seeds(own, read).value for read in TIMES)
+            busy = share(_over_seeds(own, lambda found: Estimate(found.engine.utilisation)).value)
+            at = Cell(scene.place or scene.load.short, scene.load.value)
+            rows.append(row(at, name, rate.value, Cell(interval(rate)), *good, *times, busy))
+    several = any(len(own) > 1 for scene in scenes for own in scene.runs.values())
+    return Grid("", heads, tuple(rows), (SEVERAL,) if several else (), grouped=True, minor=heads[3:4])
 
 
-def _known(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+TIMES: tuple[Read, ...] = (
+    lambda found: found.ttft.mean,
+    lambda found: Estimate(found.ttft.p99),
+    lambda found: found.tpot.mean,
+    lambda found: Estimate(found.itl.p99),
+)
+
+
+def _over_seeds(own: Sequence[Measured], read: Read) -> Estimate:
+    """Of one run as it is; of several their mean, with the interval that they give."""
+    found = [read(one.metrics) for one in own]
+    if len(found) == 1:
+        return found[0]
+    return Spread.of_values(np.array([each.value for each in found])).estimate().cut()
 
 
 def _kept(found: Metrics) -> Estimate:
     return found.goodput.rate if found.goodput else Estimate(float("nan"))
 
 
+def _share_kept(found: Metrics) -> Estimate:
+    return found.goodput.share if found.goodput else Estimate(float("nan"))
+
+
 def _series(scenes: Sequence[Scene], order: Sequence[str], read: Read) -> list[Series]:
     found = []
     for colour, name in enumerate(order):
-        held = [(scene.load.value, read(scene.metrics[name])) for scene in scenes if name in scene.metrics]
+        held = [
+            (scene.load.value, _over_seeds(scene.runs[name], read)) for scene in scenes if name in scene.runs
+        ]
         x = np.array([load for load, _ in held])
         y = np.array([estimate.value for _, estimate in held])
         ends = [[np.nan if end is None else end for end in (each.low, each.high)] for _, each in held]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
+from headgate.report.numbers import listed, number
 from headgate.report.runs.scenes import RATE, Scene, what_differs
 from headgate.report.runs.verdict import (
     amount,
-    listed,
     percents,
     price,
     room_for,
@@ -20,7 +20,6 @@ from headgate.report.runs.verdict import (
     winner_of,
 )
 from headgate.stats.comparison import Comparison, Difference, Row
-from headgate.report.terminal.tables import number
 
 KEPT_UP = 0.97  # of what was offered; the window of a short run is not exact to more
 

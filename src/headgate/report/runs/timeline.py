@@ -18,7 +18,7 @@ from headgate.report.charts.scales import Floats, Scale
 from headgate.report.charts.thinning import Columns, over_time
 from headgate.stats.flow import waiting
 from headgate.record.tables import Integers, Run
-from headgate.report.terminal.tables import number
+from headgate.report.numbers import number
 
 ROWS = 110_000  # steps that one report carries for zooming, over all its runs
 FEWEST = 2_000  # of one run

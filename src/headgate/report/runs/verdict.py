@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from headgate.report.runs.compared import POLICIES, Compared
-from headgate.report.runs.scenes import Scene
+from headgate.record.tables import Run
+from headgate.report.numbers import listed, number, percent, timed
+from headgate.report.runs.scenes import POLICIES, Compared, Scene
 from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row
 from headgate.stats.metrics import Metrics
-from headgate.record.tables import Run
-from headgate.report.terminal.tables import number, percent, time_unit
 
 NEGLIGIBLE = 1.0  # percent of throughput
 MATTER = {  # what a gain may cost, or what is left to win where throughput is not
@@ -28,7 +27,7 @@ def scene_verdict(scene: Scene) -> str:
         return comparison_verdict(found, scene.compared)
     if found is None:
         name, run = next(iter(scene.first.items()))
-        return run_verdict(name, run, scene.metrics[name])
+        return run_verdict(name, run.run, run.metrics)
     return f"No verdict: {found}. The figures of each run stand below."
 
 
@@ -40,10 +39,10 @@ def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
         return f"{ended}No request of {metrics.counts.total:,} was served to its end."
     rate = metrics.request_rate
     said = f"{name} serves {number(rate.value)} requests/s{_span(rate.low, rate.high)}"
-    first, last = _timed(metrics.ttft.mean.value), _timed(metrics.ttft.p99)
+    first, last = timed(metrics.ttft.mean.value), timed(metrics.ttft.p99)
     said += f": a first token after {first} on average (p99 {last})"
     if not math.isnan(metrics.tpot.mean.value):
-        said += f", then one every {_timed(metrics.tpot.mean.value)}"
+        said += f", then one every {timed(metrics.tpot.mean.value)}"
     if metrics.goodput:
         share = metrics.goodput.share
         said += f"; {percent(share.value)} of the requests got what they were promised"
@@ -188,16 +187,6 @@ def _span(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" (95 % interval {number(low)} to {number(high)})"
 
 
-def _timed(seconds: float) -> str:
-    scale, unit = time_unit(seconds)
-    return f"{number(seconds * scale)} {unit}"
-
-
 def _values(row: Row, found: Comparison) -> str:
     values = {found.baseline: row.baseline.value} | {name: other.value for name, other in row.others.items()}
     return ", ".join(f"{name} {number(value)} requests/s" for name, value in values.items())
-
-
-def listed(words: Sequence[str]) -> str:
-    """As one says it: a, b and c."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
