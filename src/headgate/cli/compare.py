@@ -90,7 +90,7 @@ def compare(
     page = runs_page([scene], sys.argv[1:])
     show(page.chapters[0], say)
     for line in extrapolations(runs):
-        print(f"note: {line}", file=say)
+        show(f"note: {line}", say)
     print(f"run folders: {folder}", file=say)
     save_page(page, report or str(folder / REPORT), say)
     fleets = {name: one.fleet.as_dict() for name, one in scene.first.items() if one.fleet is not None}

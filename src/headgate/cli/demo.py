@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -46,12 +47,12 @@ def demo(
         for scene, (load, flags) in SCENES.items():
             prepared = Prepared(gather(None, None, {"trace": "azure-conv", **flags}, None))
             title = f"{len(prepared.workload)} conversations on {prepared.card.name}, {load}"
-            print()
+            print(f"\n{title}")
             runs = run_all(prepared, choose(POLICIES, prepared), 1, folder / scene)
             scenes.append(scene_of(runs, title))
-            show(scene_chapter(scenes[-1]), depth=SHOWN)
+            show(replace(scene_chapter(scenes[-1]), title=""), depth=SHOWN)
             for note in extrapolations(runs):
-                print(f"note: {note}")
+                show(f"note: {note}")
     print(f"\nRun folders: {folder}. Every difference with its interval:")
     print(f"  {os.path.relpath(sys.argv[0])} compare {AGAIN}")
     save_page(runs_page(scenes, sys.argv[1:], TITLE), report or str(folder / REPORT), sys.stdout)

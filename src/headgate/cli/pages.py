@@ -48,7 +48,7 @@ def save_page(page: Page, target: str | None, say: IO[str]) -> None:
     """Write it and say where."""
     if target is None or target == NO_REPORT:
         return
-    from headgate.report import write
+    from headgate.report.html.page import write
 
     path = write(page, target)
     print(f"report: {path} ({path.stat().st_size / 1000:,.0f} kB, open it in a browser)", file=say)

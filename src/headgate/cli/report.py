@@ -41,7 +41,8 @@ def report(
 ) -> None:
     """Write it."""
     from headgate.record.tables import Run
-    from headgate.report import gather, runs_page
+    from headgate.report.runs.page import runs_page
+    from headgate.report.runs.scenes import gather
     from headgate.report.terminal import show
 
     check_json(json)

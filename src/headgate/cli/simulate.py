@@ -118,7 +118,7 @@ def _report(
     show(page.chapters[0], say)
     extrapolated = warning(found.run)
     if extrapolated:
-        print(f"note: {extrapolated}", file=say)
+        show(f"note: {extrapolated}", say)
     print(f"run folder: {folder}", file=say)
     more = {} if found.fleet is None else {"fleet": found.fleet.as_dict()}
     json, report = outputs

@@ -64,8 +64,8 @@ def sweep(
 ) -> None:
     """Run it."""
     from headgate.experiment.sweep import by_place, is_word, parse_grid
-    from headgate.report import runs_page
     from headgate.report.runs.load import load_grid
+    from headgate.report.runs.page import runs_page
     from headgate.report.runs.scenes import swept
     from headgate.report.terminal import show
 

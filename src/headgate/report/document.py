@@ -14,6 +14,7 @@ from headgate.report.html.markup import Markup
 from headgate.report.numbers import number, percent
 
 BEST, LEVEL = "*", "="
+TIED = "\N{NO-BREAK SPACE}"
 MARKS = (
     f"{BEST} best, {LEVEL} no significant difference from the best; a column without {BEST}: no significant "
     "difference."
@@ -27,11 +28,6 @@ class Cell:
     text: str
     value: float | None = None
     tone: str = ""  # "words", "prose", "good", "bad", "best", "level": how it is shown, never the only sign
-
-    @property
-    def copied(self) -> str:
-        """As it goes into a spreadsheet: the number with all its digits."""
-        return self.text if self.value is None else f"{self.value:.6g}"
 
     @property
     def is_words(self) -> bool:

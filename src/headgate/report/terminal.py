@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from io import StringIO
 from itertools import groupby
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import IO, TYPE_CHECKING
 
-from headgate.report.document import FOLDED, Cell, Chapter, Code, Facts, Grid, Listed, Page, Row, Section
+from headgate.report.document import (
+    FOLDED,
+    TIED,
+    Cell,
+    Chapter,
+    Code,
+    Facts,
+    Grid,
+    Listed,
+    Page,
+    Row,
+    Section,
+)
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,6 +70,7 @@ def _lines(part: Part, width: int, depth: int) -> Iterator[Text]:
             yield from _lines(chapter, width, depth)
     elif isinstance(part, Chapter):
         yield from _said(part.title, width, "bold")
+        yield _text()
         for section in part.sections:
             yield from _lines(section, width, depth)
         yield from _said(part.verdict, width, "bold")
@@ -82,7 +96,7 @@ def _section(section: Section, width: int) -> Iterator[Text]:
         elif isinstance(block, Code):
             yield from (_text(line, "bold") for line in block.text.splitlines())
         else:
-            items = [f"- {item}" for item in block.items] if isinstance(block, Listed) else [block]
+            items = [_hanging(item, width) for item in block.items] if isinstance(block, Listed) else [block]
             yield from (line for item in items for line in _said(item, width))
     yield _text()
 
@@ -102,6 +116,10 @@ def _said(text: str, width: int, style: str = "", reach: int | None = None) -> I
     for line in whole.wrap(Console(file=StringIO()), width) if text else ():
         line.rstrip()
         yield line
+
+
+def _hanging(text: str, width: int) -> str:
+    return fill(text, width, initial_indent="- ", subsequent_indent="  ")
 
 
 def _facts(facts: Facts, width: int) -> Iterator[Text]:
@@ -172,13 +190,17 @@ class Table:
 
     @cached_property
     def widths(self) -> list[int]:
-        """Of the columns: where they are too wide, words give way, the widest first."""
+        """Of the columns. Where they are too wide, words give way; where there is room, heads take it."""
         widths = list(self.whole)
-        for _ in range(sum(widths) + self.gap * (len(widths) - 1) - self.width):
+        room = self.width - sum(widths) - self.gap * (len(widths) - 1)
+        for _ in range(-room):
             loose = [place for place, least in enumerate(self.least) if widths[place] > least]
             if loose:
                 widths[max(loose, key=widths.__getitem__)] -= 1
-        return widths
+        wanted = [
+            max(width, *map(_cells, head.split("\n"))) for width, head in zip(widths, self.heads, strict=True)
+        ]
+        return wanted if sum(wanted) - sum(widths) <= room else widths
 
     def lines(self) -> Iterator[Text]:
         """Heads, a rule, and the rows; the name of a group stands above its rows."""
@@ -198,7 +220,8 @@ class Table:
         for head, width in zip(self.heads, self.widths, strict=True):
             name, _, unit = head.partition("\n")
             shown = "" if self.grid.joined and name == before else name
-            found.append([*(wrap(shown, width) or [""]), *wrap(unit, width)])
+            lines = [*(wrap(shown, width) or [""]), *wrap(unit, width)]
+            found.append([line.replace(TIED, " ") for line in lines])
             before = name
         tall = max(len(lines) for lines in found)
         return [[""] * (tall - len(lines)) + lines for lines in found]
@@ -231,7 +254,9 @@ def _broken(text: str, width: int) -> list[str]:
 
 def _word(texts: Sequence[str]) -> int:
     """The longest word; one that is longer than most is broken."""
-    return max((min(_cells(word), 2 * LEAST) for text in texts for word in text.split()), default=0)
+    return max(
+        (min(_cells(word), 2 * LEAST) for text in texts for word in re.split(r"[ \n]", text)), default=0
+    )
 
 
 def _cells(text: str) -> int:

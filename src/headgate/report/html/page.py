@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.resources import files
 from itertools import chain, count
+from pathlib import Path
 
+from headgate.core.errors import InputError
+from headgate.record.whole_file import write_whole
 from headgate.report.document import (
     SHOWN,
     Block,
@@ -31,6 +34,18 @@ TIMELINE_TOOLS = (
     ("out", "−", "Zoom out"),  # noqa: RUF001
     ("all", "Whole run", "Show the whole run"),
 )
+
+
+def write(page: Page, path: str | Path) -> Path:
+    """Write the page, whole or not at all; a file that is there is replaced."""
+    target = Path(path)
+    try:
+        write_whole(target, render(page))
+    except OSError as error:
+        raise InputError(
+            f"report {target}: {error.strerror or error}; name a file that can be written"
+        ) from None
+    return target
 
 
 def render(page: Page) -> str:

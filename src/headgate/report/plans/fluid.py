@@ -145,7 +145,7 @@ def _router(answer: FluidAnswer) -> str:
     if plan.prefilling >= 1 - NOTHING and few:
         return f"{said}; prefill binds and {', '.join(few)} need less than one engine: prefer token-bucket."
     if few:
-        return f"{said}; the literal gate would over-serve {', '.join(few)}, which need less than one engine."
+        return f"{said}; the literal gate would over-serve {', '.join(few)} (below one engine)."
     return f"{said}."
 
 

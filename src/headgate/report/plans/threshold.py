@@ -12,7 +12,19 @@ from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.stationary import phase_share
 from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
-from headgate.report.document import Chapter, Drawn, Facts, Figure, Grid, Page, Row, Section, row, valued
+from headgate.report.document import (
+    Cell,
+    Chapter,
+    Drawn,
+    Facts,
+    Figure,
+    Grid,
+    Page,
+    Row,
+    Section,
+    row,
+    valued,
+)
 from headgate.report.numbers import fine_time, number, sentence, signed, time_unit
 from headgate.report.runs.origin import plan_made
 
@@ -168,7 +180,7 @@ def _modes(plan: ThresholdPlan) -> Grid:
         change = 100 * (other / one - 1) if one > 0 else 0.0
         named = f"{name} ({unit})" if unit else name
         rows.append(row(named, one * scale, other * scale, valued(f"{signed(change)} %", change)))
-    rows.append(row("requests running at once", plan.mixed.running, plan.exclusive.running, ""))
+    rows.append(row("requests running at once", plan.mixed.running, plan.exclusive.running, Cell("")))
     return Grid("", ("predicted", "mixed", "exclusive", "difference"), tuple(rows))
 
 

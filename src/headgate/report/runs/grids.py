@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from headgate.core.fleet import PREFILL
-from headgate.report.document import BEST, LEVEL, MARKS, Cell, Facts, Grid, Row, row, share, valued
+from headgate.report.document import BEST, LEVEL, MARKS, TIED, Cell, Facts, Grid, Row, row, share, valued
 from headgate.report.numbers import change, interval, number, percent, time_unit, timed, whole
 from headgate.stats.comparison import BETTER, WORSE, Comparison
 from headgate.stats.comparison import Row as Compared
@@ -36,7 +36,7 @@ def overview(found: Comparison, head: str) -> Grid:
     """One line for each that is compared, one column per figure, the best marked."""
     heads = {line.metric: _head(line) for line in found.rows}
     rows = (row(name, *(_marked(line, name, found) for line in found.rows)) for name in found.policies)
-    notes = (f"{MARKS} ↑ higher is better, ↓ lower is better.", found.rule)
+    notes = (f"{MARKS} ↑ higher is better, ↓ lower is better.",)
     minor = tuple(heads[metric] for metric in MINOR if metric in heads)
     return Grid("", (head, *heads.values()), tuple(rows), notes, minor=minor)
 
@@ -61,7 +61,7 @@ def differences(found: Comparison, head: str) -> Grid:
 
 def _head(line: Compared) -> str:
     unit = _unit(line)[1].replace("requests/s", "per s").replace("tokens/s", "per s")
-    return f"{SHORT[line.metric]}{unit} {'↑' if line.higher_is_better else '↓'}"
+    return f"{SHORT[line.metric]}{unit}{TIED}{'↑' if line.higher_is_better else '↓'}"
 
 
 def _unit(line: Compared) -> tuple[float, str]:
@@ -94,7 +94,7 @@ def _pairing(found: Comparison) -> tuple[str, ...]:
         for method, metrics in paired.items()
     )
     limits = "cut where no value can be: below zero, of a difference below -100 %"
-    return (f"95 % intervals, {seeds}, {limits}.", f"Paired: {how}.")
+    return (f"95 % intervals, {seeds}, {limits}.", f"Paired: {how}.", found.rule)
 
 
 def latencies(metrics: Mapping[str, Metrics]) -> Grid:
@@ -105,7 +105,7 @@ def latencies(metrics: Mapping[str, Metrics]) -> Grid:
         rows += [(*(() if alone else row(name)), *_latency(*part)) for part in parts.items()]
     heads = ("latency", "mean", "95 % interval", "median", "p90", "p95", "p99", "std")
     notes = tuple(dict.fromkeys(found.rule for found in metrics.values()))
-    return Grid("Latencies", heads if alone else ("run", *heads), tuple(rows), notes, grouped=not alone)
+    return Grid("" if alone else "Latencies", heads if alone else ("run", *heads), tuple(rows), notes, grouped=not alone)
 
 
 def _latency(name: str, found: Figures) -> Row:
@@ -121,7 +121,7 @@ def run_facts(found: Measured) -> Facts:
     engine, counts = metrics.engine, metrics.counts
     rates = {"Requests": metrics.request_rate, "Output tokens": metrics.output_rate}
     rates |= {"All tokens": metrics.total_rate}
-    rows = {name: f"{number(rate.value)} /s {interval(rate)}" for name, rate in rates.items()}
+    rows = {name: f"{number(rate.value)} /s {interval(rate)}".rstrip(" -") for name, rate in rates.items()}
     if metrics.goodput is not None:
         good = f"{number(metrics.goodput.rate.value)} requests/s with every promise kept"
         rows["Goodput"] = f"{percent(metrics.goodput.share.value)}: {good}"
@@ -136,12 +136,17 @@ def run_facts(found: Measured) -> Facts:
         "Busy": f"{percent(engine.utilisation)} of the time, {measured}; steps: {shares}",
         "Preemptions": f"{engine.preemptions:,}, {again}",
         "Finished": ", ".join([f"{counts.completed:,} of {counts.total:,} requests", *ended]),
-        "Stationary": f"yes, {metrics.reason}" if metrics.stationary else f"NO. {found.trend.said}",
+        "Stationary": f"yes, {metrics.reason}" if metrics.stationary else f"NO: {_why_not(found)}",
     }
     if metrics.rough:
         names = ", ".join(metrics.rough)
         rows["Intervals"] = f"unreliable: samples are correlated ({names}); use more requests"
     return Facts(tuple(rows.items()))
+
+
+def _why_not(found: Measured) -> str:
+    said = found.trend.said.removeprefix("Not stationary: ")
+    return f"{said[:1].lower()}{said[1:]}"
 
 
 def _memory(engine: Engine) -> str:
@@ -207,5 +212,5 @@ def _earned(found: FleetFigures) -> list[str]:
     notes = ["Revenue: {prompt:g} per prompt token, {output:g} per output token.".format(**found.prices)]
     if len(found.kind_revenue) > 1:
         each = ", ".join(f"{name or '-'} {number(value)}" for name, value in found.kind_revenue.items())
-        notes.insert(0, f"{found.router}: revenue {number(found.revenue)} /s: {each}.")
+        notes.append(f"{found.router}: revenue {number(found.revenue)} /s: {each}.")
     return notes

@@ -10,7 +10,7 @@ from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
 from headgate.report.document import Cell, Figure, Grid, Row, row, share
 from headgate.report.numbers import interval, number, time_unit
 from headgate.report.charts.scales import Floats
-from headgate.report.runs.scenes import AT_ONCE, CLIENTS, RATE, Scene, what_differs
+from headgate.report.runs.scenes import AT_ONCE, CLIENTS, POLICIES, RATE, Scene
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import Metrics
@@ -88,7 +88,8 @@ def _scaled(series: Series, scale: float) -> tuple[Floats | None, Floats | None]
 def load_grid(scenes: Sequence[Scene]) -> Grid:
     """One line per load and whatever is compared."""
     promised = any(found.goodput for scene in scenes for found in scene.metrics.values())
-    heads: tuple[str, ...] = ("load", what_differs(scenes).head, "requests\nper s", "95 % interval")
+    head = next((scene.compared.head for scene in scenes if len(scene.runs) > 1), POLICIES.head)
+    heads: tuple[str, ...] = ("load", head, "requests\nper s", "95 % interval")
     heads += ("goodput",) if promised else ()
     heads += ("TTFT\nmean, ms", "TTFT\np99, ms", "TPOT\nmean, ms", "ITL\np99, ms", "busy")
     rows: list[Row] = []

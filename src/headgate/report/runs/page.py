@@ -58,7 +58,7 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
     pools = {name: one.fleet for name, one in first.items() if one.fleet is not None}
     fleet = [fleets(pools)] if pools else []
     sections = [
-        Section("The numbers", tuple(_numbers(scene))),
+        Section("", tuple(_numbers(scene))),
         Section("How long requests wait", (Drawn(lambda: distributions(scene.runs)),)),
         Section(machine, (Drawn(lambda: filter(None, (timeline(list(runs.items()), rows),))),)),
         Section("By class", (*class_grid(scene.metrics, head), Drawn(lambda: class_figures(first)))),
@@ -80,7 +80,8 @@ def _notes(scene: Scene) -> tuple[str, ...]:
     if isinstance(found, Comparison):
         notes = [*found.cautions, *_several(len(found.policies) - 1)]
     else:
-        notes = [one.trend.said for one in scene.first.values() if not one.trend.stationary]
+        alone = len(scene.runs) == 1  # then it stands among the facts
+        notes = [one.trend.said for one in scene.first.values() if not (alone or one.trend.stationary)]
     if any(len(own) > 1 for own in scene.runs.values()):
         notes.append("several seeds: figures over time show the first seed, distributions pool all of them")
     return tuple(dict.fromkeys(map(sentence, notes)))
