@@ -16,6 +16,7 @@ from headgate.core.errors import InputError, RunError
 from headgate.record.whole_file import write_whole
 
 if TYPE_CHECKING:
+    from headgate.record.tables import Run
     from headgate.stats.measured import Measured
 
 RUNS = Path("runs")
@@ -121,10 +122,12 @@ def write_json(target: str | None, document: dict[str, Any]) -> None:
         raise InputError(f"--json {target}: {error.strerror}; name a file that can be written") from None
 
 
-def save(found: Measured, folder: Path, overwrite: bool) -> None:
+def save(run: Run | Measured, folder: Path, overwrite: bool) -> None:
     """The run's tables, and its figures in the schema of `vllm bench serve`."""
+    from headgate.stats.measured import Measured
     from headgate.stats.vllm_bench import bench_result
 
+    found = Measured.of(run)
     with _undisturbed(folder):
         figures = json.dumps(bench_result(found), indent=2, allow_nan=False) + "\n"
         found.run.save(folder, overwrite, {"bench.json": figures})

@@ -156,7 +156,6 @@ def _chosen(
 def run_all(tasks: Sequence[Task], folder: Path, jobs: int, say: Any) -> list[tuple[Task, Run]]:
     """Every run that is not there yet, each into its own folder as soon as it ends."""
     from headgate.experiment.sweep import carry_out_all
-    from headgate.stats.measured import Measured
 
     places = {task.fingerprint: folder / _place(task) for task in tasks}
     (folder / RECORD).write_text('{"runs": %d}\n' % len(tasks), encoding="utf-8")  # noqa: UP031
@@ -167,7 +166,7 @@ def run_all(tasks: Sequence[Task], folder: Path, jobs: int, say: Any) -> list[tu
     try:
         with bar("sweep", len(left)) as progress:
             for done, (task, run) in enumerate(carry_out_all(left, jobs, sys.argv[1:]), 1):
-                save(Measured(run), places[task.fingerprint], overwrite=True)
+                save(run, places[task.fingerprint], overwrite=True)
                 progress(done)
                 if run.meta["outcome"] == "interrupted":
                     raise KeyboardInterrupt
