@@ -28,7 +28,7 @@ def find_engines(
     from headgate.advisor.engines.plan import plan_engines
     from headgate.advisor.engines.ways import Serving, make_ways
     from headgate.experiment.run import DEFAULT_ROUTER
-    from headgate.report.plans.engines import engines_page
+    from headgate.report.plans.capacity import engines_page
 
     wanted = routers or list(words.routers) or [words.router or DEFAULT_ROUTER]
     ways = make_ways(wanted, policies, words)

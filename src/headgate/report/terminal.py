@@ -10,22 +10,10 @@ from dataclasses import replace
 from functools import cached_property
 from io import StringIO
 from itertools import groupby
-from textwrap import fill, wrap
+from textwrap import wrap
 from typing import IO, TYPE_CHECKING
 
-from headgate.report.document import (
-    FOLDED,
-    TIED,
-    Cell,
-    Chapter,
-    Code,
-    Facts,
-    Grid,
-    Listed,
-    Page,
-    Row,
-    Section,
-)
+from headgate.report import document as doc
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -34,10 +22,10 @@ WIDTH = 80
 GAP = 2  # spaces between columns; one where there is no room for two
 LEAST = 14  # letters that a column of words keeps when the table is too wide
 STYLES = {"good": "green", "bad": "red", "best": "bold"}
-Part = Page | Chapter | Section | Grid | str
+Part = doc.Page | doc.Chapter | doc.Section | doc.Grid | str
 
 
-def show(part: Part, file: IO[str] | None = None, depth: int = FOLDED) -> None:
+def show(part: Part, file: IO[str] | None = None, depth: int = doc.FOLDED) -> None:
     """Print it, sections down to `depth`; in colour only on a terminal, and not when NO_COLOR is set."""
     from rich.console import Console
 
@@ -54,21 +42,14 @@ def show(part: Part, file: IO[str] | None = None, depth: int = FOLDED) -> None:
             console.print(line, soft_wrap=True)
 
 
-def as_text(part: Part, depth: int = FOLDED) -> str:
-    """The same as plain text."""
-    buffer = StringIO()
-    show(part, buffer, depth)
-    return buffer.getvalue()
-
-
 def _lines(part: Part, width: int, depth: int) -> Iterator[Text]:
-    if isinstance(part, Page):
+    if isinstance(part, doc.Page):
         about = f": {part.about}" if part.about else ""
         yield from _said(f"{part.title}{about}", width, "bold", len(part.title))
         yield _text()
         for chapter in part.chapters:
             yield from _lines(chapter, width, depth)
-    elif isinstance(part, Chapter):
+    elif isinstance(part, doc.Chapter):
         yield from _said(part.title, width, "bold")
         yield _text()
         for section in part.sections:
@@ -77,27 +58,26 @@ def _lines(part: Part, width: int, depth: int) -> Iterator[Text]:
         for note in part.notes:
             yield from _said(note, width, "dim")
         yield _text()
-    elif isinstance(part, Section):
+    elif isinstance(part, doc.Section):
         yield from _section(part, width) if part.depth <= depth else ()
     else:
-        yield from _grid(part, width) if isinstance(part, Grid) else _said(part, width)
+        yield from _grid(part, width) if isinstance(part, doc.Grid) else _said(part, width)
 
 
-def _section(section: Section, width: int) -> Iterator[Text]:
-    blocks = [block for block in section.blocks if isinstance(block, Grid | Facts | Listed | Code | str)]
+def _section(section: doc.Section, width: int) -> Iterator[Text]:
+    blocks = [block for block in section.blocks if not isinstance(block, doc.Drawn | doc.Figure)]
     yield from _said(section.title, width, "bold") if blocks else ()
     for block in blocks:
-        if isinstance(block, Grid):
+        if isinstance(block, doc.Grid):
             yield from _grid(block, width)
             yield _text()
-        elif isinstance(block, Facts):
+        elif isinstance(block, doc.Facts):
             yield from _facts(block, width)
             yield _text()
-        elif isinstance(block, Code):
+        elif isinstance(block, doc.Code):
             yield from (_text(line, "bold") for line in block.text.splitlines())
         else:
-            items = [_hanging(item, width) for item in block.items] if isinstance(block, Listed) else [block]
-            yield from (line for item in items for line in _said(item, width))
+            yield from _said(block, width) if isinstance(block, str) else _listed(block, width)
     yield _text()
 
 
@@ -118,18 +98,19 @@ def _said(text: str, width: int, style: str = "", reach: int | None = None) -> I
         yield line
 
 
-def _hanging(text: str, width: int) -> str:
-    return fill(text, width, initial_indent="- ", subsequent_indent="  ")
+def _listed(listed: doc.Listed, width: int) -> Iterator[Text]:
+    for item in listed.items:
+        yield from map(_text, wrap(item, width, initial_indent="- ", subsequent_indent="  "))
 
 
-def _facts(facts: Facts, width: int) -> Iterator[Text]:
+def _facts(facts: doc.Facts, width: int) -> Iterator[Text]:
     names = max(len(name) for name, _ in facts.rows) + GAP
     for name, said in facts.rows:
         for place, line in enumerate(wrap(said, width - names) or [""]):
             yield _text(f"{'' if place else name:{names}}{line}")
 
 
-def _grid(grid: Grid, width: int) -> Iterator[Text]:
+def _grid(grid: doc.Grid, width: int) -> Iterator[Text]:
     """The table; minor columns go, then the rest is continued below, where it is wider than the terminal."""
     yield from _said(grid.title, width)
     for part in _fitting(grid, width):
@@ -139,7 +120,7 @@ def _grid(grid: Grid, width: int) -> Iterator[Text]:
         yield from _said(note, width, "dim")
 
 
-def _fitting(grid: Grid, width: int) -> list[Grid]:
+def _fitting(grid: doc.Grid, width: int) -> list[doc.Grid]:
     """The grid without as many minor columns as it takes to fit; in several parts where that is too few."""
     for head in (*reversed(grid.minor), None):
         if Table(grid, width).fits:
@@ -155,7 +136,7 @@ def _fitting(grid: Grid, width: int) -> list[Grid]:
     return [_columns(grid, each) for each in (*parts, chosen)]
 
 
-def _columns(grid: Grid, places: Sequence[int]) -> Grid:
+def _columns(grid: doc.Grid, places: Sequence[int]) -> doc.Grid:
     rows = tuple(tuple(each[place] for place in places) for each in grid.rows)
     return replace(grid, heads=tuple(grid.heads[place] for place in places), rows=rows)
 
@@ -163,7 +144,7 @@ def _columns(grid: Grid, places: Sequence[int]) -> Grid:
 class Table:
     """A grid laid out in columns: numbers are never broken, words and heads at their spaces."""
 
-    def __init__(self, grid: Grid, width: int) -> None:
+    def __init__(self, grid: doc.Grid, width: int) -> None:
         skipped = 1 if grid.grouped else 0
         self.grid, self.width = grid, width
         self.heads = grid.heads[skipped:]
@@ -205,7 +186,7 @@ class Table:
     def lines(self) -> Iterator[Text]:
         """Heads, a rule, and the rows; the name of a group stands above its rows."""
         for line in zip(*self._headed(), strict=True):
-            yield self._line([Cell(text) for text in line], "bold")
+            yield self._line([doc.Cell(text) for text in line], "bold")
         yield _text("─" * min(sum(self.widths) + self.gap * (len(self.widths) - 1), self.width), "dim")
         rows = zip(self.groups, self.rows, strict=True)
         for title, each in groupby(rows, lambda row: row[0]):
@@ -221,12 +202,12 @@ class Table:
             name, _, unit = head.partition("\n")
             shown = "" if self.grid.joined and name == before else name
             lines = [*(wrap(shown, width) or [""]), *wrap(unit, width)]
-            found.append([line.replace(TIED, " ") for line in lines])
+            found.append([line.replace(doc.TIED, " ") for line in lines])
             before = name
         tall = max(len(lines) for lines in found)
         return [[""] * (tall - len(lines)) + lines for lines in found]
 
-    def _row(self, row: Row) -> Iterator[Text]:
+    def _row(self, row: doc.Row) -> Iterator[Text]:
         """On several lines where words are broken."""
         broken = [
             [line for part in cell.text.split("\n") for line in _broken(part, width)]
@@ -236,7 +217,7 @@ class Table:
             texts = (lines[number] if number < len(lines) else "" for lines in broken)
             yield self._line([replace(cell, text=text) for cell, text in zip(row, texts, strict=True)])
 
-    def _line(self, cells: Sequence[Cell], style: str = "") -> Text:
+    def _line(self, cells: Sequence[doc.Cell], style: str = "") -> Text:
         line = _text()
         for cell, width, left in zip(cells, self.widths, self.left, strict=True):
             space = " " * (width - _cells(cell.text))

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from check_html import Reader, read
 
+from as_text import as_text
 from headgate.advisor.capacity.plan import Options, plan_capacity
 from headgate.advisor.capacity.slo import parse_levels
 from headgate.advisor.engines.plan import FleetOptions, plan_engines
@@ -18,14 +19,12 @@ from headgate.advisor.wait.plan import Wishes, plan_wait
 from headgate.experiment.settings import experiment
 from headgate.report.document import Chapter, Drawn, Facts, Grid, Page, Section
 from headgate.report.html.page import render
-from headgate.report.plans.capacity import capacity_page
-from headgate.report.plans.engines import engines_page
+from headgate.report.plans.capacity import capacity_page, engines_page
 from headgate.report.plans.flags import flags_page
 from headgate.report.plans.fluid import fluid_page
 from headgate.report.plans.reproduction import published_page
 from headgate.report.plans.threshold import threshold_page
 from headgate.report.plans.wait import wait_page
-from headgate.report.terminal import as_text
 from headgate.reproduce.report import Cell, Count, Report, Row
 from headgate.reproduce.report import Section as Table
 

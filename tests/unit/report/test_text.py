@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
+from as_text import as_text
 from headgate.report.document import Cell, Chapter, Code, Facts, Grid, Listed, Section, row
 from headgate.report.runs.page import scene_chapter
 from headgate.report.runs.scenes import scene_of
-from headgate.report.terminal import as_text, show
+from headgate.report.terminal import show
 from small_runs import make_run, open_run
 
 NAMES = ["mixed", "eb", "eb+", "slai", "rad", "a policy with a rather long name"]

@@ -6,10 +6,10 @@ import math
 import pytest
 from typer.testing import CliRunner
 
+from as_text import as_text
 from headgate.cli import app
 from headgate.core.errors import InputError, RunError
 from headgate.report.plans.reproduction import published_page
-from headgate.report.terminal import as_text
 from headgate.reproduce import EXPERIMENTS, Options, find, reproduce, serving, table3, table10
 from headgate.reproduce.eb.published import CARDS, CHOICES, H200, TABLE3
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign, sign_pairs

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from as_text import as_text
 from headgate.report.plans.reproduction import published_page
-from headgate.report.terminal import as_text
 from headgate.reproduce import (
     EXPERIMENTS,
     Options,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.advisor.flags import QUEUE_SINCE, Checked, FlagsPlan
-from headgate.report.document import Block, Cell, Chapter, Code, Grid, Page, Section, row, share, valued
+from headgate.report.document import Block, Cell, Code, Grid, Page, Section, row, share, valued
 from headgate.report.numbers import number, sentence
 from headgate.report.plans.threshold import lengths
-from headgate.report.runs.origin import plan_made
+from headgate.report.runs.origin import plan_page
 
 
 def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] = ()) -> Page:
@@ -25,10 +25,8 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] 
         )
     sections = (Section("", tuple(blocks)), Section("Command", (Code(_command(plan)),)), *more)
     rate = f"{number(plan.rate)} requests/s at {number(1000 * plan.per_token)} ms per token"
-    notes = tuple(map(sentence, about.notes))
-    chapter = Chapter("", f"Predicted when saturated: {rate}.", sections, notes)
-    named = f"{about.source}, {about.workload}"
-    return Page("Flags for plain vLLM", named, (chapter,), plan_made(command), "plan")
+    verdict, named = f"Predicted when saturated: {rate}.", f"{about.source}, {about.workload}"
+    return plan_page("Flags for plain vLLM", named, verdict, sections, [*map(sentence, about.notes)], command)
 
 
 def _command(plan: FlagsPlan) -> str:

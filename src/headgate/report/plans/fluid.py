@@ -12,9 +12,9 @@ from headgate.methods.fluid.frontier import Point
 from headgate.methods.fluid.plan import NOTHING, FluidPlan
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.chart import Axis, Chart, Series
-from headgate.report.document import Block, Cell, Chapter, Drawn, Figure, Grid, Page, Section, row, valued
+from headgate.report.document import Block, Cell, Drawn, Figure, Grid, Page, Section, row, valued
 from headgate.report.numbers import number, plural, sentence
-from headgate.report.runs.origin import plan_made
+from headgate.report.runs.origin import plan_page
 
 PARAMETERS = {
     "seats": "seats",
@@ -57,8 +57,7 @@ def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -
     sections.append(Section("What one percent more changes", (_sensitivity(answer),)))
     about = f"{answer.costs}, {answer.demand.source}, {plural(answer.engines, 'engine')}"
     notes = (*map(sentence, answer.notes), CHANCE)
-    chapter = Chapter("", _split(answer), tuple(sections), notes)
-    return Page("Fluid plan", about, (chapter,), plan_made(command), "plan")
+    return plan_page("Fluid plan", about, _split(answer), sections, notes, command)
 
 
 def _split(answer: FluidAnswer) -> str:

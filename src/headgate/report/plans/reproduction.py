@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from headgate.report.charts.chart import LINEAR, LOG, Axis, Chart, Series
-from headgate.report.document import (
-    Block,
-    Cell,
-    Chapter,
-    Drawn,
-    Figure,
-    Grid,
-    Listed,
-    Page,
-    Section,
-    row,
-    valued,
-)
-from headgate.report.runs.origin import plan_made
+from headgate.report.document import Block, Cell, Drawn, Figure, Grid, Listed, Page, Section, row, valued
+from headgate.report.runs.origin import plan_page
 from headgate.reproduce.report import Cell as Pair
 from headgate.reproduce.report import Count, Report
 from headgate.reproduce.report import Row as Setting
@@ -39,8 +28,9 @@ def published_page(report: Report, command: Sequence[str], quick: bool = False) 
     sections.append(Section("As published", (Listed(counts),)))
     sections.append(Section("Where they differ, and why", (Listed(remarks),)))
     said = f"Quick and rough: {_verdict(report)}" if quick else _verdict(report)
-    chapter = Chapter("", said, tuple(each for each in sections if each.blocks), (QUICK,) if quick else ())
-    return Page(report.name, report.title, (chapter,), plan_made(command), "reproduce")
+    shown = [section for section in sections if section.blocks]
+    page = plan_page(report.name, report.title, said, shown, (QUICK,) if quick else (), command)
+    return replace(page, kind="reproduce")
 
 
 def _count(count: Count) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import isfinite
 
 import numpy as np
@@ -12,21 +13,9 @@ from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.stationary import phase_share
 from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
-from headgate.report.document import (
-    Cell,
-    Chapter,
-    Drawn,
-    Facts,
-    Figure,
-    Grid,
-    Page,
-    Row,
-    Section,
-    row,
-    valued,
-)
+from headgate.report.document import Cell, Drawn, Facts, Figure, Grid, Page, Row, Section, row, valued
 from headgate.report.numbers import fine_time, number, sentence, signed, time_unit
-from headgate.report.runs.origin import plan_made
+from headgate.report.runs.origin import plan_page
 
 POINTS = 90
 SHARES = (0.002, 0.98)  # of the seats: what is drawn
@@ -46,9 +35,11 @@ def threshold_page(plan: ThresholdPlan, command: Sequence[str]) -> Page:
         Section("Both modes at this load", (_modes(plan), Drawn(lambda: (_crossing(plan),)))),
     )
     verdict = " ".join(filter(None, (choice(plan), crossing(plan), _gap(plan))))
-    chapter = Chapter("", verdict, sections, (*map(sentence, plan.notes), CAUTION))
-    about = f"{plan.situation.source}, {plan.situation.workload}"
-    return Page("Refill threshold", about, (chapter,), plan_made(command), "plan")
+    about, notes = (
+        f"{plan.situation.source}, {plan.situation.workload}",
+        (*map(sentence, plan.notes), CAUTION),
+    )
+    return plan_page("Refill threshold", about, verdict, sections, notes, command)
 
 
 def choice(plan: ThresholdPlan) -> str:
@@ -195,12 +186,8 @@ def _curve(plan: ThresholdPlan) -> Figure:
     shown = (shares >= SHARES[0]) & (shares <= SHARES[1]) & (costs <= 3 * costs.min())
     extra = 100 * (costs / costs.min() - 1)
     marks = [Mark(f"θ* = {best.share:.3f}", best.share), Mark(f"θ0 = {base.share:.3f}", base.share)]
-    chart = Chart(
-        Axis("seats refilled at once", "share", LOG),
-        Axis("extra time per request", "%", low=0.0),
-        [Series("refill and decode phases", shares[shown], extra[shown])],
-        marks,
-    )
+    across, up = Axis("seats refilled at once", "share", LOG), Axis("extra time per request", "%", low=0.0)
+    chart = Chart(across, up, [Series("refill and decode phases", shares[shown], extra[shown])], marks)
     look = "Extra time per request due to the threshold. θ* is the optimum, θ0 the base share."
     return chart.figure(
         "Threshold curve", look, "Teeth stand where many outputs have nearly the same length."
@@ -210,9 +197,8 @@ def _curve(plan: ThresholdPlan) -> Figure:
 def _rates(plan: ThresholdPlan) -> Figure:
     about, running = plan.situation, max(plan.exclusive.running, 2)
     shares = np.unique(np.clip(np.geomspace(1 / running, SHARES[1], POINTS), 1e-6, SHARES[1]))
-    rates = [
-        exclusive_rate(about.cost, about.lengths, running, float(share), about.budget) for share in shares
-    ]
+    rate = partial(exclusive_rate, about.cost, about.lengths, budget=about.budget)
+    rates = [rate(running, float(share)) for share in shares]
     chosen = plan.thresholds.chosen
     marks = [Mark(f"refill {chosen.refill} of {chosen.slots}", chosen.refill * running / chosen.slots)]
     marks.append(Mark("mixed batches", plan.mixed.rate, "y"))
@@ -229,10 +215,8 @@ def _crossing(plan: ThresholdPlan) -> Figure:
     running = np.unique(np.geomspace(2, max(top, 3), 60).astype(np.int64)).tolist()
     part = min(chosen.refill / chosen.slots, SHARES[1])
     mixed = [mixed_rate(about.cost, about.lengths, min(each, seats), about.budget) for each in running]
-    alone = [
-        exclusive_rate(about.cost, about.lengths, min(each, chosen.slots), part, about.budget)
-        for each in running
-    ]
+    rate = partial(exclusive_rate, about.cost, about.lengths, budget=about.budget)
+    alone = [rate(min(each, chosen.slots), part) for each in running]
     x, here = np.array(running, float), plan.concurrent
     series = [Series("mixed", x, np.array(mixed)), Series("exclusive", x, np.array(alone), 1)]
     marks = [Mark(f"this load: {here:,}", float(here))] if here <= top else []

@@ -10,21 +10,9 @@ from headgate.methods.wait.iteration import offered
 from headgate.methods.wait.nested import walks
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.marks import Mark
-from headgate.report.document import (
-    Block,
-    Chapter,
-    Code,
-    Drawn,
-    Facts,
-    Figure,
-    Grid,
-    Page,
-    Section,
-    row,
-    valued,
-)
+from headgate.report.document import Block, Code, Drawn, Facts, Figure, Grid, Page, Section, row, valued
 from headgate.report.numbers import fine_time, number, sentence
-from headgate.report.runs.origin import plan_made
+from headgate.report.runs.origin import plan_page
 
 WIDE = 78  # columns of a command
 
@@ -40,15 +28,12 @@ def wait_page(plan: WaitPlan, command: Sequence[str]) -> Page:
         Section("To run it", (_advice(plan), Code(_commands(plan)))),
     )
     about = f"{plan.source}, {plan.workload}, {number(plan.mix.rate)} requests/s"
-    chapter = Chapter("", _verdict(plan), sections, tuple(map(sentence, plan.notes)))
-    return Page("WAIT", about, (chapter,), plan_made(command), "plan")
+    return plan_page("WAIT", about, _verdict(plan), sections, [*map(sentence, plan.notes)], command)
 
 
 def _verdict(plan: WaitPlan) -> str:
-    sizes = [
-        f"{size:.3g}{f' ({name})' if name else ''}"
-        for name, size in zip(plan.mix.names, plan.thresholds.sizes, strict=True)
-    ]
+    each = zip(plan.mix.names, plan.thresholds.sizes, strict=True)
+    sizes = [f"{size:.3g}{f' ({name})' if name else ''}" for name, size in each]
     waits = f"a threshold of {sizes[0]}" if len(sizes) == 1 else f"thresholds of {', '.join(sizes)}"
     said = (
         f"At {100 * plan.mix.rate / plan.most:.0f} % of what the card can carry, WAIT with {waits} requests "
@@ -143,9 +128,8 @@ def _bound(plan: WaitPlan, nested: Nested) -> str:
         return "No memory is enough: a threshold does not exceed what reaches it (10); give --slack above 0."
     terms = f"{bound.full:,.0f} in full segments, {bound.waiting:,.0f} and {bound.tail:,.0f} between them"
     hours = fine_time(plan.wishes.horizon)
-    enough = (
-        f"{bound.total:,.0f} KV tokens are enough for {hours} with probability {1 - nested.miss:g} ({terms})"
-    )
+    chance = f"with probability {1 - nested.miss:g}"
+    enough = f"{bound.total:,.0f} KV tokens are enough for {hours} {chance} ({terms})"
     if nested.overflow >= 1:
         return f"{enough}; for the card's {plan.capacity:,} nothing is promised: the memory guard may evict."
     return f"{enough}; the card's {plan.capacity:,} with probability {1 - nested.overflow:.6g}."

@@ -1,4 +1,4 @@
-"""By class of request and by tenant: waits, goodput, and which class holds the engine."""
+"""By class of request, by tenant and by engine: waits, goodput, and what holds the engines."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from headgate.core.errors import InputError
-from headgate.cost.card import load_card
-from headgate.experiment.fleet_plan import fleet_plan
-from headgate.methods.fluid.flows import Prices
+from headgate.experiment.fleet_plan import decode_targets
 from headgate.record.tables import Flags, Run
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
 from headgate.report.charts.scales import Floats
+from headgate.report.charts.thinning import over_time
 from headgate.report.document import Cell, Figure, Grid, row, share
 from headgate.report.numbers import number, time_unit
 from headgate.report.runs.scenes import compared
-from headgate.sim.engine.engine import Engine
+from headgate.report.runs.timeline import engine_name
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import Metrics
-from headgate.workloads.workload import Kind, Workload
 
 COLUMNS = 160  # of a picture over time
 MOST = 12  # tenants drawn one by one
+MOST_BARS = 16  # engines drawn one by one
 MOST_RUNS = 3  # whose occupancy is drawn
 
 
@@ -126,10 +124,15 @@ def _present(since: Floats, until: Floats, edges: Floats) -> Floats:
     return np.asarray(np.diff(spent(begin) - spent(end)) / np.diff(edges))
 
 
-def _occupancy(name: str, run: Run) -> Figure:
+def _columns(run: Run) -> tuple[Floats, Floats]:
+    """The edges and middles of the columns of a picture over time."""
     low, high = run.span()
     edges = np.linspace(low, max(high, low + 1e-9), COLUMNS + 1)
-    middle = (edges[:-1] + edges[1:]) / 2
+    return edges, (edges[:-1] + edges[1:]) / 2
+
+
+def _occupancy(name: str, run: Run) -> Figure:
+    edges, middle = _columns(run)
     series = [
         Series(kind, middle, decoding, place)
         for place, (kind, (_, decoding)) in enumerate(occupancy(run, edges).items())
@@ -182,29 +185,55 @@ def _tenants(run: Run) -> Iterator[tuple[str, Flags, float]]:
         yield str(tenant), mine, float(tokens[mine].sum()) / seconds
 
 
-def decode_targets(run: Run) -> dict[str, float]:
-    """Requests of each class that decode at once in the whole fleet, by the linear program; {} without one.
+def fleet_figures(runs: Mapping[str, Run]) -> list[Figure]:
+    """Of runs with several engines; nothing for the others."""
+    held = {name: run for name, run in runs.items() if len(_engines(run)) > 1}
+    return [*_fleet_over_time(held), *(_busy(name, run) for name, run in held.items())] if held else []
 
-    Planned from the requests as they came, so for a closed loop, or where the card is gone, there is no plan.
-    """
-    engines, limits = run.meta.get("engines"), run.meta.get("engine")
-    if not isinstance(engines, int) or engines < 2 or not isinstance(limits, dict) or len(run.kinds) < 2:
-        return {}
-    requests = run.requests
-    order = np.argsort(requests["arrival"], kind="stable")
-    kept = order[requests["output"][order] >= 1]
-    try:
-        engine = Engine(load_card(run.meta["card"]).cost, **limits)
-        kinds = [Kind(str(kind.get("name", ""))) for kind in run.kinds]
-        come, kind = requests["arrival"][kept], requests["kind"][kept]
-        offered = Workload.of(
-            requests["prompt"][kept], requests["output"][kept], kinds=kinds, arrival=come, kind=kind
+
+def _engines(run: Run) -> list[int]:
+    return [int(number) for number in np.unique(run.steps["replica"])]
+
+
+def _fleet_over_time(runs: Mapping[str, Run]) -> list[Figure]:
+    """Engines that run prompts, and seats in use: their mean, least and most over the engines."""
+    prefilling, seats = [], []
+    for colour, (name, run) in enumerate(runs.items()):
+        edges, middle = _columns(run)
+        prompts, decodes = [], []
+        for engine in _engines(run):
+            rows = run.steps["replica"] == engine
+            start, seconds = (run.steps[word][rows].astype(float) for word in ("start", "seconds"))
+            prompts.append(over_time(start, seconds, (run.steps["prefill"][rows] > 0) * 1.0, edges).mean)
+            decodes.append(over_time(start, seconds, run.steps["decodes"][rows].astype(float), edges).mean)
+        prefilling.append(Series(name, middle, np.sum(prompts, axis=0), colour))
+        low, mean, high = (getattr(np, name)(decodes, axis=0) for name in ("min", "mean", "max"))
+        seats += [Series(name, middle, mean, colour, "band", low, high), Series(name, middle, mean, colour)]
+    time = Axis("time since the start", "s")
+    first = Chart(time, Axis("engines running prompts", "engines", low=0.0), prefilling)
+    second = Chart(time, Axis("decoding", "requests per engine", low=0.0), seats)
+    prefills = "How much of the fleet prefills, and whether that swings."
+    uneven = "A wide band means some engines idle while others are full."
+    return [
+        first.figure("Engines that take prompts", prefills),
+        second.figure("Seats in use across the fleet", uneven),
+    ]
+
+
+def _busy(name: str, run: Run) -> Figure:
+    """Every engine's time by phase; the first of a large fleet."""
+    bars = []
+    low, high = run.span()
+    steps = run.steps
+    decodes, prompts = steps["decodes"] > 0, steps["prefill"] > 0
+    phases = {"prefill": prompts & ~decodes, "decode": decodes & ~prompts, "mixed": decodes & prompts}
+    for engine in _engines(run)[:MOST_BARS]:
+        mine = steps["replica"] == engine
+        parts = tuple(
+            (phase, phase, 100 * float(steps["seconds"][mine & rows].sum()) / max(high - low, 1e-9))
+            for phase, rows in phases.items()
         )
-        prices = run.meta.get("prices") or {}
-        plan = fleet_plan(
-            engine, engines, offered, Prices(prices.get("prompt", 1.0), prices.get("output", 2.0))
-        )
-    except (InputError, KeyError, TypeError):
-        return {}
-    held = zip(plan.instance.flows, plan.mixed, plan.solo, strict=True)
-    return {flow.name: engines * (mixed + solo) for flow, mixed, solo in held}
+        bars.append(Bar(engine_name(run, engine), parts))
+    note = f"The first {MOST_BARS} of {len(_engines(run))} engines." if len(_engines(run)) > MOST_BARS else ""
+    look = "Engines of one role should look alike; a short bar is an engine that waits for work."
+    return Bars("time in steps", "% of the run", bars).figure(f"What each engine did: {name}", look, note)

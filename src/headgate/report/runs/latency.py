@@ -24,14 +24,14 @@ class Pooled(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """One kind of waiting: where its values come from and which promise is about it."""
+    """One kind of waiting: which promise is about it, the share of what, and where its values come from."""
 
     name: str
     long: str
-    whose: str  # the share of what
-    look: str
     promise: str | None
+    whose: str
     read: Callable[[Measured], Pooled]
+    look: str
 
 
 def _per_request(field: str) -> Callable[[Measured], Pooled]:
@@ -47,50 +47,29 @@ def _gaps(found: Measured) -> Pooled:
     return Pooled(found.gap_sample.values, found.gap_sample.weights)
 
 
-TTFT = Latency(
-    "TTFT",
-    "Time to first token",
-    "share of requests",
-    "Further left is sooner; where a curve crosses 99 % is its p99.",
-    "first_token",
-    _per_request("ttft"),
-)
-ITL = Latency(
-    "ITL",
-    "Time between two tokens",
-    "share of tokens",
-    "A step to the right near the top is a pause that few tokens, but many users, meet.",
-    None,
-    _gaps,
-)
-E2E = Latency(
-    "E2E",
-    "From sending to the last token",
-    "share of requests",
-    "All of it together; long outputs make the upper end.",
-    None,
-    _per_request("e2e"),
-)
-TPOT = Latency(
-    "TPOT",
-    "Time per output token",
-    "share of requests",
-    "The pace at which a request's text appears, on average.",
-    "between_tokens",
-    _per_request("tpot"),
-)
+REQUESTS, TOKENS = "share of requests", "share of tokens"
+LATENCIES = (
+    Latency("TTFT", "Time to first token", "first_token", REQUESTS, _per_request("ttft"),
+            "Further left is sooner; where a curve crosses 99 % is its p99."),
+    Latency("ITL", "Time between two tokens", None, TOKENS, _gaps,
+            "A step to the right near the top is a pause that few tokens, but many users, meet."),
+    Latency("E2E", "From sending to the last token", None, REQUESTS, _per_request("e2e"),
+            "All of it together; long outputs make the upper end."),
+    Latency("TPOT", "Time per output token", "between_tokens", REQUESTS, _per_request("tpot"),
+            "The pace at which a request's text appears, on average."),
+)  # fmt: skip
 
 
 def distributions(runs: Mapping[str, Sequence[Measured]]) -> list[Figure]:
     """One figure for each kind of waiting that any run has; TPOT only where promised. Seeds are pooled."""
     found = []
-    for latency in (TTFT, ITL, E2E, TPOT):
+    for latency in LATENCIES:
         samples = {name: _pooled(latency, own) for name, own in runs.items()}
         samples = {name: sample for name, sample in samples.items() if len(sample.values)}
         if samples:
             kinds = [kind for own in runs.values() for kind in own[0].run.kinds]
             promises = _promised(kinds, latency.promise)
-            if promises or latency is not TPOT:
+            if promises or latency.name != "TPOT":
                 found.append(curves(latency, samples, list(runs), promises))
     return found
 

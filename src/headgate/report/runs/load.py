@@ -16,6 +16,7 @@ from headgate.stats.measured import Measured
 from headgate.stats.metrics import Metrics
 
 Read = Callable[[Metrics], Estimate]
+UNKNOWN = Estimate(float("nan"))
 SEVERAL = "Means over seeds; the intervals are those of these means."
 AXES = {RATE: Axis("offered load", "requests/s"), CLIENTS: Axis("closed loop", "clients")}
 NOTE = (
@@ -45,7 +46,7 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
         )
     ]
     if any(metrics.goodput for scene in scenes for metrics in scene.metrics.values()):
-        kept = _series(scenes, order, _kept)
+        kept = _series(scenes, order, lambda found: found.goodput.rate if found.goodput else UNKNOWN)
         lines = [*([diagonal] if diagonal else []), *kept]
         chart = Chart(along, Axis("with every promise kept", "requests/s", low=0.0), lines, marks)
         found.append(
@@ -60,29 +61,16 @@ def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis, what:
     found = []
     reads: dict[str, tuple[Read, str]] = {
         "p99 TTFT": (lambda found: Estimate(found.ttft.p99), "Where it turns upward, queues begin."),
-        "mean TPOT": (
-            lambda found: found.tpot.mean,
-            "Fuller steps take longer: it rises before TTFT.",
-        ),
+        "mean TPOT": (lambda found: found.tpot.mean, "Fuller steps take longer: it rises before TTFT."),
         "p99 ITL": (lambda found: Estimate(found.itl.p99), "How long prompts interrupt answers that run."),
     }
     for name, (read, look) in reads.items():
-        series = _series(scenes, order, read)
-        values = np.concatenate([each.y for each in series])
-        if not np.any(np.isfinite(values) & (values > 0)):
-            continue
-        scale, unit = time_unit(float(np.nanmedian(values)))
-        scaled = [
-            Series(each.name, each.x, each.y * scale, each.colour, each.shape, *_scaled(each, scale))
-            for each in series
-        ]
-        found.append(Chart(along, Axis(name, unit, LOG), scaled).figure(f"{name} against {what}", look))
+        values = np.concatenate([each.y for each in _series(scenes, order, read)])
+        if np.any(np.isfinite(values) & (values > 0)):
+            scale, unit = time_unit(float(np.nanmedian(values)))
+            chart = Chart(along, Axis(name, unit, LOG), _series(scenes, order, read, scale))
+            found.append(chart.figure(f"{name} against {what}", look))
     return found
-
-
-def _scaled(series: Series, scale: float) -> tuple[Floats | None, Floats | None]:
-    low, high = series.low, series.high
-    return (None, None) if low is None or high is None else (low * scale, high * scale)
 
 
 def load_grid(scenes: Sequence[Scene]) -> Grid:
@@ -96,7 +84,8 @@ def load_grid(scenes: Sequence[Scene]) -> Grid:
     for scene in scenes:
         for name, own in scene.runs.items():
             rate = _over_seeds(own, lambda found: found.request_rate)
-            good = [share(_over_seeds(own, _share_kept).value)] if promised else []
+            kept = _over_seeds(own, lambda found: found.goodput.share if found.goodput else UNKNOWN)
+            good = [share(kept.value)] if promised else []
             times = (1000 * _over_seeds(own, read).value for read in TIMES)
             busy = share(_over_seeds(own, lambda found: Estimate(found.engine.utilisation)).value)
             at = Cell(scene.place or scene.load.short, scene.load.value)
@@ -121,24 +110,15 @@ def _over_seeds(own: Sequence[Measured], read: Read) -> Estimate:
     return Spread.of_values(np.array([each.value for each in found])).estimate().cut()
 
 
-def _kept(found: Metrics) -> Estimate:
-    return found.goodput.rate if found.goodput else Estimate(float("nan"))
-
-
-def _share_kept(found: Metrics) -> Estimate:
-    return found.goodput.share if found.goodput else Estimate(float("nan"))
-
-
-def _series(scenes: Sequence[Scene], order: Sequence[str], read: Read) -> list[Series]:
+def _series(scenes: Sequence[Scene], order: Sequence[str], read: Read, scale: float = 1.0) -> list[Series]:
     found = []
     for colour, name in enumerate(order):
-        held = [
-            (scene.load.value, _over_seeds(scene.runs[name], read)) for scene in scenes if name in scene.runs
-        ]
-        x = np.array([load for load, _ in held])
-        y = np.array([estimate.value for _, estimate in held])
-        ends = [[np.nan if end is None else end for end in (each.low, each.high)] for _, each in held]
-        low, high = np.array(ends, float).T
+        held = [scene for scene in scenes if name in scene.runs]
+        each = [_over_seeds(scene.runs[name], read) for scene in held]
+        known = [(one.value, np.nan if one.low is None else one.low, np.nan if one.high is None else one.high)
+                 for one in each]  # fmt: skip
+        y, low, high = scale * np.array(known, float).T
+        x = np.array([scene.load.value for scene in held])
         found.append(Series(name, x, y, colour, "linked", low, high))
     return found
 

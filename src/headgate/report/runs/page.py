@@ -8,17 +8,15 @@ from dataclasses import replace
 from headgate.record.tables import Run
 from headgate.report.document import FOLDED, PAGE_ONLY, Block, Chapter, Drawn, Page, Section
 from headgate.report.numbers import number, plural, sentence
-from headgate.report.runs.fleet import fleet_figures
 from headgate.report.runs.gauges import gauge_blocks
 from headgate.report.runs.grids import differences, engines, fleets, latencies, overview, rates, run_facts
-from headgate.report.runs.groups import class_figures, class_grid, tenant_figures, tenant_grid
+from headgate.report.runs.groups import class_figures, class_grid, fleet_figures, tenant_figures, tenant_grid
 from headgate.report.runs.latency import distributions
 from headgate.report.runs.load import against_load, comparable, load_grid
-from headgate.report.runs.load_verdict import load_verdict
 from headgate.report.runs.origin import made, warnings
 from headgate.report.runs.scenes import Scene, what_differs
 from headgate.report.runs.timeline import ROWS, timeline
-from headgate.report.runs.verdict import scene_verdict
+from headgate.report.runs.verdict import load_verdict, scene_verdict
 from headgate.stats.comparison import Comparison
 
 MOST_CHAPTERS = 4  # scenes shown in full; of more, the highest loads
