@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from headgate.advisor.settings import SearchSettings
 from headgate.cli.pages import tell
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError
@@ -12,7 +13,6 @@ from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
     from headgate.advisor.capacity.slo import Level
-    from headgate.advisor.engines.plan import FleetOptions
 
 
 def find_engines(
@@ -20,7 +20,7 @@ def find_engines(
     routers: list[str],
     policies: list[str],
     levels: tuple[Level, ...],
-    options: FleetOptions,
+    options: SearchSettings,
     outputs: tuple[str | None, str | None],
 ) -> None:
     """Search, show, and write JSON and a report where asked; levels that no fleet keeps are refused then."""

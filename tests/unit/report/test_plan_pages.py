@@ -6,16 +6,22 @@ from itertools import pairwise
 from check_html import Reader, read
 
 from as_text import as_text
-from headgate.advisor.capacity.plan import Options, plan_capacity
+from headgate.advisor.capacity.plan import plan_capacity
 from headgate.advisor.capacity.slo import parse_levels
-from headgate.advisor.engines.plan import FleetOptions, plan_engines
+from headgate.advisor.engines.plan import plan_engines
 from headgate.advisor.engines.ways import Serving, make_ways
 from headgate.advisor.flags import plan_flags
 from headgate.advisor.fluid.plan import make_fluid_plan
-from headgate.advisor.fluid.settings import FleetWords, LevelWords, StepWords
+from headgate.advisor.settings import (
+    FleetSettings,
+    LevelSettings,
+    SearchSettings,
+    StepSettings,
+    WaitSettings,
+)
 from headgate.advisor.situation import situation
 from headgate.advisor.threshold import plan_threshold
-from headgate.advisor.wait.plan import Wishes, plan_wait
+from headgate.advisor.wait.plan import plan_wait
 from headgate.experiment.settings import experiment
 from headgate.report.document import Chapter, Drawn, Facts, Grid, Page, Section
 from headgate.report.html.page import render
@@ -61,7 +67,7 @@ def test_the_threshold_curve_has_its_optimum_at_the_bottom():
 def test_a_capacity_plan_has_a_bar_for_each_policy_and_the_bound():
     words = experiment({"prompt": 100.0, "output": 20.0, "requests": 60})
     plan = plan_capacity(
-        words, ["mixed", "v0"], parse_levels(["ttft=1s@p50"]), Options(seeds=1, precision=0.5), bar
+        words, ["mixed", "v0"], parse_levels(["ttft=1s@p50"]), SearchSettings(seeds=1, precision=0.5), bar
     )
     found = both(capacity_page(plan, ["plan", "capacity"]))
     assert "sustained (requests/s)" in found.text and "λ* =" in found.text
@@ -70,7 +76,7 @@ def test_a_capacity_plan_has_a_bar_for_each_policy_and_the_bound():
 
 def test_the_fewest_engines_are_shown_with_every_number_tried():
     words = experiment({"prompt": 200.0, "output": 40.0, "requests": 300, "slots": 32, "rate": 120.0})
-    ways, options = make_ways(["round-robin"], ["mixed"], words), FleetOptions(seeds=2)
+    ways, options = make_ways(["round-robin"], ["mixed"], words), SearchSettings(seeds=2)
     plan = plan_engines(words, ways, parse_levels(["ttft=25ms@p95"]), options, Serving.of(words), bar)
     page = both(engines_page(plan, ["plan", "capacity"]))
     sizes = plan.found[0].sizes
@@ -82,7 +88,7 @@ def test_the_fewest_engines_are_shown_with_every_number_tried():
 
 
 def test_a_wait_plan_has_its_thresholds_by_type_and_by_segment():
-    plan = plan_wait(experiment({"prompt": 200.0, "output": 60.0}), Wishes(load=0.8))
+    plan = plan_wait(experiment({"prompt": 200.0, "output": 60.0}), WaitSettings(load=0.8))
     text = both(wait_page(plan, ["plan", "wait"])).text
     assert "WAIT, where output lengths are known by type" in text and "memory: 812,144" in text
     assert "Nested WAIT, where they are not known" in text and "--policy nested-wait" in text
@@ -100,9 +106,9 @@ class bar:  # noqa: N801
 
 def test_a_fluid_plan_has_occupancies_and_the_frontier():
     classes = ("code:prompt=300,output=1000,rate=10", "paper:prompt=3000,output=400,rate=10")
-    fleet = FleetWords(classes, 20, 3, None, None, 1.0, 2.0, False)
-    steps = StepWords(None, False, "17.4ms", "6.2e-5", "22ms")
-    levels = LevelWords(None, None, "tokens", (), "prefill-fairness")
+    fleet = FleetSettings(classes=classes, engines=20)
+    steps = StepSettings(mixed_fixed="17.4ms", mixed_per_token="6.2e-5", solo_step="22ms")
+    levels = LevelSettings(frontier="prefill-fairness")
     answer = make_fluid_plan(experiment({"patience": 10.0}), fleet, steps, levels)
     found = both(fluid_page(answer, "prefill-fairness", ["plan", "fluid"]))
     assert "Class occupancies, planned" in found.text and "What the service level costs" in found.text

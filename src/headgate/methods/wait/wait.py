@@ -100,7 +100,7 @@ class Wait(Lockstep):
     def arrived(self, request: Request, now: float) -> None:
         """Count it; review the thresholds when enough have come."""
         super().arrived(request, now)
-        self._census.came(self._sorting.name(request), request.prompt, request.arrival)
+        self._census.came(self._sorting.name(request), request.prompt, request.queued)
         self._came += 1
         if not self.fixed and self._came >= self.review and self._memory and self._census.ended >= self.warm:
             self._came = 0
@@ -116,7 +116,7 @@ class Wait(Lockstep):
         for name, sizes in self.fixed.items():
             if len(sizes) > 1:
                 raise InputError(
-                    f"wait: {len(sizes)} thresholds {name and f'of type {name} '}where one is wanted; by "
+                    f"wait: {len(sizes)} thresholds {name and f'of type {name} '}where one is needed; by "
                     "segment they are for nested-wait"
                 )
 

@@ -63,11 +63,11 @@ class Replica(Residents):
     def receive(self, entry: Entry) -> bool:
         """A request joins the queue; False if it can never fit and is refused."""
         for hook in self.hear.arrived:
-            hook(entry, entry.arrival)
+            hook(entry, entry.queued)
         self.lease.arrival()
         if entry.prompt >= self.longest:
             self.lease.finish()
-            self._tell_finished(entry, entry.arrival, End.REFUSED)
+            self._tell_finished(entry, entry.queued, End.REFUSED)
             return False
         self.ledger.arrive(entry)
         return True

@@ -216,7 +216,7 @@ class FleetSimulator:
         if move.stage is Stage.DECODE:
             self._porter.bind(entry.id, station)
         else:
-            entry.arrival = self.now  # at that engine's queue
+            entry.queued = self.now
             self._at[entry.id] = station
             if move.stage is Stage.PREFILL:
                 station.replica.send_for_prompt(entry)

@@ -99,7 +99,7 @@ class Station:
     def settle(self) -> None:
         """The step has ended: those go whose last token came."""
         replica = self.replica
-        if self.sent and self.sent[0].arrival <= replica.last_start:
+        if self.sent and self.sent[0].queued <= replica.last_start:
             self._receive(replica.last_start)  # they came before the step that lets others go
         replica.settle()
 
@@ -190,7 +190,7 @@ class Station:
     def _receive(self, now: float) -> None:
         """Everybody who has come by now joins the queue; whoever has lost patience by now leaves."""
         sent, timers = self.sent, self.timers
-        while sent and sent[0].arrival <= now:
+        while sent and sent[0].queued <= now:
             self.replica.receive(sent.popleft())
         while timers and timers[0][0] <= now:
             self._give_up(*timers.pop(0))
