@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 GAP = 2  # spaces between columns; one where there is no room for two
 LEAST = 14  # letters that a column of words keeps when the table is too wide
+ASCII = str.maketrans("─↑↓±λθΔη", "-^v~ltDn")  # for streams that know no other letters
 STYLES = {"good": "green", "bad": "red", "best": "bold"}
 Part = doc.Page | doc.Chapter | doc.Section | doc.Grid | str
 
@@ -37,8 +38,10 @@ def show(part: Part, file: IO[str] | None = None, depth: int = doc.FOLDED) -> No
     lines = list(_lines(part, console.width, depth))
     while lines and not lines[-1].plain:
         lines.pop()
-    for before, line in zip([None, *lines], lines, strict=False):
-        if line.plain or (before is not None and before.plain):  # never two empty lines
+    for before, line in zip([_text(), *lines], lines, strict=False):
+        if not console.encoding.startswith("utf"):
+            line.plain = line.plain.translate(ASCII).encode("ascii", "replace").decode("ascii")
+        if line.plain or before.plain:  # never two empty lines
             console.print(line, soft_wrap=True)
 
 

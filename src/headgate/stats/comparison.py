@@ -81,7 +81,7 @@ def compare(
     With several seeds (the same, in the same order for every policy) differences are paired by seed.
     With one, they are paired within the run: means and percentiles by 20 batches of consecutive arrivals,
     rates by 20 equal shares of the finishes. Intervals are 95 % t intervals of the paired differences that
-    mind how neighbouring batches depend on each other (`errors.py`). The longest gap of one run against
+    mind how neighbouring batches depend on each other (`intervals.py`). The longest gap of one run against
     that of another has none. Each row says how it was paired.
     """
     if baseline not in runs:

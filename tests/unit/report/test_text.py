@@ -143,6 +143,12 @@ def test_colours_only_at_a_terminal_and_without_no_color(monkeypatch):
     assert "\x1b" not in plain.getvalue()
 
 
+def test_a_stream_that_knows_ascii_only_gets_that():
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    show("λ* ± 1 ─ ↑ 語", out)
+    assert out.buffer.getvalue() == b"l* ~ 1 - ^ ?\n"
+
+
 def test_reading_results_imports_nothing_heavy():
     code = (
         "import sys, headgate.report.terminal, headgate.stats.vllm_bench; "

@@ -47,12 +47,10 @@ def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
     if not math.isnan(metrics.tpot.mean.value):
         said += f", then one every {timed(metrics.tpot.mean.value)}"
     if metrics.goodput:
-        share = metrics.goodput.share
-        said += f"; {percent(share.value)} of the requests got what they were promised"
+        said += f"; {percent(metrics.goodput.share.value)} of the requests got what they were promised"
     busy = metrics.engine.utilisation
     spare = ", so there is time to spare" if busy < 0.8 else ""
-    said += f". The engine is busy {percent(busy)} of the time{spare}."
-    return ended + said
+    return f"{ended}{said}. The engine is busy {percent(busy)} of the time{spare}."
 
 
 def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
@@ -63,8 +61,7 @@ def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
         return "No request was served to its end, so there is nothing to compare."
     if all(other.verdict == TOO_FEW for other in served.others.values()):
         return f"Too few requests to tell the {of.many} apart: {_values(served, found)}."
-    winner = winner_of(served)
-    if winner is None:
+    if (winner := winner_of(served)) is None:
         return _nothing_to_gain(found, rows, of)
     gain = served.others[winner]
     said = f"{winner} serves {gain.percent.value:.1f} % more requests than {found.baseline}{percents(gain)}"
@@ -153,8 +150,8 @@ def _paid(rows: Mapping[str, Row], winners: Sequence[str]) -> str:
 
 def price(rows: Mapping[str, Row], winner: str) -> str:
     """What else changes with a gain; "" when nothing can be said."""
-    each = [_price(rows[metric], winner, name) for metric, name in MATTER.items() if metric in rows]
-    told = [part for part in each if part]
+    each = (_price(rows[metric], winner, name) for metric, name in MATTER.items() if metric in rows)
+    told = list(filter(None, each))
     return f", with {listed(told)}" if told else ""
 
 
