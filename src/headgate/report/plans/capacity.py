@@ -158,7 +158,7 @@ def _sizes(sizes: Sequence[tuple[FleetFound, Size]], checked: Sequence[Level]) -
         kept = valued(f"{size.kept}/{size.seeds}", size.kept, "good" if enough else "")
         shares = (_share(size, level) for level in checked)
         used = (valued(percent(part), 100 * part) for part in (size.seats.value, size.load))
-        rows.append(row(found.name, f"{size.engines:,}", kept, *shares, *used))
+        rows.append(row(found.name, valued(f"{size.engines:,}", size.engines, "words"), kept, *shares, *used))
     heads = ("router, policy", "engines", "seeds\nkept", *map(_short, checked), "seats", "of λ*")
     return Grid("", heads, tuple(rows), grouped=True)
 
