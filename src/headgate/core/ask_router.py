@@ -15,8 +15,9 @@ class Asking:
     """Asks a router, and has its moves and refusals carried out by the driver it was made for.
 
     While no request waits there is nothing to ask. A time at which the router wants to be asked again is
-    handed to the caller once; `woken` says that it may have come. In life time passes while a router thinks: there
-    a wake-up that lies in the past means `soonest` seconds from now, in simulation it is an error.
+    handed to the caller once; `woken` says that it may have come. Before real engines time passes
+    while a router thinks: there a wake-up in the past means `soonest` seconds from now. In simulation it is
+    an error.
     """
 
     __slots__ = ("_move", "_refuse", "_roster", "_router", "_set_role", "_set_wake", "_soonest", "_wake")

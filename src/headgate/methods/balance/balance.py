@@ -24,9 +24,9 @@ TOO_FULL = 1.25  # times the mean load, beyond which an engine passes its sessio
 class Balance(RoutePolicy):
     """Chooses an engine when a request arrives; it is sent there as soon as there is room.
 
-    The load of an engine is the sum of `weigh` over the requests assigned to it that have not left. Weights are
-    stored with the request, because what is known of its prompt may change. Engines that are down or take
-    prompts or decodes only are not chosen; if all are, requests wait for one of them.
+    The load of an engine is the sum of `weigh` over the requests assigned to it that have not left. Weights
+    are stored with the request, because what is known of its prompt may change. Engines that are down or
+    take prompts or decodes only are not chosen; if all are, requests wait for one of them.
     """
 
     sends_at_once = True
