@@ -22,7 +22,7 @@ FLOWS = (
     Flow("chat", 60.0, 40.0, 2.0),
 )
 PLAN = plan_fluid(Instance(FLOWS, Pace(4, 64, 0.02, 1e-4, 40.0), Prices(0.1, 0.2)))
-routers = st.sampled_from([name for name in ROUTE])
+routers = st.sampled_from([*ROUTE, *("split", "service-level", "service-level-general", "online") * 2])
 seats = st.integers(1, 4)
 ENDS = st.sampled_from(End)
 LIMITS = {kind: ClassLimits(3, 20.0) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""The one implementation of Fleet: who waits, who is where, kept by O(1) transitions.
+"""The one implementation of Fleet: waiting requests and their engines, kept by O(1) transitions.
 
 Drivers feed it transitions and it refuses those that cannot be: a seat taken twice, a request that is not
 there. Engines with room stand in lists from which a router can draw by position, so neither a transition nor
@@ -41,13 +41,13 @@ class Roster:
         self.now = 0.0
         self.queues: dict[str, OrderedDict[int, Request]] = {kind: OrderedDict() for kind in kinds}
         self.handoff: OrderedDict[int, Request] = OrderedDict()
-        self.places: dict[int, Stay] = {}  # everybody who was sent somewhere and has not left
+        self.places: dict[int, Stay] = {}  # requests that were sent to an engine and have not left
         self.prefilling = dict.fromkeys(kinds, 0)
         self.replicas: list[Seat] = []
         self.retired: set[int] = set()
         self._idle: dict[str, Pool] = {}
         self._open: dict[str, Pool] = {}
-        self.waiting: dict[int, Request] = {}  # everybody in `queues`
+        self.waiting: dict[int, Request] = {}  # all requests in `queues`
         self.idle: dict[str, list[int]] = {}
         self.open: dict[str, list[int]] = {}
         self.free_seats = 0
@@ -126,7 +126,7 @@ class Roster:
         self.queues[request.kind][request.id] = request
 
     def leave(self, request: Request) -> None:
-        """One who waits, before its prompt or before its decode, goes away."""
+        """A request that waits, before its prompt or before its decode, leaves."""
         if self.waiting.pop(request.id, None) is None:
             del self.handoff[request.id]
             del self.places[request.id]
@@ -146,14 +146,14 @@ class Roster:
         self.queues[request.kind].move_to_end(request.id, last=False)
 
     def waiting_one(self, id: int) -> Request:
-        """One who waits for its prompt, by number."""
+        """A request that waits for its prompt, by number."""
         found = self.waiting.get(id)
         if found is None:
             raise RunError(f"request {id} does not wait for its prompt and cannot be turned away")
         return found
 
     def find(self, move: Move) -> tuple[Request, Seat]:
-        """Who is moved and where to, if they may be."""
+        """The request that is moved and its engine, if the move is allowed."""
         if not 0 <= move.replica < len(self.replicas):
             raise RunError(f"{move}: there are {len(self.replicas)} engines")
         seat = self.replicas[move.replica]

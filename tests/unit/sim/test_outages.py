@@ -72,7 +72,7 @@ def revenue(router, start, engines, away=()):
 
 
 def test_online_plans_for_the_engines_that_are_left():
-    """A quarter of the fleet fails, and with it engines that take prompts: as good as 15 that never were 20."""
+    """A quarter of the fleet fails, with it engines that take prompts: as good as 15 that never were 20."""
     start, fewer = instance(1.0, 1.0), instance(20 / 15, 20 / 15)
     plan, away = plan_fluid(start), [Outage(engine, 100.0, 500.0) for engine in range(5)]
     assert Online(plan, 20, draws(0)).roles(20)[:5] == (MIXED,) * 5

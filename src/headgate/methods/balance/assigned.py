@@ -1,4 +1,4 @@
-"""What routers that choose an engine at once keep: who was given to it and waits, and whose load is least."""
+"""State of routers that choose an engine at once: assigned requests that wait, and the least load."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SPARE = 64  # rows of the heap beyond some per engine before it is made anew
 class Lines:
     """Requests that were given to an engine and are not sent there yet, first come first served.
 
-    Where engines take whatever they are sent, nobody ever waits in one.
+    Where engines take whatever they are sent, no request ever waits in one.
     """
 
     def __init__(self, engines: Iterable[int], has_room: Callable[[Replica], bool]) -> None:
         self._lines: dict[int, OrderedDict[int, Request]] = {engine: OrderedDict() for engine in engines}
         self._has_room = has_room
-        self._given: dict[int, int] = {}  # who waits in which line
+        self._given: dict[int, int] = {}  # request: its line
         self._touched: list[int] = []  # engines on which something has changed
 
     def give(self, request: Request, engine: int, first: bool = False) -> None:
@@ -59,7 +59,7 @@ class Lines:
         return found
 
     def next(self, fleet: Fleet) -> tuple[int, int] | None:
-        """Somebody whose engine has room, and that engine; None: nobody now."""
+        """A request whose engine has room, and that engine; None: there is none now."""
         while self._touched:
             engine = self._touched[-1]
             line = self._lines[engine]

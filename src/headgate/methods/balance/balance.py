@@ -24,9 +24,9 @@ TOO_FULL = 1.25  # times the mean load, beyond which an engine passes its sessio
 class Balance(RoutePolicy):
     """Chooses an engine when a request arrives; it is sent there as soon as there is room.
 
-    The load of an engine is what `weigh` says of everybody who was given to it and has not left. Weights are
-    stored with the request, because what is known of its prompt may change. Engines that are down or take
-    prompts or decodes only are not chosen; if all are, requests wait for one of them.
+    The load of an engine is the sum of `weigh` over the requests assigned to it that have not left. Weights
+    are stored with the request, because what is known of its prompt may change. Engines that are down or
+    take prompts or decodes only are not chosen; if all are, requests wait for one of them.
     """
 
     sends_at_once = True
@@ -37,7 +37,7 @@ class Balance(RoutePolicy):
         self.engines = engines
         self.open: Sequence[int] = range(engines)  # those that may be chosen
         self.loads = Loads(range(engines))
-        self._weights: dict[int, tuple[int, int]] = {}  # who weighs how much on which engine
+        self._weights: dict[int, tuple[int, int]] = {}  # request: its weight and engine
         self._lines = Lines(range(engines), lambda replica: replica.idle)
 
     def choose(self, request: Request) -> int:
@@ -87,7 +87,7 @@ class Balance(RoutePolicy):
             self._lines.touch(engine)
 
     def route(self, fleet: Fleet) -> Routing:
-        """Somebody whose engine has room, in the order they were given to it."""
+        """A request whose engine has room, in the order of assignment."""
         found = self._lines.next(fleet)
         return STAY if found is None else Routing((Move(*found),))
 

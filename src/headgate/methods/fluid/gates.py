@@ -47,7 +47,7 @@ class Gated(RoutePolicy):
         self._apart: set[int] = set()  # prompts in service whose output will ask for a place
 
     def moved(self, request: Request, move: Move, now: float) -> None:
-        """The rules hear who entered and who found a seat."""
+        """Notify gate and placement of a request that entered or found a seat."""
         if move.stage is not Stage.DECODE:
             self.admission.entered(request, now)
             if move.stage is Stage.PREFILL:
@@ -182,7 +182,7 @@ class ServiceLevelRoute(Partitioned):
 
 
 class GeneralRoute(ServiceLevelRoute):
-    """The same for plans in which people wait for decode seats (EC.6): who gets one is drawn by kind."""
+    """The same for plans with a queue before decode (EC.6): the kind that gets a seat is drawn."""
 
     PLACEMENT = ByPoolAndKind
 

@@ -66,12 +66,12 @@ class Split(RoutePolicy):
             self._give_decode(request)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
-        """It weighs on nobody any more."""
+        """It no longer counts as load."""
         self._prompt_ended(request)
         self._decode_ended(request)
 
     def left(self, request: Request, now: float, how: End) -> None:
-        """Nor does one who went away."""
+        """Nor does a request that left."""
         self._prompts.drop(request.id)
         self._decodes.drop(request.id)
         self._prompt_ended(request)
