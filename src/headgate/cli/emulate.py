@@ -115,7 +115,13 @@ def _serve(options: Options) -> None:
     from headgate.live.emulate.serve import run
 
     logging.basicConfig(format="headgate: %(message)s", level=logging.WARNING)
-    run(options, lambda line: print(f"headgate emulate: {line}", flush=True))
+    run(options, _say)
+
+
+def _say(line: str) -> None:
+    """In one write: several processes may share the terminal."""
+    sys.stdout.write(f"headgate emulate: {line}\n")
+    sys.stdout.flush()
 
 
 def _several(options: Options, processes: int) -> int:

@@ -182,9 +182,10 @@ class Emulators(Sequence[str]):
 
     def describe(self) -> list[str]:
         """One line about each port."""
-        lines = [
-            f"{port.url}  {port.place.made.model}, {len(port.place.engines)} engine(s)" for port in self.ports
-        ]
+        lines = []
+        for port in self.ports:
+            count = len(port.place.engines)
+            lines.append(f"{port.url}  {port.place.made.model}" + (f", {count} ranks" if count > 1 else ""))
         return [*lines, f"{self.admin_url}  admin"] if self.admin_url else lines
 
     def go(self) -> None:
