@@ -16,11 +16,13 @@ ASK = {"do_remote_decode": True}
 
 
 async def post(client, url, **body):
+    """One completion of the prompt."""
     async with client.post(f"{url}/v1/completions", json={"prompt": PROMPT, **body}) as told:
         return await told.json()
 
 
 async def main():
+    """Prefill on engine 0, decode on engine 1, twice with the same parameters."""
     async with (
         emulated(engines=2, card="cal-h200-qwen3-8b", policy="eb+", speed=20) as urls,
         aiohttp.ClientSession() as client,

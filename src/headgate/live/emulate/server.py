@@ -17,11 +17,13 @@ from headgate.live.emulate.clock import Clock, VirtualClock, WallClock
 from headgate.live.emulate.engine import EmulatedEngine
 from headgate.live.emulate.faults import Faults
 from headgate.live.emulate.front import application
-from headgate.live.emulate.options import Made, Options
+from headgate.live.emulate.made import Made
+from headgate.live.emulate.options import Options
 from headgate.live.emulate.peers import Peers
 from headgate.live.emulate.place import Place
 from headgate.live.emulate.problems import busy
 from headgate.live.emulate.tokens import tokens_by
+from headgate.settings_base import checked
 
 LOG = logging.getLogger("headgate.emulate")
 HEAD_PATIENCE = 30.0  # seconds until a new connection must have sent its first request
@@ -241,8 +243,8 @@ def _crasher(port: Port) -> Callable[[], None]:
 
 @asynccontextmanager
 async def emulated(options: Options | None = None, **words: Any) -> AsyncIterator[Emulators]:
-    """Emulators for the time of an `async with` block; takes the fields of `Options`."""
-    running = await start(options or Options(**words))
+    """Emulators for the time of an `async with` block; takes the fields of `Options`, on free ports."""
+    running = await start(options or checked(Options, {"port": 0} | words))
     try:
         yield running
     finally:
