@@ -193,7 +193,10 @@ def test_no_crumbs_where_every_engine_prefills():
         (["--class", "code:prompt=0,output=1000,rate=1"], "prompt is 0 tokens; give more than 0"),
         (["--class", "code:prompt=300,rate=1"], "--class code: output is missing"),
         (["--class", "code:prompt=300,output=many,rate=1"], "output='many' is not a finite number"),
-        (["--class", "code:prompts=300"], "unknown word of --class code 'prompts'; did you mean 'prompt'?"),
+        (
+            ["--class", "code:prompts=300"],
+            "unknown setting of --class code 'prompts'; did you mean 'prompt'?",
+        ),
         (["--class", "code:prompt"], "'prompt' is not NAME=VALUE"),
         (["--class", "code:rate=1,rate=2"], "rate is given twice"),
         (["--class", "code"], "is not NAME:prompt=TOKENS"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headgate.advisor.flags import QUEUE_SINCE, Checked, FlagsPlan
 from headgate.advisor.situation import Situation
 from headgate.advisor.threshold import WITHIN_ERROR, Predicted, ThresholdPlan
+from headgate.estimators.trend import HazardTrend
 from headgate.methods.eb.thresholds import Threshold
 from headgate.report.terminal.tables import number, time_unit
 
@@ -79,6 +80,8 @@ def _facts(plan: ThresholdPlan) -> Table:
     share = lengths.output / lengths.total
     table = columns(2)
     table.add_row("Lengths", _lengths(about))
+    if plan.trend is not None:
+        table.add_row("Hazard", _trend(plan.trend))
     prefill = f"{timed(costs.prefill_fixed)} + {timed(costs.prefill_per_token)} per prompt token"
     decode = f"{timed(costs.decode_fixed)} + {timed(costs.decode_per_request)} per request"
     mixed = f"{timed(costs.mixed_fixed)} + {timed(costs.mixed_per_token(share))} per token"
@@ -93,6 +96,14 @@ def _facts(plan: ThresholdPlan) -> Table:
     for note in plan.notes:
         table.add_row("Note", note)
     return table
+
+
+def _trend(trend: HazardTrend) -> str:
+    """Whether long outputs are more likely to end, and how sure that is."""
+    line = trend.line
+    chances = f"Mann-Kendall p = {trend.ranks.chance:.2g}, regression p = {trend.slope_chance:.2g}"
+    fitted = f"{line.base:.3g} {'-' if line.slope < 0 else '+'} {abs(line.slope):.3g} per token of age"
+    return f"{trend.verdict} with the age of an output ({chances}); {fitted}, up to {line.through:,} tokens"
 
 
 def _lengths(about: Situation) -> str:
