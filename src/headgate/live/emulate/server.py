@@ -130,7 +130,8 @@ class Port:
 
 def _hurry(handler: Any) -> None:
     """Nobody may hold a connection without ever having sent a request."""
-    if handler.transport is not None and handler._current_request is None and not handler._request_count:
+    silent = getattr(handler, "_current_request", None) is None and not getattr(handler, "_request_count", 1)
+    if silent and handler.transport is not None:
         handler.transport.close()
 
 
