@@ -85,6 +85,23 @@ def test_real_time_runs_at_the_cards_speed_and_speed_scales_it():
     run(main())
 
 
+def test_an_emulator_that_is_always_late_still_answers_others():
+    """A step of a microsecond cannot be kept; whoever asks meanwhile must not wait for the end of it."""
+
+    async def main():
+        async with emulated(**SMALL, speed=1e5) as urls, session() as client:
+            body = {"prompt": "x", "max_tokens": 15_000, "ignore_eos": True}
+            long = asyncio.create_task(post(client, urls[0], body))
+            await until(lambda: urls.engines[0].tally.generation_tokens > 0)
+            async with client.get(urls[0] + "/health") as told:
+                assert told.status == 200
+            assert not long.done() and urls.engines[0].running == 1
+            status, found = await long
+            assert status == 200 and found["usage"]["completion_tokens"] == 15_000
+
+    run(main())
+
+
 def test_metrics_count_what_was_done():
     async def main():
         async with emulated(**FAST) as urls, session() as client:

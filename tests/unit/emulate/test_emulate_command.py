@@ -68,10 +68,10 @@ def test_a_crash_is_the_end_of_the_process():
     [
         (["--card", "no-such-card"], "no-such-card"),
         (["--policy", "mixd"], "did you mean 'mixed'?"),
-        (["--slots", "0"], "slots=0"),
+        (["--slots", "0"], "slots: 0 is not allowed"),
         (["--speed", "0"], "speed"),
         (["--fault", "nothing"], "unknown fault"),
-        (["--engines", "0"], "engines=0"),
+        (["--engines", "0"], "engines: 0 is not allowed"),
         (["--hold", "3"], "--virtual"),
         (["--kv-load-failure", "x"], "recompute"),
         (["--processes", "2"], "--port"),

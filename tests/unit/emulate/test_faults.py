@@ -74,6 +74,22 @@ def test_in_the_middle_of_a_stream():
     served(test)
 
 
+def test_in_place_of_an_answer_that_is_not_streamed():
+    async def test(client, urls):
+        for fault in ("drop=3", "reset-mid-event=3"):
+            with pytest.raises(aiohttp.ClientError):
+                await post(client, urls[0], BODY, **{"x-emulate-fault": fault})
+        status, _ = await post(client, urls[0], BODY, **{"x-emulate-fault": "error-event"})
+        assert status == 500
+        waiting = asyncio.create_task(post(client, urls[0], BODY, **{"x-emulate-fault": "stall"}))
+        await until(lambda: urls.engines[0].tally.ended_by["length"] == 3)
+        assert not waiting.done()
+        waiting.cancel()
+        await until(lambda: urls.ports[0].place.inside == 0)
+
+    served(test)
+
+
 def test_a_stall_keeps_the_connection_open_until_the_client_leaves():
     async def test(client, urls):
         got = b""

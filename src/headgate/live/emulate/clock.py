@@ -109,8 +109,10 @@ class WallClock:
         return self._date + when / self.speed
 
     async def until(self, when: float, alarm: Alarm) -> float:
-        """Wait; an alarm that rings early is no reason to leave."""
+        """Wait; an alarm that rings early is no reason to leave. Others run once even when it is late."""
         due = self._origin + when / self.speed
+        if due - perf_counter() <= NOTHING_LEFT:
+            await asyncio.sleep(0)
         while (left := due - perf_counter()) > NOTHING_LEFT:
             await alarm.sleep(left)
         return perf_counter() - due

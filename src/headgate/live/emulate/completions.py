@@ -122,6 +122,8 @@ async def _answer(
             engine.abort(job)
     if answer.error is not None:
         raise ProblemError(answer.error, 500)
+    if fault is not None:
+        await _strike_late(request, fault)
     params = place.exports[rank].params(answer.jobs[0]) if answer.jobs[0].export else None
     return _whole(answer.whole(params), fault)
 
@@ -209,6 +211,15 @@ async def _close(response: web.StreamResponse, answer: Stream, fault: Fault | No
         await response.write(closing)
     await response.write_eof()
     return response
+
+
+async def _strike_late(request: web.Request, fault: Fault) -> None:
+    """Faults of a stream, for an answer in one piece: it never comes, or the connection ends instead."""
+    if fault.kind == "stall":
+        await asyncio.Event().wait()
+    if fault.kind in ("drop", "reset-mid-event") and request.transport is not None:
+        request.transport.abort()
+        raise ConnectionResetError
 
 
 def _whole(body: dict[str, Any], fault: Fault | None) -> web.Response:

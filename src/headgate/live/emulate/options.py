@@ -1,140 +1,97 @@
-"""What an emulator is made of: a card, a policy, an engine's limits, and what its answers are."""
+"""Options of an emulator, each declared once; `headgate emulate` derives its flags from them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import inf
+from typing import Annotated, Literal, Self
 
-import numpy as np
+from pydantic import Field, model_validator
 
-from headgate.core.errors import InputError
-from headgate.core.policy import BatchPolicy
-from headgate.cost.card import Card, load_card
-from headgate.methods.make import make_policy, split_name
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.of_card import engine_of_card
-from headgate.workloads.bundled import BUNDLED, bundled
-from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
-from headgate.workloads.traces import read_trace
+from headgate.settings_base import (
+    Count,
+    Delay,
+    NotNegative,
+    Positive,
+    SettingsModel,
+    Switch,
+    Tokens,
+    declared,
+)
 
-DEFAULT_LAW, DEFAULT_MEAN = "uniform", 512.0
+ENGINE, SERVER, OUTPUT, FAULTS, KV = "Engine", "Server", "Answers", "Faults", "KV transfer"
+MIB = 1024 * 1024
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Engines = Annotated[int, Field(strict=True, ge=1, le=1024)]
 
 
-@dataclass(frozen=True)
-class Options:
-    """All that can be said of an emulator; `emulated` and `headgate emulate` take the same names."""
+class Options(SettingsModel):
+    """All that can be said of an emulator, on the command line or to `emulated`."""
 
-    card: str = "h200-qwen3-8b"
-    policy: str = "mixed"  # NAME or NAME:PARAMETER=VALUE,...
-    slots: int | None = None
-    budget: int | None = None
-    kv_tokens: int | None = None
-    block: int | None = None
-    model_len: int | None = None
-    asynchronous: bool = False
+    card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "h200-qwen3-8b")
+    policy: str = declared(ENGINE, "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS", "mixed")
+    slots: Count | None = declared(ENGINE, "requests at once, vLLM's max_num_seqs (default: 256)")
+    budget: Count | None = declared(
+        ENGINE, "tokens in one step, vLLM's max_num_batched_tokens (default: 8192)"
+    )
+    kv_tokens: Count | None = declared(ENGINE, "KV memory in tokens (default: the card's)")
+    block: Count | None = declared(ENGINE, "KV tokens per block (default: the card's)")
+    model_len: Count | None = declared(
+        ENGINE, "most tokens of one request, prompt and output (default: the card's)"
+    )
+    asynchronous: Switch = declared(ENGINE, "compose a step while the one before runs, as vLLM does", False)
 
-    engines: int = 1
-    ranks: bool = False  # one port for all engines, as vLLM's data-parallel ranks
-    host: str = "127.0.0.1"
-    port: int = 0  # 0: any free one
-    speed: float = 1.0
-    virtual: bool = False
-    hold: int = 0  # with a virtual clock: run when so many requests are there
+    host: str = declared(SERVER, "address to listen on", "127.0.0.1")
+    port: Port = declared(SERVER, "first port; 0: any free one", 8000)
+    engines: Engines = declared(SERVER, "so many engines, on ports from --port on", 1)
+    ranks: Switch = declared(SERVER, "all engines on one port, as data-parallel ranks", False)
+    speed: Positive = declared(SERVER, "so many times faster than real time", 1.0)
+    virtual: Switch = declared(SERVER, "virtual clock: answer at once, and stamp virtual times", False)
+    hold: Count | None = declared(SERVER, "with --virtual: begin when so many requests are there")
+    max_queued: Count | None = declared(SERVER, "503 when so many wait, vLLM's --max-num-queued-reqs")
+    max_queued_tokens: Count | None = declared(SERVER, "the same in prompt tokens")
+    max_requests: Count = declared(SERVER, "503 beyond so many requests in flight at a port", 4096)
+    max_connections: Count = declared(SERVER, "503 beyond so many connections of a port", 10_000)
+    body_limit: Count = declared(SERVER, "bytes of one body; beyond, 413", 32 * MIB)
+    max_bytes: Count = declared(SERVER, "503 beyond so many bytes of bodies being read", 256 * MIB)
+    shutdown_timeout: Delay = declared(SERVER, "time to drain after SIGTERM (default: 30s)", 30.0)
+    admin_port: Port | None = declared(SERVER, "port of the admin calls (default: none)")
+    admin_host: str = declared(SERVER, "its address", "127.0.0.1")
 
-    model: str | None = None  # the name it is served by; default: the card's model
-    tokenizer: str | None = None
-    output: float | None = None  # mean output tokens, where the client does not decide
-    output_law: str | None = None  # fixed, uniform, geometric, gamma, lognormal, lengths=FILE
-    trace: str | None = None  # output lengths from a trace
-    echo: bool = False
+    model: str | None = declared(OUTPUT, "name of the model (default: the card's)")
+    tokenizer: str | None = declared(OUTPUT, "tokenizer.json or its folder (default: 4 bytes are a token)")
+    output: Tokens | None = declared(OUTPUT, "mean output tokens, where clients do not decide")
+    output_law: str | None = declared(
+        OUTPUT, "fixed, uniform, geometric, gamma, lognormal, lengths=FILE (default: uniform)"
+    )
+    trace: str | None = declared(OUTPUT, "output lengths drawn from a trace, such as azure-conv")
+    echo: Switch = declared(OUTPUT, "answer with the prompt", False)
 
-    max_queued: int | None = None  # requests that may wait, vLLM's --max-num-queued-reqs
-    max_queued_tokens: int | None = None
-    max_requests: int = 4096  # in flight at one port; more get 503
-    max_connections: int = 10_000  # of one port
-    body_limit: int = 32 * 1024 * 1024
-    max_bytes: int = 256 * 1024 * 1024  # of bodies being read at one port
+    fail_rate: Share = declared(FAULTS, "this share of the requests gets --fault", 0.0)
+    fault: str = declared(FAULTS, "503, drop=20, stall=5, ...", "500")
+    stall_at: Count | None = declared(FAULTS, "every stream stops after so many tokens")
+    crash_after: Count | None = declared(FAULTS, "the engine dies after so many tokens")
+    slow_start: Delay = declared(FAULTS, "seconds before anything listens", 0.0)
+    fault_header: Switch = declared(FAULTS, "requests may name their fault: x-emulate-fault", True)
 
-    kv_lease: float = 30.0  # emulated seconds that KV is kept for another engine
-    kv_load_failure: str = "fail"  # or recompute
-    kv_hosts: tuple[str, ...] = ()  # from which KV may be read, beside this machine
-    kv_connector: bool = True
-    transfer_delay: float = 0.002
-    transfer_per_token: float = 147456 / 50e9
+    kv_connector: Switch = declared(KV, "answer kv_transfer_params, as with NixlConnector", True)
+    kv_lease: Delay = declared(KV, "emulated time that KV is kept for another engine (default: 30s)", 30.0)
+    kv_load_failure: Literal["fail", "recompute"] = declared(
+        KV, "when KV cannot be read: fail or recompute", "fail"
+    )
+    kv_hosts: tuple[str, ...] = declared(
+        KV, "another machine from which KV may be read", (), flag="--kv-host"
+    )
+    transfer_delay: Delay = declared(KV, "to copy KV: before the first byte (default: 2ms)", 0.002)
+    transfer_per_token: NotNegative = declared(
+        KV, "to copy KV: seconds per token (default: 147456 bytes at 50 GB/s)", 147456 / 50e9
+    )
 
-    fail_rate: float = 0.0
-    fault: str = "500"  # what the failing ones get
-    fault_header: bool = True
-    stall_at: int | None = None
-    crash_after: int | None = None
-    slow_start: float = 0.0  # real seconds during which nobody listens
-    shutdown_timeout: float = 30.0  # real seconds in which running requests may end after SIGTERM
-    admin_port: int | None = None  # None: no admin port; 0: any free one
-    admin_host: str = "127.0.0.1"
-    extra: tuple[object, ...] = field(default=(), repr=False)  # more observers, for tests
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.engines <= 1024:
-            raise InputError(f"engines={self.engines}; give 1 to 1024")
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
         if self.port and not self.ranks and self.port + self.engines > 65536:
-            raise InputError(
+            raise ValueError(
                 f"port {self.port} leaves no room for {self.engines} engines; choose a lower one"
             )
-        if self.kv_load_failure not in ("fail", "recompute"):
-            raise InputError(f"kv_load_failure {self.kv_load_failure!r}; choose fail or recompute")
         if self.hold and not self.virtual:
-            raise InputError("--hold is for a virtual clock; add --virtual or drop it")
-        for name in ("kv_lease", "shutdown_timeout", "slow_start", "transfer_delay", "transfer_per_token"):
-            if not 0 <= getattr(self, name) < inf:
-                raise InputError(f"{name}={getattr(self, name)}; give a time of 0 s or more")
-        for name in ("max_requests", "max_connections", "body_limit", "max_bytes"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)}; give at least 1")
-
-
-class Made:
-    """Options turned into objects, checked before anything listens."""
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.card: Card = load_card(options.card)
-        for name in ("slots", "budget", "kv_tokens", "block", "model_len"):
-            value = getattr(options, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}={value}; give at least 1")
-        self.engine: Engine = engine_of_card(
-            self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
-        )
-        self.model = options.model or self.card.model
-        self.lengths = OutputLengths(options)
-        self.policy()
-
-    def policy(self) -> BatchPolicy:
-        """A fresh one."""
-        name, settings = split_name(self.options.policy)
-        return make_policy(name, settings, self.engine)[0]
-
-
-class OutputLengths:
-    """How long an answer is where the client does not say: the same for the same prompt, on every engine."""
-
-    def __init__(self, options: Options) -> None:
-        self.decides = bool(options.output or options.output_law or options.trace)
-        self._trace: list[int] | None = None
-        self._law: LengthLaw | None = None
-        if options.trace is not None:
-            name = options.trace
-            workload = bundled(name) if name in BUNDLED else read_trace(name)[0]
-            self._trace = workload.output.tolist()
-        else:
-            law = options.output_law or DEFAULT_LAW
-            mean = options.output if law.startswith(FROM_FILE) else options.output or DEFAULT_MEAN
-            self._law = length_law(law, mean)
-
-    def draw(self, mark: int, choice: int) -> int:
-        """The length of the answer to a prompt with this fingerprint."""
-        generator = np.random.default_rng((mark, choice))
-        if self._trace is not None:
-            return self._trace[int(generator.integers(len(self._trace)))]
-        assert self._law is not None
-        return int(self._law.draw(1, generator)[0])
+            raise ValueError("--hold is for a virtual clock; add --virtual or drop it")
+        return self

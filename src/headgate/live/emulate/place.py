@@ -9,12 +9,11 @@ from hashlib import sha256
 
 from aiohttp import web
 
-from headgate.core.policy import Observer
 from headgate.live.emulate.clock import Clock
 from headgate.live.emulate.engine import EmulatedEngine
 from headgate.live.emulate.faults import Fault, Faults
 from headgate.live.emulate.kv import Exports
-from headgate.live.emulate.options import Made
+from headgate.live.emulate.made import Made
 from headgate.live.emulate.peers import Peers
 from headgate.live.emulate.problems import busy
 from headgate.live.emulate.tokens import Tokens
@@ -28,11 +27,8 @@ class Place:
     def __init__(self, made: Made, clock: Clock, tokens: Tokens, peers: Peers, ranks: int) -> None:
         options = made.options
         self.made, self.clock, self.tokens, self.peers = made, clock, tokens, peers
-        observers = tuple(each for each in options.extra if isinstance(each, Observer))
         self.engines = [
-            EmulatedEngine(
-                made.engine, made.policy(), clock, asynchronous=options.asynchronous, observers=observers
-            )
+            EmulatedEngine(made.engine, made.policy(), clock, asynchronous=options.asynchronous)
             for _ in range(ranks)
         ]
         for engine in self.engines:
@@ -50,7 +46,7 @@ class Place:
         self.bytes = 0  # of bodies being read
         self.draining = False
         self.fingerprint = f"vllm-0.32.0-{sha256(made.model.encode()).hexdigest()[:8]}"
-        self._held = options.hold
+        self._held = options.hold or 0
         if self._held:
             for engine in self.engines:
                 engine.hold()

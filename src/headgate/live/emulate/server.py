@@ -17,11 +17,13 @@ from headgate.live.emulate.clock import Clock, VirtualClock, WallClock
 from headgate.live.emulate.engine import EmulatedEngine
 from headgate.live.emulate.faults import Faults
 from headgate.live.emulate.front import application
-from headgate.live.emulate.options import Made, Options
+from headgate.live.emulate.made import Made
+from headgate.live.emulate.options import Options
 from headgate.live.emulate.peers import Peers
 from headgate.live.emulate.place import Place
 from headgate.live.emulate.problems import busy
 from headgate.live.emulate.tokens import tokens_by
+from headgate.settings_base import checked
 
 LOG = logging.getLogger("headgate.emulate")
 HEAD_PATIENCE = 30.0  # seconds until a new connection must have sent its first request
@@ -128,7 +130,8 @@ class Port:
 
 def _hurry(handler: Any) -> None:
     """Nobody may hold a connection without ever having sent a request."""
-    if handler.transport is not None and handler._current_request is None and not handler._request_count:
+    silent = getattr(handler, "_current_request", None) is None and not getattr(handler, "_request_count", 1)
+    if silent and handler.transport is not None:
         handler.transport.close()
 
 
@@ -182,9 +185,10 @@ class Emulators(Sequence[str]):
 
     def describe(self) -> list[str]:
         """One line about each port."""
-        lines = [
-            f"{port.url}  {port.place.made.model}, {len(port.place.engines)} engine(s)" for port in self.ports
-        ]
+        lines = []
+        for port in self.ports:
+            count = len(port.place.engines)
+            lines.append(f"{port.url}  {port.place.made.model}" + (f", {count} ranks" if count > 1 else ""))
         return [*lines, f"{self.admin_url}  admin"] if self.admin_url else lines
 
     def go(self) -> None:
@@ -240,8 +244,8 @@ def _crasher(port: Port) -> Callable[[], None]:
 
 @asynccontextmanager
 async def emulated(options: Options | None = None, **words: Any) -> AsyncIterator[Emulators]:
-    """Emulators for the time of an `async with` block; takes the fields of `Options`."""
-    running = await start(options or Options(**words))
+    """Emulators for the time of an `async with` block; takes the fields of `Options`, on free ports."""
+    running = await start(options or checked(Options, {"port": 0} | words))
     try:
         yield running
     finally:
