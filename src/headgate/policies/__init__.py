@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
+from headgate.methods.keep.policy import Keep
 from headgate.policies.adaptive import AdaptiveExclusive
 from headgate.policies.balance import (
     Affinity,
@@ -44,6 +45,7 @@ __all__ = [
     "AdaptiveExclusive",
     "Exclusive",
     "Hybrid",
+    "Keep",
     "LookAhead",
     "Mixed",
     "NestedWait",
@@ -72,6 +74,7 @@ BATCH: dict[str, type[BatchPolicy]] = {
     "wait": Wait,
     "nested-wait": NestedWait,
     "look-ahead": LookAhead,
+    "keep": Keep,
 }
 
 ROUTE: dict[str, type[RoutePolicy]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headgate.core.errors import InputError
-from headgate.core.policy import Steps
+from headgate.core.plan import NONE, Plan
 from headgate.core.view import View
 from headgate.cost.model import Shape, StepCost
 
@@ -52,13 +52,16 @@ class Pieces:
         after = self._cost.seconds(Shape(decodes, held + decodes))
         return self._largest(self.max_gap - after, view.limits.batch_tokens)
 
-    def ran(self, steps: Steps) -> None:
-        """Count the piece down; the decode step after it ends the debt."""
-        if steps.decodes:
+    def composed(self, plan: Plan) -> None:
+        """Count the piece down; the decode step after it ends the debt.
+
+        Steps count when they are composed: an asynchronous engine composes the next one before this has run.
+        """
+        if plan.decode is not NONE:
             self.decodes_are_due = False
         elif self._left:
-            self._left -= len(steps.ends)
-            self.decodes_are_due = self._left <= 0
+            self._left -= 1
+            self.decodes_are_due = not self._left
 
     def end(self) -> None:
         """The refill is complete, wherever its last piece stands."""

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.core.ledger import Entry, Ledger
-from headgate.core.policy import Steps
+from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.view import Limits
 from headgate.cost.model import Shape
 from headgate.drivers.engine import Engine
@@ -62,12 +62,12 @@ def test_a_piece_leaves_time_for_the_decodes_there_are():
 def test_decodes_are_due_after_the_last_step_of_a_piece_and_not_before():
     pieces = Pieces(5.0, FLAT)
     assert pieces.next_piece(view(3, 100)) == (100, 2)
-    pieces.ran(Steps(0.0, [2.0], 0, 0, 100))
+    pieces.composed(Plan(NONE, (7,), 100))
     assert not pieces.decodes_are_due
     assert pieces.next_piece(view(3, 100)) == (100, 1)  # what is left of it
-    pieces.ran(Steps(2.0, [4.0], 0, 0, 100))
+    pieces.composed(Plan(NONE, (7,), 100))
     assert pieces.decodes_are_due
-    pieces.ran(Steps(4.0, [5.0], 3, 30))
+    pieces.composed(Plan(ALL))
     assert not pieces.decodes_are_due
     assert pieces.next_piece(view(3, 100)) == (100, 2)
 

@@ -1,0 +1,1 @@
+"""One folder per scheduling method: its mathematics, then the policy that uses it."""
