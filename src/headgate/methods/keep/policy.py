@@ -41,7 +41,7 @@ class Keep(BatchPolicy):
         late: share of gaps that may be late, 0.01 for a promise at p99; the margin learns from it.
         trust: share of each gap that is planned with at the beginning.
         learn: whether the margin follows the late gaps that are seen.
-        patience: share of its TTFT promise that a prompt may wait for others to share its step.
+        patience: share of its TTFT promise that a prompt may wait for others to share a step of prompts alone.
         watermark: share of the KV that must stay free when a prompt enters.
 
     Source: ours. The order is Moore's rule (Management Science 15, 1968) for the fewest late jobs; the late
@@ -196,7 +196,7 @@ class Keep(BatchPolicy):
         if decodes and self._pieces >= MOST_PIECES:
             return DECODES
         step = self._chooser.choose(now, parts, budget, budget - decodes * width)
-        if step.kind is Kind.DECODES or not self._due(view, parts.total, step.tokens):
+        if step.kind is Kind.DECODES or (step.kind is Kind.APART and not self._due(view, parts.total, step)):
             return DECODES
         self._step = step
         ids, room = [], step.tokens
@@ -209,9 +209,9 @@ class Keep(BatchPolicy):
             return Plan(NONE if decodes else ALL, tuple(ids), budget, step.tokens)
         return Plan(ALL, tuple(ids), budget, step.tokens)
 
-    def _due(self, view: View, total: int, tokens: int) -> bool:
-        """Should prompts run now? Not while all of them may still wait for others to share their step."""
-        if not view.decoding or view.prefilling or total > tokens:
+    def _due(self, view: View, total: int, step: Step) -> bool:
+        """Should prompts run apart now? Not while all of them may still wait for others to share the step."""
+        if not view.decoding or view.prefilling or total > step.tokens:
             return True
         for request in view.waiting.values():
             promise = self._waiting.promise(request)
