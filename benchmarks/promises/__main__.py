@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks.promises.table import overload_table, table
 from benchmarks.promises.worlds import LEVELS, POLICIES, QUICK, WORKLOADS, World, world
 from headgate.core.errors import InputError
-from headgate.spec.build import make_policy, split_policy
-from headgate.spec.library import simulate
-from headgate.spec.searching import Search
-from headgate.spec.slo import measure
+from headgate.experiment.build import make_policy, split_policy
+from headgate.experiment.library import simulate
+from headgate.advisor.capacity.search import Search
+from headgate.advisor.capacity.slo import measure
 
 RESULTS = Path(__file__).parent / "results"
 LOADS = (0.91, 1.06, 1.24)  # of the bound, for --overload

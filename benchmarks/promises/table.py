@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headgate.results.figures import Spread
+from headgate.stats.figures import Spread
 
 Line = dict[str, Any]
 DEFAULT = "mixed:budget=8192"

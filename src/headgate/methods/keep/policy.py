@@ -16,7 +16,7 @@ from headgate.methods.keep.order import Waiting
 from headgate.methods.keep.prices import Load, Prices, Prompts
 from headgate.methods.keep.step import Chooser, Kind, Now, Step
 from headgate.methods.keep.trust import Trust
-from headgate.policies.hybrid import Hybrid
+from headgate.methods.eb.hybrid import Hybrid
 
 NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
 DECODES = Plan(ALL)

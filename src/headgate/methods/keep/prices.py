@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from headgate.cost.host import HostTerms
+from headgate.cost.laws.host import HostTerms
 from headgate.cost.model import Chunk, Shape, StepCost
-from headgate.cost.work import WorkCost
+from headgate.cost.laws.work import WorkCost
 
 
 class Load(NamedTuple):
