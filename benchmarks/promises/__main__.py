@@ -16,11 +16,11 @@ from typing import Any
 
 from benchmarks.promises.table import overload_table, table
 from benchmarks.promises.worlds import LEVELS, POLICIES, QUICK, WORKLOADS, World, world
-from headgate.core.errors import InputError
-from headgate.experiment.build import make_policy, split_policy
-from headgate.experiment.library import simulate
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import measure
+from headgate.core.errors import InputError
+from headgate.experiment.library import simulate
+from headgate.methods.make import make_policy, split_name
 
 RESULTS = Path(__file__).parent / "results"
 LOADS = (0.91, 1.06, 1.24)  # of the bound, for --overload
@@ -55,7 +55,7 @@ def tasks(asked: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
 
 def run(where: World, policy: str, rate: float, seed: int, synchronous: bool) -> Line:
     """One run at one rate: every level, and how far the worst is from its limit."""
-    made, _ = make_policy(*split_policy(policy), where.engine)
+    made, _ = make_policy(*split_name(policy), where.engine)
     found = simulate(where.engine, made, where.traffic.at(rate, seed), asynchronous=not synchronous)
     kept = measure(found, where.levels)
     return {"rate": rate, "ratio": kept.ratio, "values": kept.values, "shares": kept.shares}

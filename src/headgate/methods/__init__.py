@@ -1,1 +1,1 @@
-"""One folder per scheduling method: its mathematics, then the policy that uses it."""
+"""One folder per idea: its mathematics, and its policy or router."""

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headgate.core.errors import InputError
-from headgate.core.request import Slo
+from headgate.core.request import FIELDS, Slo
 from headgate.workloads import archive
-from headgate.workloads.columns import LONGEST, OPEN_LOOP, RULES, Real, Whole, check_together, column
+from headgate.workloads.columns import (
+    LONGEST,
+    NO_GUESS,
+    OPEN_LOOP,
+    RULES,
+    Real,
+    Whole,
+    check_together,
+    column,
+)
 from headgate.workloads.summary import Summary, summarise
 
 
@@ -111,6 +120,14 @@ class Workload:
     def columns(self) -> dict[str, Whole | Real]:
         """The columns by name."""
         return {name: getattr(self, name) for name in RULES}
+
+    def identities(self) -> Iterator[tuple[Any, ...]]:
+        """What each request brings with it, in the order of `Identity` after `id` and `arrival`."""
+        read: dict[str, Iterable[Any]] = {name: column.tolist() for name, column in self.columns().items()}
+        read["kind"] = [self.kinds[kind].name for kind in read["kind"]]
+        read["guess"] = [None if guess == NO_GUESS else guess for guess in read["guess"]]
+        read["slo"] = [self.kinds[kind].slo for kind in self.kind.tolist()]
+        return zip(*(read[name] for name in FIELDS[2:]), strict=True)
 
     def __len__(self) -> int:
         return len(self.prompt)

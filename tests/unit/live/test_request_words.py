@@ -9,8 +9,8 @@ import pytest
 
 from headgate.core.request import Slo
 from headgate.live.vllm import requests
-from headgate.live.vllm.requests import promises
 from headgate.live.vllm.fields import Settings
+from headgate.live.vllm.requests import promises
 
 OPEN = Settings()
 TWO = Settings(classes={"chat": {"ttft": "300ms", "tbt": 0.05}, "batch": {}})

@@ -9,9 +9,9 @@ import os
 import pytest
 
 from headgate.core.errors import InputError
+from headgate.live.vllm.settings import Reload, Settings, build_policy, check_policy, read_settings
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.hybrid import Hybrid
-from headgate.live.vllm.settings import Reload, Settings, build_policy, check_policy, read_settings
 
 CARD = "h200-qwen3-8b"
 ENGINE = {"kv_tokens": 100_000, "block": 16, "max_model_len": 8192, "batch_tokens": 4096, "running": 64}

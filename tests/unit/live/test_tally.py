@@ -17,13 +17,13 @@ from prometheus_client import CollectorRegistry, multiprocess
 
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import BatchPolicy
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
-from headgate.methods.eb.exclusive import Exclusive
-from headgate.record.recorder import HOW, Recorder
 from headgate.live.engine.metrics import Metrics
 from headgate.live.engine.tally import Tally
 from headgate.live.vllm.fields import Settings
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.record.recorder import HOW, Recorder
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads import Workload
 from worlds import POLICIES, TESTING, Line, engines, workloads
 

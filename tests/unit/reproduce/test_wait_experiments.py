@@ -9,6 +9,7 @@ from io import StringIO
 
 import pytest
 
+from headgate.report.terminal.reproduction import print_report
 from headgate.reproduce import (
     EXPERIMENTS,
     Options,
@@ -22,7 +23,6 @@ from headgate.reproduce import (
     wait_nested,
     wait_tiny,
 )
-from headgate.report.terminal.reproduction import print_report
 from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob, serve
 from headgate.reproduce.wait.study import Scene, at_load, claim, jobs_of, load_of, nested, paced, printed
 

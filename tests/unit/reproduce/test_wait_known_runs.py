@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.sim.engine.forgetful import EVERYTHING
 from headgate.reproduce import wait_high, wait_lmsys, wait_low, wait_nested, wait_tiny
 from headgate.reproduce.wait.runs import FOR_EVER, Machine, Mix, WaitJob, serve
 from headgate.reproduce.wait.study import (
@@ -21,6 +20,7 @@ from headgate.reproduce.wait.study import (
     shared,
     watermarked,
 )
+from headgate.sim.engine.forgetful import EVERYTHING
 
 
 def served(way, machine, mix, seconds, lost=0, **more):

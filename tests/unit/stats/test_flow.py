@@ -7,12 +7,12 @@ import pytest
 from small_runs import make_run, open_run, request
 
 from headgate.core.policy import Observer
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
 from headgate.methods.names import Exclusive, Mixed
-from headgate.stats.flow import Trend, little, stationary
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.stats.flow import Trend, little, stationary
 from headgate.workloads.workload import Workload
 from worlds import Line
 

@@ -11,8 +11,8 @@ from vllm.v1.request import Request
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.core.request import Slo
-from headgate.live.engine.step_in_flight import Chunk, Flight
 from headgate.live.engine.live import Live
+from headgate.live.engine.step_in_flight import Chunk, Flight
 from headgate.live.vllm.seams import PROMOTE
 
 Promises = Callable[[Request], tuple[str, Slo, int | None]]  # kind, promises, predicted output

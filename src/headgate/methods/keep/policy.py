@@ -12,11 +12,11 @@ from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
+from headgate.methods.eb.hybrid import Hybrid
 from headgate.methods.keep.order import Waiting
 from headgate.methods.keep.prices import Load, Prices, Prompts
 from headgate.methods.keep.step import Chooser, Kind, Now, Step
 from headgate.methods.keep.trust import Trust
-from headgate.methods.eb.hybrid import Hybrid
 
 NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
 DECODES = Plan(ALL)
@@ -41,7 +41,7 @@ class Keep(BatchPolicy):
         late: share of gaps that may be late, 0.01 for a promise at p99; the margin learns from it.
         trust: share of each gap that is planned with at the beginning.
         learn: whether the margin follows the late gaps that are seen.
-        patience: share of its TTFT promise that a prompt may wait for others to share a step of prompts alone.
+        patience: share of its TTFT promise that a prompt may wait for others to share a step of their own.
         watermark: share of the KV that must stay free when a prompt enters.
 
     Source: ours. The order is Moore's rule (Management Science 15, 1968) for the fewest late jobs; the late

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from headgate.cost.laws.host import HostTerms
-from headgate.cost.model import Chunk, Shape, StepCost
 from headgate.cost.laws.work import WorkCost
+from headgate.cost.model import Chunk, Shape, StepCost
 
 
 class Load(NamedTuple):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
-from headgate.methods.names import Hybrid, Keep
-from headgate.stats.gaps import Gaps
 from headgate.experiment.library import card_engine, simulate
+from headgate.methods.names import Hybrid, Keep
+from headgate.sim.engine.engine import Engine
+from headgate.stats.gaps import Gaps
 from headgate.workloads.arrivals import arrival_process
 from headgate.workloads.lengths import LogNormal, Uniform
 from headgate.workloads.synthetic import Share, generate
