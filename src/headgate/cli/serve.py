@@ -35,6 +35,7 @@ vLLM's own --config goes behind --: headgate serve MODEL --policy mixed -- --con
 
 \b
 Examples:
+  headgate serve Qwen/Qwen3-8B --card cal-h200-qwen3-8b --ttft 500ms --tbt 100ms
   headgate serve Qwen/Qwen3-8B --policy eb+ --card h200-qwen3-8b --max-num-seqs 512
   headgate serve Qwen/Qwen3-8B --policy eb --set refill=48 --trace steps.jsonl --port 8001
   headgate serve Qwen/Qwen3-8B --config headgate.toml --tensor-parallel-size 2
@@ -48,8 +49,10 @@ def _option(help: str, *flags: str) -> Any:
 Text: TypeAlias = str | None
 Number: TypeAlias = int | None
 Flag: TypeAlias = bool | None
-POLICY = "NAME or NAME:PARAMETER=VALUE,... (default: eb+); vllm: let vLLM decide and only watch"
-CARD = "cost card, for policies that price steps (eb+, eb-online): a name or a file"
+POLICY = "NAME or NAME:PARAMETER=VALUE,...; auto (default): keep the promises given, without any eb+; vllm: let vLLM decide and only watch"
+CARD = "cost card, for policies that price steps (keep, eb+): a name or a file; without one, auto learns step times"
+TTFT = "promised time to first token, such as 500ms, for requests that bring no promise of their own"
+TBT = "promised time between two tokens, such as 100ms, likewise"
 WATCHDOG = "relieve the policy when a request gets nothing for so long (default: 5min)"
 LOG_EVERY = "time between two lines about steps in the log (default: 60s)"
 FILE = "all of these from a JSON or TOML file, read again when it changes"
@@ -61,6 +64,8 @@ def serve(
     policy: Annotated[Text, _option(POLICY)] = None,
     set: Annotated[list[str] | None, _option("a parameter of the policy, NAME=VALUE")] = None,
     card: Annotated[Text, _option(CARD)] = None,
+    ttft: Annotated[Text, _option(TTFT)] = None,
+    tbt: Annotated[Text, _option(TBT)] = None,
     trace: Annotated[Text, _option("write a step trace here, for `headgate trace`")] = None,
     watchdog: Annotated[Text, _option(WATCHDOG)] = None,
     metrics: Annotated[Flag, _option("Prometheus metrics headgate_* (default: on)")] = None,
@@ -76,7 +81,7 @@ def serve(
     """Check the settings, and let vLLM serve."""
     flags: dict[str, Any] = {"policy": policy, "set": settings_of(set) if set else None, "card": card}
     flags |= {"trace": trace, "watchdog": watchdog, "metrics": metrics, "metrics_port": metrics_port}
-    flags |= {"log_every": log_every, "force": force, "any_card": any_card}
+    flags |= {"ttft": ttft, "tbt": tbt, "log_every": log_every, "force": force, "any_card": any_card}
     given = {name: value for name, value in flags.items() if value is not None}
     code = _run(model, list(context.args), given, config, dry_run)
     raise typer.Exit(code)

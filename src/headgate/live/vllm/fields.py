@@ -12,6 +12,7 @@ from headgate.settings_base import Seconds, Setting, Switch, Words
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 
+AUTO = "auto"  # keep: with promises it keeps them, without any it is eb+; without a card it learns prices
 OBSERVE = "vllm"  # the name of no policy: vLLM decides, we only watch
 
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
@@ -27,7 +28,9 @@ class Promise(Words):
 class Settings(Words):
     """Everything one may set. `headgate serve --help` says what each word means."""
 
-    policy: str = "eb+"
+    policy: str = AUTO
+    ttft: Seconds | None = None  # promised to requests that bring no promise of their own
+    tbt: Seconds | None = None
     set: dict[str, Setting] = Field(default_factory=dict)
     card: str | None = None
     watchdog: Seconds = 300.0
@@ -42,4 +45,4 @@ class Settings(Words):
     def named(self) -> tuple[str, dict[str, Any]]:
         """The policy's name and its parameters as they were written, in `policy` and in `set`."""
         name, inline = split_name(self.policy)
-        return name, {**self.set, **inline}
+        return "keep" if name == AUTO else name, {**self.set, **inline}

@@ -13,6 +13,7 @@ from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.methods.eb.hybrid import Hybrid
+from headgate.methods.keep.learned import LearnedCost
 from headgate.methods.keep.order import Waiting
 from headgate.methods.keep.prices import Load, Prices, Prompts
 from headgate.methods.keep.step import Chooser, Kind, Now, Step
@@ -35,7 +36,7 @@ class Keep(BatchPolicy):
 
     Parameters:
         slots, budget: as in `mixed`.
-        cost: what steps cost.
+        cost: what steps cost; None: learned from the steps that run.
         ttft, tbt: seconds promised to the first token and between tokens, for requests that have no promise
             of their own; None: none.
         late: share of gaps that may be late, 0.01 for a promise at p99; the margin learns from it.
@@ -52,7 +53,7 @@ class Keep(BatchPolicy):
         self,
         slots: int,
         budget: int,
-        cost: StepCost,
+        cost: StepCost | None = None,
         ttft: float | None = None,
         tbt: float | None = None,
         late: float = 0.01,
@@ -62,6 +63,9 @@ class Keep(BatchPolicy):
         watermark: float = 0.01,
     ) -> None:
         _check(ttft, tbt, patience, watermark)
+        self.learned: LearnedCost | None = None
+        if cost is None:
+            cost = self.learned = LearnedCost()
         self.plain = Hybrid(slots, budget, cost)  # decides while nobody has a promise
         self.slots, self.budget = slots, budget
         self.patience, self.watermark = patience, watermark
@@ -82,6 +86,8 @@ class Keep(BatchPolicy):
         """The margin, the gap that steps are planned for, how many wait; and those of eb+."""
         gap = self._gap()
         own = {"trust": self.trust.value, "gap": 0.0 if gap == inf else gap, "queued": len(self._waiting)}
+        if self.learned is not None:
+            own["steps_learned"] = self.learned.seen
         return {**self.plain.gauges(), **own}
 
     # -- what it hears ------------------------------------------------------------------------------
@@ -123,6 +129,8 @@ class Keep(BatchPolicy):
 
     def stepped(self, steps: Steps) -> None:
         """Tokens came: were they in time?"""
+        if self.learned is not None:
+            self.learned.learn(steps)
         self.plain.stepped(steps)
         if steps.decodes and self._promised:
             for end in steps.ends:
