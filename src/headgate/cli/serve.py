@@ -49,8 +49,11 @@ def _option(help: str, *flags: str) -> Any:
 Text: TypeAlias = str | None
 Number: TypeAlias = int | None
 Flag: TypeAlias = bool | None
-POLICY = "NAME or NAME:PARAMETER=VALUE,...; auto (default): keep the promises given, without any eb+; vllm: let vLLM decide and only watch"
-CARD = "cost card, for policies that price steps (keep, eb+): a name or a file; without one, auto learns step times"
+POLICY = (
+    "NAME or NAME:PARAMETER=VALUE,...; auto (default): keep the promises given, without any eb+; "
+    "vllm: let vLLM decide and only watch"
+)
+CARD = "cost card, for policies that price steps (keep, eb+): a name or a file; without one, auto learns them"
 TTFT = "promised time to first token, such as 500ms, for requests that bring no promise of their own"
 TBT = "promised time between two tokens, such as 100ms, likewise"
 WATCHDOG = "relieve the policy when a request gets nothing for so long (default: 5min)"

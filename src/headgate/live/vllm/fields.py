@@ -42,6 +42,10 @@ class Settings(Words):
     any_card: Switch = False  # take a card of another model, too
     log_every: Seconds = 60.0
 
+    def learns(self) -> bool:
+        """Whether step times are learned while serving, for want of a card."""
+        return self.card is None and self.named()[0] == "keep"
+
     def named(self) -> tuple[str, dict[str, Any]]:
         """The policy's name and its parameters as they were written, in `policy` and in `set`."""
         name, inline = split_name(self.policy)

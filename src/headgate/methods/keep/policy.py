@@ -142,7 +142,7 @@ class Keep(BatchPolicy):
         step = self._step
         if plan.decode is not NONE or step is None or not self._decoding:
             self._since, self._pieces = 0.0, 0
-            self._last = step.seconds if step is not None and step.kind is Kind.TOGETHER else None
+            self._last = None if step is None or step.kind is Kind.DECODES else step.seconds
         else:
             self._since += step.seconds
             self._pieces += 1

@@ -38,7 +38,7 @@ class Now(NamedTuple):
     gap: float  # seconds the tightest promise leaves between two tokens, after the margin
     since: float = 0.0  # seconds composed since the last step with decodes
     apart: bool = False  # prompts ran apart when the two ways were last compared
-    last: float | None = None  # GPU time of the last step with decodes, where it had prompts too
+    last: float | None = None  # GPU time of the last step that brought decodes a token, if it had prompts
 
 
 def lag(launch: float, decodes: float, last: float) -> float:

@@ -96,7 +96,7 @@ def test_it_can_be_switched_off():
     assert trust.value == 0.9
 
 
-# -- in a run: the card is wrong, the engine jitters ----------------------------------------------------------
+# -- in a run: the card is wrong, the engine jitters --------------------------------------------------------
 
 
 def scaled(factor: float) -> WorkCost:
@@ -133,14 +133,12 @@ class Jitter(WorkCost):
         return np.array([self.seconds(Shape(decodes, context + decodes * each)) for each in range(steps)])
 
 
-def late_gaps(
-    truth: WorkCost, card: WorkCost, rate: float = 17.0, requests: int = 2500, **words
-) -> tuple[float, Keep]:
-    """Share of late gaps over a run."""
+def late_gaps(truth: WorkCost, card: WorkCost | None, rate: float = 21.0, **words) -> tuple[float, Keep]:
+    """Share of late gaps over a run at a load near capacity."""
     engine = card_engine(CARD, slots=512, budget=16_384)._replace(cost=truth)
     classes = [Share(1.0, Kind("chat", Slo(0.5, PROMISE)), LogNormal(1000.0, 1.0), Uniform(200.0))]
     workload = generate(
-        requests, seed=4, arrivals=arrival_process("poisson", rate, None), classes=classes, name="chat"
+        2500, seed=4, arrivals=arrival_process("poisson", rate, None), classes=classes, name="chat"
     )
     policy = Keep(512, 16_384, card, **words)
     found = simulate(engine, policy, workload, asynchronous=True)
@@ -158,7 +156,7 @@ def test_promises_hold_on_a_card_that_is_wrong(factor):
 
 def test_without_learning_a_card_that_is_20_percent_too_fast_breaks_them():
     share, _ = late_gaps(scaled(1.0), scaled(0.8), learn=False)
-    assert share > 0.05
+    assert share > 0.02
 
 
 @pytest.mark.parametrize(("spread", "stalls"), [(0.05, 0.0), (0.1, 0.0), (0.03, 0.01)])
