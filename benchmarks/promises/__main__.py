@@ -47,8 +47,8 @@ def options(argv: list[str]) -> argparse.Namespace:
 
 def tasks(asked: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     """Workload, policy and seed; all policies of a seed one after the other."""
-    for name in asked.workloads:
-        for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
+    for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
+        for name in asked.workloads:
             for policy in asked.policies:
                 yield name, policy, seed
 

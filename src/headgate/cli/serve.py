@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headgate.live.vllm.fields import Settings
 
 SCHEDULER = "headgate.vllm.scheduler"
+REFUSALS = "headgate.live.vllm.refusals.Refusals"
 CONFIG, SHARED = "HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
@@ -55,6 +56,7 @@ POLICY = (
 )
 CARD = "cost card, for policies that price steps (keep, eb+): a name or a file; without one, auto learns them"
 TTFT = "promised time to first token, such as 500ms, for requests that bring no promise of their own"
+REFUSE = "503 or 429: so answer requests whose first token cannot come in time (default: serve them last)"
 TBT = "promised time between two tokens, such as 100ms, likewise"
 WATCHDOG = "relieve the policy when a request gets nothing for so long (default: 5min)"
 LOG_EVERY = "time between two lines about steps in the log (default: 60s)"
@@ -69,6 +71,7 @@ def serve(
     card: Annotated[Text, _option(CARD)] = None,
     ttft: Annotated[Text, _option(TTFT)] = None,
     tbt: Annotated[Text, _option(TBT)] = None,
+    refuse: Annotated[Number, _option(REFUSE)] = None,
     trace: Annotated[Text, _option("write a step trace here, for `headgate trace`")] = None,
     watchdog: Annotated[Text, _option(WATCHDOG)] = None,
     metrics: Annotated[Flag, _option("Prometheus metrics headgate_* (default: on)")] = None,
@@ -84,7 +87,14 @@ def serve(
     """Check the settings, and let vLLM serve."""
     flags: dict[str, Any] = {"policy": policy, "set": settings_of(set) if set else None, "card": card}
     flags |= {"trace": trace, "watchdog": watchdog, "metrics": metrics, "metrics_port": metrics_port}
-    flags |= {"ttft": ttft, "tbt": tbt, "log_every": log_every, "force": force, "any_card": any_card}
+    flags |= {
+        "ttft": ttft,
+        "tbt": tbt,
+        "refuse": refuse,
+        "log_every": log_every,
+        "force": force,
+        "any_card": any_card,
+    }
     given = {name: value for name, value in flags.items() if value is not None}
     code = _run(model, list(context.args), given, config, dry_run)
     raise typer.Exit(code)
@@ -103,6 +113,8 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
         raise InputError("no vllm command here; install vLLM (0.26 to 0.32) into the environment of headgate")
     _check_release(settings)
     command = [vllm or "vllm", "serve", model, *rest, "--scheduler-cls", SCHEDULER]
+    if settings.refuse:
+        command += ["--middleware", REFUSALS]
     with ExitStack() as scratch:
         environment = _environment(settings, own, given, scratch, dry_run)
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,9 @@ class Settings(Words):
     policy: str = AUTO
     ttft: Seconds | None = None  # promised to requests that bring no promise of their own
     tbt: Seconds | None = None
+    refuse: Literal[503, 429] | None = (
+        None  # answer to requests that cannot be in time; None: serve them last
+    )
     set: dict[str, Setting] = Field(default_factory=dict)
     card: str | None = None
     watchdog: Seconds = 300.0
@@ -49,4 +52,6 @@ class Settings(Words):
     def named(self) -> tuple[str, dict[str, Any]]:
         """The policy's name and its parameters as they were written, in `policy` and in `set`."""
         name, inline = split_name(self.policy)
-        return "keep" if name == AUTO else name, {**self.set, **inline}
+        name = "keep" if name == AUTO else name
+        own = {"refuse": "predicted"} if self.refuse and name == "keep" else {}
+        return name, {**own, **self.set, **inline}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from math import inf
 
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, unknown
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
@@ -24,6 +24,7 @@ DECODES = Plan(ALL)
 UNPROMISED = 2.0  # seconds between tokens of decodes without a promise, where others have one
 SAMPLE = 2048  # prompt tokens: the chunk from which the pace of prompts is taken
 LEAST_SHARE = 0.1  # of the time that prompts have at least, for that pace
+REFUSE = ("never", "predicted")
 MOST_PIECES = 32  # of prompts in a row while decodes wait, whatever they cost
 
 
@@ -44,6 +45,8 @@ class Keep(BatchPolicy):
         learn: whether the margin follows the late gaps that are seen.
         patience: share of its TTFT promise that a prompt may wait for others to share a step of their own.
         watermark: share of the KV that must stay free when a prompt enters.
+        refuse: "never": requests that cannot be in time are served after the others; "predicted": they are
+            turned away as soon as that is foreseen.
 
     Source: ours. The order is Moore's rule (Management Science 15, 1968) for the fewest late jobs; the late
     get a tenth of all prompt tokens, so that none starves.
@@ -61,8 +64,12 @@ class Keep(BatchPolicy):
         learn: bool = True,
         patience: float = 0.1,
         watermark: float = 0.01,
+        refuse: str = "never",
     ) -> None:
         _check(ttft, tbt, patience, watermark)
+        if refuse not in REFUSE:
+            raise unknown("refuse of keep", refuse, REFUSE)
+        self.refuse = refuse == "predicted"
         self.learned: LearnedCost | None = None
         if cost is None:
             cost = self.learned = LearnedCost()
@@ -190,12 +197,11 @@ class Keep(BatchPolicy):
             return Plan(frozenset(islice(view.decoding, budget // width)), budget=budget)
         if not view.waiting and not view.prefilling:
             return NOBODY_WAITS
-        load = _load(view)
-        gap = self._gap()
-        prompts = self._candidates(view, load, gap, budget)
-        if not prompts:
-            return DECODES
-        return self._compose(view, prompts, Now(load, gap, self._since, self._apart, self._last), budget)
+        now = Now(_load(view), self._gap(), self._since, self._apart, self._last)
+        reject = self._hopeless(view, now) if self.refuse else ()
+        prompts = self._candidates(view, now, budget, frozenset(reject))
+        plan = self._compose(view, prompts, now, budget) if prompts else DECODES
+        return plan._replace(reject=reject) if reject else plan
 
     def _compose(self, view: View, prompts: list[Request], now: Now, budget: int) -> Plan:
         """The chosen step as a plan."""
@@ -228,12 +234,25 @@ class Keep(BatchPolicy):
                 return True
         return False
 
-    def _candidates(self, view: View, load: Load, gap: float, budget: int) -> list[Request]:
+    def _hopeless(self, view: View, now: Now) -> tuple[int, ...]:
+        """Those that wait and are foreseen to be late, the half-done prompts before them included."""
+        pace = self._pace(now)
+        rest = sum(request.todo for request in view.prefilling.values())
+        timely = self._waiting.in_time(view.now + rest * pace, pace)
+        return tuple(
+            request.id
+            for request in view.waiting.values()
+            if request.id not in timely
+            and not request.evictions
+            and self._waiting.promise(request) is not None
+        )
+
+    def _candidates(self, view: View, now: Now, budget: int, without: frozenset[int]) -> list[Request]:
         """Half-done prompts, then new ones in order, as far as a step, seats and KV go.
 
         The first that does not fit holds up those behind it. An empty engine takes any prompt.
         """
-        half = list(view.prefilling.values())
+        half, load = list(view.prefilling.values()), now.load
         rest = sum(request.todo for request in half)
         seats = min(self.slots, view.limits.running) - load.decodes - len(half)
         tokens = budget - rest
@@ -241,9 +260,11 @@ class Keep(BatchPolicy):
             return half
         block, free = view.limits.block, view.kv_free - load.decodes - rest
         free -= int(self.watermark * view.kv_total)
-        pace = self._pace(load, gap)
+        pace = self._pace(now)
         found = half
         for request in self._waiting.order(view, view.now + rest * pace, pace):
+            if request.id in without:
+                continue
             free -= -(-request.todo // block) * block
             if free < 0 and (found or load.decodes):
                 break
@@ -254,12 +275,12 @@ class Keep(BatchPolicy):
                 break
         return found
 
-    def _pace(self, load: Load, gap: float) -> float:
+    def _pace(self, now: Now) -> float:
         """Seconds a prompt token takes while there is a backlog, decodes between included."""
         token = self._prices.alone(Prompts([(0, SAMPLE)]).first(SAMPLE)) / SAMPLE
-        if not load.decodes:
+        if not now.load.decodes:
             return token
-        return token * gap / max(gap - self._prices.decodes(load), LEAST_SHARE * gap)
+        return token * now.gap / max(now.gap - self._prices.decodes(now.load), LEAST_SHARE * now.gap)
 
 
 def _load(view: View) -> Load:
