@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.h200.promises.load import Load
 
-AHEAD = 3.0  # seconds before the first arrival: processes start and write their requests
+AHEAD = 5.0  # seconds before the first arrival: processes start and write their requests
 OK = b"HTTP/1.1 200"
 EVENT = b'data: {"'
 

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from argparse import Namespace
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,11 @@ class Server:
                 return
             for _ in range(100):
                 time.sleep(0.2)
-                try:
+                with suppress(ChildProcessError):  # another call may have started it
                     os.waitpid(self.pid, os.WNOHANG)
+                try:
                     os.killpg(self.pid, 0)
-                except (ProcessLookupError, ChildProcessError):
+                except ProcessLookupError:
                     return
 
     def _said(self, text: str) -> int:

@@ -47,10 +47,8 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         """For messages: of many ids the first few."""
-        parts = zip(
-            self._fields, (self.decode, self.prefill, self.budget, self.chunk, self.evict), strict=False
-        )
-        return f"Plan({', '.join(f'{name}={_short(value)}' for name, value in parts)}, until={self.until})"
+        parts = zip(self._fields, self, strict=True)
+        return f"Plan({', '.join(f'{name}={_short(value)}' for name, value in parts)})"
 
 
 def _short(value: object) -> str:
