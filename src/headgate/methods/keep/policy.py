@@ -40,7 +40,8 @@ class Keep(BatchPolicy):
         cost: what steps cost; None: learned from the steps that run.
         ttft, tbt: seconds promised to the first token and between tokens, for requests that have no promise
             of their own; None: none.
-        late: share of gaps that may be late, 0.01 for a promise at p99; the margin learns from it.
+        late: share of gaps that may be late, 0.001 for a promise at p99.9; the margin learns from it. An
+            output has hundreds of gaps: at p99 most requests would see one late.
         trust: share of each gap that is planned with at the beginning.
         learn: whether the margin follows the late gaps that are seen.
         patience: share of its TTFT promise that a prompt may wait for others to share a step of their own.
@@ -59,7 +60,7 @@ class Keep(BatchPolicy):
         cost: StepCost | None = None,
         ttft: float | None = None,
         tbt: float | None = None,
-        late: float = 0.01,
+        late: float = 0.001,
         trust: float = 0.9,
         learn: bool = True,
         patience: float = 0.1,
@@ -86,7 +87,7 @@ class Keep(BatchPolicy):
         self._gaps: dict[float, int] = {}  # the same, counted
         self._step: Step | None = None  # of the newest plan
         self._since, self._pieces = 0.0, 0  # seconds and steps composed since the last with decodes
-        self._apart = False  # as in `Now`
+        self._newest, self._apart = 0.0, False  # as in `Now`
         self._last: float | None = None
 
     def gauges(self) -> Mapping[str, float]:
@@ -148,10 +149,13 @@ class Keep(BatchPolicy):
         self.plain.planned(plan, now, gauges)
         step = self._step
         if plan.decode is not NONE or step is None or not self._decoding:
-            self._since, self._pieces = 0.0, 0
+            self._since, self._pieces, self._newest = 0.0, 0, 0.0
             self._last = None if step is None or step.kind is Kind.DECODES else step.seconds
         else:
+            if self._pieces:
+                self._since += max(0.0, step.launch - self._newest)
             self._since += step.seconds
+            self._newest = step.seconds
             self._pieces += 1
         if step is not None and step.kind is not Kind.DECODES and self._decoding:
             self._apart = step.kind is Kind.APART
@@ -197,7 +201,7 @@ class Keep(BatchPolicy):
             return Plan(frozenset(islice(view.decoding, budget // width)), budget=budget)
         if not view.waiting and not view.prefilling:
             return NOBODY_WAITS
-        now = Now(_load(view), self._gap(), self._since, self._apart, self._last)
+        now = Now(_load(view), self._gap(), self._since, self._apart, self._newest, self._last)
         reject = self._hopeless(view, now) if self.refuse else ()
         prompts = self._candidates(view, now, budget, frozenset(reject))
         plan = self._compose(view, prompts, now, budget) if prompts else DECODES

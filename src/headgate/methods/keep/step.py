@@ -29,6 +29,7 @@ class Step(NamedTuple):
     tokens: int
     seconds: float
     kept: bool = True
+    launch: float = 0.0  # what the host takes for it, where it holds prompts
 
 
 class Now(NamedTuple):
@@ -38,6 +39,7 @@ class Now(NamedTuple):
     gap: float  # seconds the tightest promise leaves between two tokens, after the margin
     since: float = 0.0  # seconds composed since the last step with decodes
     apart: bool = False  # prompts ran apart when the two ways were last compared
+    newest: float = 0.0  # GPU time of the newest of those steps, which were prompts alone
     last: float | None = None  # GPU time of the last step that brought decodes a token, if it had prompts
 
 
@@ -65,6 +67,11 @@ def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
         else:
             high = middle
     return low
+
+
+def stalled(now: Now, launch: float) -> float:
+    """By how much longer the newest step of prompts lasts if the host takes `launch` for the next one."""
+    return max(0.0, launch - now.newest) if now.since > 0 else 0.0
 
 
 class Chooser:
@@ -99,7 +106,9 @@ class Chooser:
         kind, tokens = (Kind.APART, alone) if apart else (Kind.TOGETHER, mixed)
         if kept:
             tokens = self._graphed(load, prompts, kind, tokens)
-        return Step(kind, tokens, self._price(load, prompts.first(tokens), kind), kept)
+        cut = prompts.first(tokens)
+        launch = prices.launch(0 if kind is Kind.APART else load.decodes, cut)
+        return Step(kind, tokens, self._price(load, cut, kind), kept, launch)
 
     def _apart(self, now: Now, prompts: Prompts, least: int, most: int) -> int:
         """The most prompt tokens that may run alone before the next decode step."""
@@ -112,7 +121,8 @@ class Chooser:
         def fits(tokens: int) -> bool:
             cut = prompts.first(tokens)
             after = prices.decodes(Load(load.decodes + cut.done, load.context + cut.length))
-            late = lag(prices.launch(0, cut), before, last)
+            launch = prices.launch(0, cut)
+            late = lag(launch, before, last) + stalled(now, launch)
             return now.since + prices.alone(cut) + after + late <= now.gap
 
         return largest(fits, least, most)
@@ -123,8 +133,9 @@ class Chooser:
 
         def fits(tokens: int) -> bool:
             cut = prompts.first(tokens)
-            spent = max(prices.together(load, cut), prices.launch(load.decodes, cut))
-            return now.since + spent <= now.gap
+            launch = prices.launch(load.decodes, cut)
+            spent = max(prices.together(load, cut), launch)
+            return now.since + stalled(now, launch) + spent <= now.gap
 
         return largest(fits, least, most)
 

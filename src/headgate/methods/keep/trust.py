@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from headgate.core.errors import InputError
 
-LOWEST, HIGHEST = 0.4, 0.98
+LOWEST = 0.4
 REVIEW = 200  # decode steps between two reviews
 FEWER, MORE = 0.95, 0.005  # lowered by this factor, raised by this much
 PATIENT = 0.125  # of the late gaps allowed: below this share it is raised
@@ -17,18 +17,20 @@ class Trust:
     """The share of each promised gap that a step is planned for.
 
     A card is some percent off and a host jitters, so a step planned for the whole gap may be late. After
-    each `REVIEW` decode steps the share of late gaps is compared with what the promise allows (`late`, 0.01
-    for a p99): above half of it trust falls by 5 percent, at once; below an eighth it rises by 0.005. Gaps
-    that could not be kept by any step (`excuse`) do not count.
+    each `REVIEW` decode steps the share of late gaps is compared with what is allowed (`late`, 0.001 for a
+    p99.9): above half of it trust falls by 5 percent, at once; below an eighth it rises by 0.005, up to
+    where it began. Gaps that could not be kept by any step (`excuse`) do not count.
     """
 
     def __init__(self, value: float, late: float, learn: bool = True) -> None:
         if not 0 < value <= 1:
             raise InputError(f"keep: trust={value}; it is a share of each promised gap, above 0, at most 1")
         if not 0 < late < 1:
-            raise InputError(f"keep: late={late}; it is the share of gaps that may be late, 0.01 for a p99")
+            raise InputError(
+                f"keep: late={late}; it is the share of gaps that may be late, 0.001 for a p99.9"
+            )
         self.value = value
-        self._most = max(value, HIGHEST)
+        self._most = value
         self._late, self._learn = late, learn
         self._steps = 0
         self._gaps = self._missed = 0

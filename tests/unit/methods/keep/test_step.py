@@ -10,7 +10,7 @@ from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.methods.keep.prices import Load, Prices, Prompts
-from headgate.methods.keep.step import LEAST, SECOND, Chooser, Kind, Now, lag, largest
+from headgate.methods.keep.step import LEAST, SECOND, Chooser, Kind, Now, lag, largest, stalled
 
 BUDGET = 16_384
 # A step takes 2 ms, 20 µs per prompt token, 30 µs per decode, 8 ns per context token where both meet.
@@ -59,6 +59,13 @@ def test_after_such_a_chunk_decodes_run():
 def test_lag_of_an_asynchronous_engine():
     assert lag(0.036, 0.025, 0.090) == pytest.approx(0.011)
     assert lag(0.036, 0.025, 0.025) == 0
+
+
+def test_a_short_piece_lasts_as_long_as_the_host_launches_the_next():
+    now = Now(Load(100, 600_000), 0.2, since=0.010, newest=0.010)
+    assert stalled(now, 0.036) == pytest.approx(0.026)
+    assert stalled(now, 0.005) == 0
+    assert stalled(now._replace(since=0.0), 0.036) == 0
 
 
 def test_without_decodes_a_step_is_as_large_as_the_budget():
