@@ -23,6 +23,7 @@ from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy, split_name
 
 RESULTS = Path(__file__).parent / "results"
+NEAR = (0.98, 1.015)  # of a rate near the answer: tried first
 LOADS = (0.91, 1.06, 1.24)  # of the bound, for --overload
 Line = dict[str, Any]
 
@@ -37,6 +38,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--seeds", type=int, default=4)
     add("--first-seed", type=int, default=0)
     add("--precision", type=float, default=0.02, help="of the bracket of a search, as a share of the rate")
+    add("--around", type=float, help="a rate near the answer, to begin the search with")
     add("--quick", action="store_true", help=f"one seed, {QUICK} requests, nothing is written")
     add("--overload", action="store_true", help="shares in time at fixed rates, not a search")
     add("--synchronous", action="store_true", help="an engine that composes no step ahead")
@@ -64,7 +66,8 @@ def run(where: World, policy: str, rate: float, seed: int, synchronous: bool) ->
 def capacity(asked: argparse.Namespace, where: World, policy: str, seed: int) -> Line:
     """The highest rate at which all levels are kept."""
     search, tried = Search(where.bound, asked.precision), []
-    while (rate := search.next()) is not None:
+    near = [asked.around * share for share in NEAR] if asked.around else []
+    while (rate := near.pop(0) if near else search.next()) is not None:
         tried.append(run(where, policy, rate, seed, asked.synchronous))
         search.tell(rate, tried[-1]["ratio"])
     return {"kept": search.answer, "tried": tried}
