@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,17 @@ from headgate.core.errors import InputError
 from headgate.core.request import FIELDS, Slo
 from headgate.workloads import archive
 from headgate.workloads.columns import (
+    ARRIVAL,
+    CLIENTS,
+    LATEST,
+    LENGTH,
     LONGEST,
     NO_GUESS,
     OPEN_LOOP,
-    RULES,
+    TIME,
+    URGENCY,
     Real,
+    Rule,
     Whole,
     check_together,
     column,
@@ -28,7 +34,15 @@ from headgate.workloads.summary import Summary, summarise
 
 
 class Kind(NamedTuple):
-    """A class of requests: its name, what its users were promised, and how urgent it is."""
+    """A class of requests: its name, what its users were promised, and how urgent it is.
+
+    Examples:
+        >>> import headgate
+        >>> kinds = (headgate.Kind("chat", headgate.Slo(first_token=0.5)), headgate.Kind("batch", priority=1))
+        >>> requests = headgate.Workload.of([200, 900], [50, 300], kind=[0, 1], kinds=kinds)
+        >>> requests.priority.tolist()
+        [0, 1]
+    """
 
     name: str = ""
     slo: Slo = Slo()
@@ -57,18 +71,24 @@ class Workload:
         kinds: the classes.
         name: what reports call it.
         origin: how it was made, for the run's record.
+
+    Examples:
+        >>> import headgate
+        >>> requests = headgate.Workload.of(prompt=[512, 256], output=[64, 128], arrival=[0.0, 1.5])
+        >>> len(requests), requests.closed
+        (2, False)
     """
 
-    arrival: Real
-    prompt: Whole
-    output: Whole
-    kind: Whole
-    limit: Whole
-    priority: Whole
-    patience: Real
-    abort: Real
-    guess: Whole
-    clients: Whole
+    arrival: Annotated[Real, Rule(False, 0, LATEST, ARRIVAL, 0)]
+    prompt: Annotated[Whole, Rule(True, 1, LONGEST, LENGTH)]
+    output: Annotated[Whole, Rule(True, 1, LONGEST, LENGTH)]
+    kind: Annotated[Whole, Rule(True, 0, LONGEST, "a kind is an index into kinds", 0)]
+    limit: Annotated[Whole, Rule(True, 1, LONGEST, LENGTH, LONGEST)]
+    priority: Annotated[Whole, Rule(True, -LONGEST, LONGEST, URGENCY)]
+    patience: Annotated[Real, Rule(False, 0, np.inf, TIME, np.inf)]
+    abort: Annotated[Real, Rule(False, 0, np.inf, TIME, np.inf)]
+    guess: Annotated[Whole, Rule(True, NO_GUESS, LONGEST, "a guess is a length, or -1 for none", NO_GUESS)]
+    clients: Annotated[Whole, Rule(True, OPEN_LOOP, LONGEST, CLIENTS, OPEN_LOOP)]
     kinds: tuple[Kind, ...] = (Kind(),)
     name: str = ""
     origin: Mapping[str, object] = field(default_factory=dict)
@@ -78,8 +98,8 @@ class Workload:
         for name, times in names.items():
             if times > 1:
                 raise InputError(f"{times} kinds are called {name!r}; give each its own name")
-        for name in RULES:
-            object.__setattr__(self, name, column(name, getattr(self, name)))
+        for name, rule in RULES.items():
+            object.__setattr__(self, name, column(rule, getattr(self, name), name))
         check_together(self.columns(), len(self.kinds))
 
     @classmethod
@@ -166,7 +186,7 @@ class Workload:
         inside = (self.arrival >= start) & (self.arrival < end)
         if not inside.any():
             raise InputError(
-                f"nobody arrives from {start:g} s to {end:g} s; the workload spans "
+                f"no request arrives from {start:g} s to {end:g} s; the workload spans "
                 f"{self.arrival[0]:g} s to {self.arrival[-1]:g} s"
             )
         part = self.subset(inside)
@@ -252,12 +272,9 @@ class Workload:
                 Kind(str(name), Slo(first, between), int(priority))
                 for name, first, between, priority in header["kinds"]
             )
-            return cls(
-                **columns,
-                kinds=kinds,
-                name=str(header["name"]),
-                origin=dict(header["origin"]),
-            )
+            return cls.of(
+                **columns, kinds=kinds, name=str(header["name"]), origin=dict(header["origin"])
+            )  # a column that its version did not have gets its default
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         except (KeyError, TypeError, ValueError):
@@ -272,7 +289,14 @@ class Workload:
             raise InputError(f"a closed loop has no arrival times, so no {what}; choose its clients instead")
 
 
+RULES: dict[str, Rule] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Workload, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+
+
 def _priorities(kinds: Sequence[Kind], kind: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Each request's priority is that of its kind; an unknown kind is reported by the table's own check."""
     known = np.array([each.priority for each in kinds] or [0])
-    return known[np.minimum(column("kind", kind), len(known) - 1).astype(np.int64)]
+    return known[np.minimum(column(RULES["kind"], kind, "kind"), len(known) - 1).astype(np.int64)]

@@ -11,7 +11,7 @@ import pytest
 from headgate.core.errors import InputError
 from headgate.live.vllm.settings import Reload, Settings, build_policy, check_policy, read_settings
 from headgate.methods.eb.exclusive import Exclusive
-from headgate.methods.eb.hybrid import Hybrid
+from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.keep.policy import Keep
 
 CARD = "h200-qwen3-8b"
@@ -113,7 +113,7 @@ def test_wrong_additional_config(own, fragment):
 
 def test_a_policy_gets_the_engines_limits_and_the_cards_prices():
     policy, parameters = build_policy(Settings(policy="eb+", card=CARD), **ENGINE)
-    assert isinstance(policy, Hybrid)
+    assert isinstance(policy, ExclusivePlus)
     assert parameters == {"slots": 64, "budget": 4096}
     policy, parameters = build_policy(Settings(policy="eb:refill=8", set={"slots": "32"}), **ENGINE)
     assert isinstance(policy, Exclusive) and parameters == {"slots": 32, "refill": 8}

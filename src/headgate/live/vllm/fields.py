@@ -1,4 +1,4 @@
-"""The words one may set for headgate inside vLLM."""
+"""Settings of headgate inside vLLM, each declared once; `headgate serve` derives its flags from them."""
 
 from __future__ import annotations
 
@@ -7,43 +7,53 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from headgate.methods.make import split_name
-from headgate.settings_base import Seconds, Setting, Switch, Words
+from headgate.settings_base import Seconds, Setting, SettingsModel, Switch, declared, parameters
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 
 AUTO = "auto"  # keep: with promises it keeps them, without any it is eb+; without a card it learns prices
 OBSERVE = "vllm"  # the name of no policy: vLLM decides, we only watch
 
+PANEL = "headgate"  # in --help
+DEFAULT = "auto (default): keep the promises given, without any eb+"
+Status = Literal[503, 429]
+NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
+Name = Annotated[str, Field(strict=True, min_length=1)]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 
 
-class Promise(Words):
+class Promise(SettingsModel):
     """What one class of requests was promised."""
 
     ttft: Seconds | None = None  # time to first token
     tbt: Seconds | None = None  # time between tokens
 
 
-class Settings(Words):
-    """Everything one may set. `headgate serve --help` says what each word means."""
+class Settings(SettingsModel):
+    """Everything one may set, in a file, in `--additional-config` or as flags of `headgate serve`."""
 
-    policy: str = AUTO
-    ttft: Seconds | None = None  # promised to requests that bring no promise of their own
-    tbt: Seconds | None = None
-    refuse: Literal[503, 429] | None = (
-        None  # answer to requests that cannot be in time; None: serve them last
+    policy: str = declared(PANEL, f"{NAMED}; {DEFAULT}; vllm: let vLLM decide and only watch", AUTO)
+    set: dict[str, Setting] = parameters(PANEL, "a parameter of the policy, NAME=VALUE", "refill=48")
+    card: str | None = declared(
+        PANEL, "cost card, for policies that price steps: a name or a file (default: auto learns them)"
     )
-    set: dict[str, Setting] = Field(default_factory=dict)
-    card: str | None = None
-    watchdog: Seconds = 300.0
-    trace: Annotated[str, Field(strict=True, min_length=1)] | None = None
-    metrics: Switch = True
-    metrics_port: Port | None = None
+    ttft: Seconds | None = declared(
+        PANEL, "promised time to first token, such as 500ms, unless a request has its own"
+    )
+    tbt: Seconds | None = declared(PANEL, "promised time between two tokens, such as 100ms, likewise")
+    refuse: Status | None = declared(
+        PANEL, "503 or 429: answer to requests that cannot be in time (default: serve them last)"
+    )
+    trace: Name | None = declared(PANEL, "write a step trace here, for `headgate trace`")
+    watchdog: Seconds = declared(
+        PANEL, "disable the policy when a request gets nothing for so long (default: 5min)", 300.0
+    )
+    metrics: Switch = declared(PANEL, "Prometheus metrics headgate_* (default: on)", True)
+    metrics_port: Port | None = declared(PANEL, "serve them on a port of their own, too")
+    log_every: Seconds = declared(PANEL, "time between two lines about steps in the log (default: 60s)", 60.0)
+    force: Switch = declared(PANEL, "try a vLLM outside 0.26 to 0.32", False)
+    any_card: Switch = declared(PANEL, "take a card of another model, too", False)
     classes: dict[str, Promise] = Field(default_factory=dict)
-    force: Switch = False
-    any_card: Switch = False  # take a card of another model, too
-    log_every: Seconds = 60.0
 
     def learns(self) -> bool:
         """Whether step times are learned while serving, for want of a card."""
@@ -51,6 +61,8 @@ class Settings(Words):
 
     def named(self) -> tuple[str, dict[str, Any]]:
         """The policy's name and its parameters as they were written, in `policy` and in `set`."""
+        from headgate.methods.make import split_name  # all policies; the command line does without them
+
         name, inline = split_name(self.policy)
         name = "keep" if name == AUTO else name
         own = {"refuse": "predicted"} if self.refuse and name == "keep" else {}

@@ -18,7 +18,7 @@ from headgate.cost.model import StepCost
 from headgate.live.vllm.fields import LOG, OBSERVE, Promise, Settings
 from headgate.live.vllm.requests import promises
 from headgate.methods.make import make_policy, policy_class
-from headgate.settings_base import checked, read_words, underscored
+from headgate.settings_base import checked, read_toml, underscored
 from headgate.sim.engine.engine import Engine
 
 __all__ = ["Reload", "Settings", "build_policy", "check_policy", "promises", "read_settings"]
@@ -76,7 +76,7 @@ def read_file(path: str) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise InputError(f"{what} {path}: {reason}; give a readable JSON or TOML file") from None
     if not (path.endswith(".json") or text.lstrip().startswith("{")):
-        return read_words(path, what)
+        return read_toml(path, what)
     try:
         words = json.loads(text)
     except json.JSONDecodeError as error:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from headgate.core.errors import InputError
 from headgate.core.plan import NONE, Plan
 from headgate.core.view import View
-from headgate.cost.laws.host import HostTerms
 from headgate.cost.model import Shape, StepCost
 
 SMALLEST = 16  # tokens of a piece when the promise cannot be kept at all
@@ -31,7 +30,7 @@ class Pieces:
         self._cost = cost
         self._tokens = 0  # per step of the piece under way
         self._left = 0  # steps of it that are left; 0: none is under way
-        self._host: HostTerms | None = getattr(cost, "host", None)
+        self._host = cost.host
         self._after_prompts = False  # the newest tokens of those who decode came with their prompts
 
     def next_piece(self, view: View, prompts: Iterable[int] = ()) -> tuple[int, int]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headgate.core.policy import Steps
-from headgate.cost.model import Shape
+from headgate.cost.model import Shape, StepCost
 from headgate.estimators.least_squares import RelativeLeastSquares
 
 # Seconds: a step, prompts in it, a token, a KV token read, the same beside prompts. A slow guess: until steps
@@ -15,7 +12,7 @@ PRIOR = (0.006, 0.006, 40e-6, 40e-9, 10e-9)
 SHORTEST = 1e-9  # seconds: a step cannot take no time at all
 
 
-class LearnedCost:
+class LearnedCost(StepCost):
     """The law of a measured card with five coefficients, fitted to the steps as they are seen.
 
     A step takes a constant, another if it holds prompts, a price per token, one per KV token that is read and
@@ -53,11 +50,6 @@ class LearnedCost:
         """(fixed, per_context) of a decode-only step of that many."""
         constant, _, token, read, _ = self._terms
         return constant + token * decodes, read
-
-    def span(self, decodes: int, context: int, steps: int) -> NDArray[np.float64]:
-        """Consecutive decode-only steps."""
-        fixed, read = self.decode_line(decodes)
-        return fixed + read * (context + decodes * np.arange(steps, dtype=np.float64))
 
 
 def _features(shape: Shape) -> tuple[float, float, float, float, float]:

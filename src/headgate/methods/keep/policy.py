@@ -12,7 +12,7 @@ from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
-from headgate.methods.eb.hybrid import Hybrid
+from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.keep.learned import LearnedCost
 from headgate.methods.keep.order import Waiting
 from headgate.methods.keep.prices import Load, Prices, Prompts
@@ -74,7 +74,7 @@ class Keep(BatchPolicy):
         self.learned: LearnedCost | None = None
         if cost is None:
             cost = self.learned = LearnedCost()
-        self.plain = Hybrid(slots, budget, cost)  # decides while nobody has a promise
+        self.plain = ExclusivePlus(slots, budget, cost)  # decides while nobody has a promise
         self.slots, self.budget = slots, budget
         self.patience, self.watermark = patience, watermark
         self.trust = Trust(trust, late, learn)

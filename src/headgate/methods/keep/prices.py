@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from headgate.cost.laws.host import HostTerms
-from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import Chunk, Shape, StepCost
 
 
@@ -60,9 +58,8 @@ class Prices:
     """
 
     def __init__(self, cost: StepCost) -> None:
-        self.host: HostTerms | None = getattr(cost, "host", None)
-        gpu = cost.unhosted() if isinstance(cost, WorkCost) and self.host else cost
-        self._seconds = gpu.seconds
+        self.host = cost.host
+        self._seconds = (cost.unhosted() if cost.host else cost).seconds
 
     def decodes(self, load: Load) -> float:
         """A step of decodes alone."""

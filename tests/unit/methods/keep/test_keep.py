@@ -11,7 +11,7 @@ from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.cost.card import load_card
 from headgate.experiment.library import card_engine, simulate
-from headgate.methods.names import Hybrid, Keep
+from headgate.methods.names import ExclusivePlus, Keep
 from headgate.sim.engine.engine import Engine
 from headgate.stats.gaps import Gaps
 from headgate.workloads.arrivals import arrival_process
@@ -53,7 +53,7 @@ def first_tokens(run_):
 def test_without_promises_it_is_eb_plus(data, engine, workload, ahead):
     slots = data.draw(st.integers(1, engine.running + 2))
     budget = data.draw(st.integers(slots, engine.batch_tokens + slots))
-    ours, theirs = Keep(slots, budget, PRICES), Hybrid(slots, budget, PRICES)
+    ours, theirs = Keep(slots, budget, PRICES), ExclusivePlus(slots, budget, PRICES)
     first = run(engine, ours, workload, asynchronous=ahead)
     second = run(engine, theirs, workload, asynchronous=ahead)
     assert first.steps == second.steps
@@ -65,7 +65,7 @@ def test_without_promises_it_is_eb_plus_at_full_load_too():
     engine = card_engine("h200-qwen3-8b", slots=64)
     rng = np.random.default_rng(5)
     workload = Workload.of(rng.integers(50, 600, 700), rng.integers(1, 200, 700), clients=90)
-    logs = [run(engine, kind(64, 8192, engine.cost), workload) for kind in (Keep, Hybrid)]
+    logs = [run(engine, kind(64, 8192, engine.cost), workload) for kind in (Keep, ExclusivePlus)]
     assert logs[0].steps == logs[1].steps
     assert any(step[1] == 0 and step[3] for step in logs[0].steps[50:]), "never exclusive"
 
