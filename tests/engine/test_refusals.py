@@ -30,6 +30,15 @@ def test_a_first_token_that_cannot_be_in_time_is_refused(server, stream):
     assert caught.value.response.headers["retry-after"] == "1"
 
 
+def test_a_chat_stream_is_refused_before_its_first_event(server):
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=4, stream=True
+        )
+    assert caught.value.status_code == 503
+
+
 def test_a_request_with_a_longer_promise_of_its_own_is_served(server):
     answer = ask(server, False, extra_body={"vllm_xargs": {"headgate_ttft": "10min"}})
     assert answer.usage.completion_tokens == 4

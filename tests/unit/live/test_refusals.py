@@ -31,6 +31,7 @@ def body(text, more=False):
     return {"type": "http.response.body", "body": text.encode(), "more_body": more}
 
 
+ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
 PLAIN = json.dumps({"choices": [{"text": "", "finish_reason": "abort", "stop_reason": REFUSED}]})
 
 
@@ -40,8 +41,9 @@ PLAIN = json.dumps({"choices": [{"text": "", "finish_reason": "abort", "stop_rea
     [
         [START, body(PLAIN)],
         [START, body("data: " + PLAIN + "\n\n", True), body("data: [DONE]\n\n", True), body("")],
+        [START, body(ROLE, True), body("data: " + PLAIN + "\n\n", True), body("")],
     ],
-    ids=["whole", "streamed"],
+    ids=["whole", "streamed", "chat"],
 )
 def test_a_refused_request_gets_its_status(status, messages):
     start, answer = through(messages, status=status)
@@ -54,3 +56,5 @@ def test_a_refused_request_gets_its_status(status, messages):
 def test_other_answers_pass_unchanged(method):
     messages = [START, body("data: a\n\n", True), body("data: " + PLAIN, True), body("")]
     assert through(messages, method) == messages
+    chat = [START, body(ROLE, True), body("data: b\n\n", True), body("")]
+    assert through(chat, method) == chat

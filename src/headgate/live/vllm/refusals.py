@@ -14,12 +14,16 @@ RETRY_AFTER = "1"  # seconds
 
 
 def tell_refused(requests: Sequence[Any], outputs: dict[int, Any]) -> None:
-    """Add an empty answer for each request to the outputs of a step, by the front end it came from."""
+    """Add an answer for each request to the outputs of a step, by the front end it came from.
+
+    It holds one token, because a stream drops answers without any; the client never sees it.
+    """
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
     for request in requests:
+        token = list((request.prompt_token_ids or [0])[-1:])
         answer = EngineCoreOutput(
-            request.request_id, [], finish_reason=FinishReason.ABORT, stop_reason=REFUSED
+            request.request_id, token, finish_reason=FinishReason.ABORT, stop_reason=REFUSED
         )
         mine = outputs.setdefault(request.client_index, EngineCoreOutputs())
         mine.outputs = [*mine.outputs, answer]
@@ -28,8 +32,9 @@ def tell_refused(requests: Sequence[Any], outputs: dict[int, Any]) -> None:
 class Refusals:
     """ASGI middleware: an answer that was refused before its first token becomes a 503 or 429.
 
-    The status line is held back until the first part of the body is there, streamed or not. Everything else
-    passes unchanged.
+    The status line is held back until the first part of the body is there, streamed or not. A chat stream
+    begins with the role of the speaker, sent together with the first token: it is held back with it.
+    Everything else passes unchanged.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]], status: int | None = None) -> None:
@@ -41,22 +46,23 @@ class Refusals:
         if scope["type"] != "http" or scope.get("method") != "POST":
             await self._app(scope, receive, send)
             return
-        held: list[Message] = []  # the status line
+        held: list[Message] = []  # the status line, and the role
         refused = False
 
         async def sent(message: Message) -> None:
             nonlocal refused
+            body = message.get("body", b"")
             if refused:
                 return
-            if message["type"] == "http.response.start":
+            if message["type"] == "http.response.start" or (held and _only_role(body)):
                 held.append(message)
                 return
-            if held:
-                if REFUSED.encode() in message.get("body", b""):
-                    refused = True
-                    await self._refuse(send)
-                    return
-                await send(held.pop())
+            if held and REFUSED.encode() in body:
+                refused = True
+                await self._refuse(send)
+                return
+            while held:
+                await send(held.pop(0))
             await send(message)
 
         await self._app(scope, receive, sent)
@@ -76,6 +82,11 @@ class Refusals:
         ]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def _only_role(body: bytes) -> bool:
+    """The first event of a chat stream, before any token."""
+    return b'"role":"assistant"' in body and body.count(b"data: ") == 1 and b'"content":""' in body
 
 
 def _chosen_status() -> int:

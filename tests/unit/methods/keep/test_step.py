@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.methods.keep.prices import Load, Prices, Prompts
 from headgate.methods.keep.step import LEAST, SECOND, Chooser, Kind, Now, lag, largest, stalled
 
