@@ -11,7 +11,8 @@ from http_server import served
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("refusals")
-    flags = ("--ttft", "0.0001", "--tbt", "10s", "--refuse", "503", "--max-num-seqs", "8")
+    flags: tuple[str, ...] = ("--ttft", "0.0001", "--tbt", "10s", "--refuse", "503", "--max-num-seqs", "8")
+    flags += ("--chat-template", "{% for each in messages %}{{ each['content'] }}{% endfor %}")
     with served(tiny.model(scratch / "model"), scratch, *flags) as found:
         yield found
 
