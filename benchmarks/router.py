@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2000.0, help="events per second")
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args()
-    long = race(given.streams, given.rate, given.seconds, tokens=200)
+    long = race(given.streams, given.rate, given.seconds, tokens=100)
     show(f"{given.streams} streams, {given.rate:.0f} events/s: CPU per event", long, "us_per_event")
     short = race(8, 4000.0, given.seconds, tokens=1)
     show("requests of one event, 8 at a time: CPU per request", short, "us_per_request")

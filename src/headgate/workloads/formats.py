@@ -62,8 +62,6 @@ FORMATS: dict[str, Format] = {
         calendar=True,
     ),
     "burstgpt": Format(False, "Timestamp", "Request tokens", "Response tokens"),
-    "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000),
-    "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id"),
     "headgate-route": Format(
         True,
         "arrival",
@@ -74,6 +72,8 @@ FORMATS: dict[str, Format] = {
         classes=True,
         unsorted=True,
     ),
+    "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000),
+    "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id"),
     "vidur": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", lengths_only=True),
     "vtc": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", client="client"),
 }

@@ -245,7 +245,7 @@ def test_sorted_calendar_times_start_at_the_earliest(trace):
         (
             "a,b,c\n1,2,3\n",
             None,
-            r":1: not a known trace format \(azure, burstgpt, mooncake, qwen, vidur, vtc\)",
+            r":1: not a known trace format \(azure, burstgpt, headgate-route, mooncake, qwen, vidur, vtc\)",
         ),
         ('{"a": 1}\n', None, ":1: not a known trace format"),
         ("{broken\n", None, ":1: not a known trace format"),
@@ -284,7 +284,7 @@ def test_missing_files_and_folders(tmp_path):
 def test_unknown_format(trace):
     with pytest.raises(InputError, match="unknown trace format 'azzure'; did you mean 'azure'"):
         read_trace(trace(AZURE), "azzure")
-    assert set(FORMATS) == {"azure", "burstgpt", "mooncake", "qwen", "vidur", "vtc"}
+    assert set(FORMATS) == {"azure", "burstgpt", "headgate-route", "mooncake", "qwen", "vidur", "vtc"}
 
 
 @given(st.binary(max_size=200), st.sampled_from([None, *FORMATS]), st.booleans())
