@@ -12,6 +12,9 @@ import os
 import random
 import sys
 import time
+from itertools import count
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import aiohttp
@@ -70,45 +73,51 @@ def _text(line: bytes) -> str:
     return str(choices[0]["text"]) if choices else ""
 
 
-async def soak(seconds: float, streams: int, router: str) -> bool:
+def engines(pipe: Connection) -> None:
+    """Emulated engines in a process of their own, so that only the router's memory is measured."""
+
+    async def work() -> None:
+        async with emulated(engines=4, slots=64, speed=2.0, model="m", kv_lease=20.0) as fleet:
+            pipe.send(list(fleet))
+            for turn in count():
+                for faults in fleet.faults:
+                    faults.set({"rate": 0.01, "kind": FAULTS[turn % len(FAULTS)]})
+                await asyncio.sleep(5.0)
+
+    logging.disable(logging.CRITICAL)
+    asyncio.run(work())
+
+
+async def soak(urls: list[str], seconds: float, streams: int, router: str) -> bool:
     """Whether everything stayed flat."""
     counts: dict[str, int] = {}
     samples: list[tuple[float, float, int]] = []
-    async with emulated(engines=4, slots=64, speed=2.0, model="m", kv_lease=20.0) as fleet:
-        for number, faults in enumerate(fleet.faults):
-            faults.set({"rate": 0.01, "kind": FAULTS[number % len(FAULTS)]})
-        given = {
-            "front": {"port": 0, "admin": "127.0.0.1:0"},
-            "router": {"name": router},
-            "kv": {"lease": 10.0},
-            "engines": [{"url": url, "seats": 64} for url in fleet],
-            "health": {"fails": 1000, "timeout": 60},
-        }
-        app = RouterApp(checked(given))
-        await app.start()
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            url = f"http://127.0.0.1:{app.port}/v1/completions"
-            tasks = [
-                asyncio.create_task(client(session, url, random.Random(n), counts)) for n in range(streams)
-            ]
-            began, turn = time.monotonic(), 0
-            while time.monotonic() < began + seconds:
-                await asyncio.sleep(seconds / 60)
-                samples.append((time.monotonic() - began, memory(), descriptors()))
-                turn += 1
-                kind = FAULTS[turn % len(FAULTS)]
-                for faults in fleet.faults:
-                    faults.set({"rate": 0.01, "kind": kind})
-                if turn % 10 == 0:
-                    at, used, files = samples[-1]
-                    print(f"{at:6.0f} s  {used:7.1f} MiB  {files:4d} files  {counts}", flush=True)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(2.0)
-        books, faulty = app.gate.books(), app.gate.check()
-        left = len(app.gate.tickets), sum(each.legs for each in app.upstreams.values()), app.body_bytes.held
-        await app.stop()
+    given = {
+        "front": {"port": 0, "admin": "127.0.0.1:0"},
+        "router": {"name": router},
+        "kv": {"lease": 10.0},
+        "engines": [{"url": url, "seats": 64} for url in urls],
+        "health": {"fails": 1000, "timeout": 60},
+    }
+    app = RouterApp(checked(given))
+    await app.start()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        url = f"http://127.0.0.1:{app.port}/v1/completions"
+        tasks = [asyncio.create_task(client(session, url, random.Random(n), counts)) for n in range(streams)]
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            await asyncio.sleep(seconds / 60)
+            samples.append((time.monotonic() - began, memory(), descriptors()))
+            if len(samples) % 10 == 0:
+                at, used, files = samples[-1]
+                print(f"{at:6.0f} s  {used:7.1f} MiB  {files:4d} files  {counts}", flush=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(2.0)
+    books, faulty = app.gate.books(), app.gate.check()
+    left = len(app.gate.tickets), sum(each.legs for each in app.upstreams.values()), app.body_bytes.held
+    await app.stop()
     third = len(samples) // 3
     second = sum(each[1] for each in samples[third : 2 * third]) / third
     last = sum(each[1] for each in samples[2 * third :]) / len(samples[2 * third :])
@@ -126,9 +135,15 @@ def main() -> None:
     parser.add_argument("--router", default="split:prefill=1")
     given = parser.parse_args()
     logging.basicConfig(level=logging.CRITICAL)
-    if not asyncio.run(soak(given.seconds, given.streams, given.router)):
-        sys.exit("not flat")
-    print("flat")
+    ours, theirs = get_context("spawn").Pipe()
+    child = get_context("spawn").Process(target=engines, args=(theirs,), daemon=True)
+    child.start()
+    try:
+        flat = asyncio.run(soak(ours.recv(), given.seconds, given.streams, given.router))
+    finally:
+        child.terminate()
+    print("flat" if flat else "not flat")
+    sys.exit(0 if flat else 1)
 
 
 if __name__ == "__main__":

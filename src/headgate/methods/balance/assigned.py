@@ -66,6 +66,8 @@ class Lines:
             if line and self._has_room(fleet.replicas[engine]):
                 id, _ = line.popitem(last=False)
                 del self._given[id]
+                if not line:  # nobody may ask again while no request waits
+                    self._touched.pop()
                 return id, engine
             self._touched.pop()
         return None
