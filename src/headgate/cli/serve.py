@@ -22,6 +22,7 @@ from headgate.core.errors import InputError
 from headgate.live.vllm.fields import PANEL, Settings
 
 SCHEDULER = "headgate.vllm.scheduler"
+REFUSALS = "headgate.live.vllm.refusals.Refusals"
 CONFIG, SHARED = "HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
@@ -33,6 +34,7 @@ vLLM's own --config goes behind --: headgate serve MODEL --policy mixed -- --con
 
 \b
 Examples:
+  headgate serve Qwen/Qwen3-8B --card cal-h200-qwen3-8b --ttft 500ms --tbt 100ms
   headgate serve Qwen/Qwen3-8B --policy eb+ --card h200-qwen3-8b --max-num-seqs 512
   headgate serve Qwen/Qwen3-8B --policy eb --set refill=48 --trace steps.jsonl --port 8001
   headgate serve Qwen/Qwen3-8B --config headgate.toml --tensor-parallel-size 2
@@ -68,6 +70,8 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
         raise InputError("no vllm command here; install vLLM (0.26 to 0.32) into the environment of headgate")
     _check_release(settings)
     command = [vllm or "vllm", "serve", model, *rest, "--scheduler-cls", SCHEDULER]
+    if settings.refuse:
+        command += ["--middleware", REFUSALS]
     with ExitStack() as scratch:
         environment = _environment(settings, own, given, scratch, dry_run)
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())

@@ -30,6 +30,7 @@ from headgate.methods.fluid.gates import (
     ServiceLevelRoute,
 )
 from headgate.methods.fluid.online import Online
+from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.lookahead import LookAhead
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
@@ -45,6 +46,7 @@ __all__ = [
     "AdaptiveExclusive",
     "Exclusive",
     "ExclusivePlus",
+    "Keep",
     "LookAhead",
     "Mixed",
     "NestedWait",
@@ -73,6 +75,7 @@ BATCH: dict[str, type[BatchPolicy]] = {
     "wait": Wait,
     "nested-wait": NestedWait,
     "look-ahead": LookAhead,
+    "keep": Keep,
 }
 
 ROUTE: dict[str, type[RoutePolicy]] = {

@@ -113,7 +113,7 @@ def test_a_dry_run_starts_and_writes_nothing(headgate, tmp_path, monkeypatch):
     [
         ([], "Missing argument"),
         (["--max-num-seqs", "64", "m"], "the model comes first, not --max-num-seqs"),
-        (["m"], "policy eb+ needs to know what steps cost; name a card, such as --card"),
+        (["m", "--policy", "eb+"], "policy eb+ needs to know what steps cost; name a card, such as --card"),
         (["m", "--policy", "ebb"], "unknown policy 'ebb'; did you mean 'eb'?"),
         (["m", *EB, "--set", "refill"], "--set 'refill' is not NAME=VALUE"),
         (["m", *EB, "--max-num-seqs=32"], "refill=48 is outside 1..32"),

@@ -34,6 +34,13 @@ def test_classes_promises_and_guess():
     assert not requests.BAD
 
 
+def test_promises_of_all_requests_hold_where_there_is_no_closer_one():
+    settings = Settings(ttft="500ms", tbt=0.1, classes={"chat": {"ttft": "300ms"}})
+    assert promises(None, settings) == promises({"top": 1}, settings) == ("", Slo(0.5, 0.1), None)
+    assert promises({"headgate_class": "chat"}, settings) == ("chat", Slo(0.3, 0.1), None)
+    assert promises({"headgate_tbt": "20ms"}, settings) == ("", Slo(0.5, 0.02), None)
+
+
 @pytest.mark.parametrize(
     ("word", "value"),
     [

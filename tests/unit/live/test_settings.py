@@ -12,6 +12,7 @@ from headgate.core.errors import InputError
 from headgate.live.vllm.settings import Reload, Settings, build_policy, check_policy, read_settings
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.hybrid import ExclusivePlus
+from headgate.methods.keep.policy import Keep
 
 CARD = "h200-qwen3-8b"
 ENGINE = {"kv_tokens": 100_000, "block": 16, "max_model_len": 8192, "batch_tokens": 4096, "running": 64}
@@ -31,7 +32,7 @@ def written(tmp_path, monkeypatch, text, name="headgate.toml"):
 
 def test_defaults():
     settings = read_settings()
-    assert (settings.policy, settings.watchdog, settings.log_every) == ("eb+", 300.0, 60.0)
+    assert (settings.policy, settings.watchdog, settings.log_every) == ("auto", 300.0, 60.0)
     assert settings.metrics and not settings.force and settings.trace is None
 
 
@@ -111,17 +112,33 @@ def test_wrong_additional_config(own, fragment):
 
 
 def test_a_policy_gets_the_engines_limits_and_the_cards_prices():
-    policy, parameters = build_policy(Settings(card=CARD), **ENGINE)
+    policy, parameters = build_policy(Settings(policy="eb+", card=CARD), **ENGINE)
     assert isinstance(policy, ExclusivePlus)
     assert parameters == {"slots": 64, "budget": 4096}
     policy, parameters = build_policy(Settings(policy="eb:refill=8", set={"slots": "32"}), **ENGINE)
     assert isinstance(policy, Exclusive) and parameters == {"slots": 32, "refill": 8}
 
 
+def test_auto_is_keep_which_is_eb_plus_until_a_promise_comes():
+    policy, parameters = build_policy(Settings(card=CARD), **ENGINE)
+    assert isinstance(policy, Keep)
+    assert policy.learned is None
+    assert parameters == {"slots": 64, "budget": 4096}
+
+
+def test_auto_without_a_card_learns_what_steps_cost():
+    policy, _ = build_policy(Settings(), **ENGINE)
+    assert isinstance(policy, Keep)
+    assert policy.learned is not None
+
+
 @pytest.mark.parametrize(
     ("words", "fragment"),
     [
-        ({}, "policy eb+ needs to know what steps cost; name a card, such as --card h200-qwen3-8b"),
+        (
+            {"policy": "eb+"},
+            "policy eb+ needs to know what steps cost; name a card, such as --card h200-qwen3-8b",
+        ),
         ({"policy": "ebb"}, "unknown policy 'ebb'; did you mean 'eb'?"),
         ({"policy": "eb"}, "policy eb needs refill; pass --set refill=VALUE"),
         ({"policy": "eb:refil=3"}, "unknown parameter of policy eb 'refil'; did you mean 'refill'?"),

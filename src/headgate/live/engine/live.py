@@ -44,6 +44,7 @@ class Live:
         clock: Callable[[], float] = time.monotonic,
         watchdog: float = PATIENT_DOG,
         evict: Callable[[Entry], None] = lambda entry: None,
+        reject: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
         self.ledger = Ledger(limits, kv_total)
         self.lease = Lease()
@@ -54,7 +55,7 @@ class Live:
         self.counts = {"mixed": 0, "decode": 0, "prefill": 0, "empty": 0}
         self._news = News(observers, self.fall)
         self._watchdog = Watchdog(watchdog)
-        self._evict = evict
+        self._evict, self._reject = evict, reject
         self._flights: deque[Flight] = deque()  # composed, tokens not yet known; oldest first
         self._last_end = 0.0
         self._rescue = 0  # steps it still lasts
@@ -222,6 +223,8 @@ class Live:
         if faults:
             self.fall(f"planned nonsense: {'; '.join(faults)}")
             return
+        for id in plan.reject:
+            self._reject(ledger.known(id))
         self.lease.begin(plan.until)
         for id in plan.evict:
             self._evict(ledger.known(id))

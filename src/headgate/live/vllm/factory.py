@@ -186,7 +186,7 @@ def _announce(settings: Settings, scheduler: Any, parameters: dict[str, Any]) ->
         "headgate: policy %s(%s), card %s, %s scheduling, %d seats, %d tokens a step, %d KV tokens",
         settings.policy,
         words,
-        settings.card or "none",
+        settings.card or ("none, step times are learned" if settings.learns() else "none"),
         "asynchronous" if isinstance(scheduler, AsyncHeadgate) else "synchronous",
         scheduler._headgate_seats(),
         scheduler.max_num_scheduled_tokens,

@@ -33,11 +33,12 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Said:
 
     A wrong value is ignored and counted, and told the first time: no request is refused for it.
     """
+    default = Said(slo=Slo(settings.ttft, settings.tbt)) if settings.ttft or settings.tbt else NOTHING
     if not extra_args:
-        return NOTHING
+        return default
     given = {word: extra_args[word] for word in extra_args if str(word).startswith("headgate_")}
     if not given:
-        return NOTHING
+        return default
     for word in given:
         if word not in WORDS:
             _complain(word, unknown("word of a request", word, WORDS))
@@ -47,7 +48,7 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Said:
     between = _read(given, "headgate_tbt", _seconds)
     return Said(
         kind or "",
-        Slo(first or promised.ttft, between or promised.tbt),
+        Slo(first or promised.ttft or settings.ttft, between or promised.tbt or settings.tbt),
         _read(given, "headgate_guess", _tokens),
     )
 
