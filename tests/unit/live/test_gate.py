@@ -242,6 +242,15 @@ def test_a_router_that_moves_nobody_is_disabled():
     assert all(ticket.state is State.PREFILLING for ticket in tickets)
 
 
+def test_a_gate_may_hold_a_class_back_as_long_as_its_queue_allows():
+    made, loop = gate(Bad(lambda fleet: STAY, 2), limits={"chat": ClassLimits(ttl=90.0)}, watchdog=20.0)
+    tickets = [made.arrive("chat", 1, 1) for _ in range(3)]
+    loop.go(95.0)
+    assert made.fallen is None
+    with pytest.raises(Refused, match="queue time"):
+        placed(made, tickets[2])
+
+
 class DeafOnce(LeastLoaded):
     def finished(self, request, replica, now):
         raise KeyError(request.id)

@@ -195,7 +195,7 @@ class Gate(GuardedRouter):
         """After a reload: classes that are new are added, the others keep their queues."""
         for kind in kinds:
             self.roster.add_kind(kind)
-        self.waits.set_limits(limits)
+        self.set_limits(limits)
 
     def predicted_wait(self, kind: str) -> float:
         """Seconds that a request of the class would wait if it came now."""

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, Protocol
 
 from headgate.core.errors import InputError, one_line
@@ -65,7 +66,8 @@ class GuardedRouter:
         self.fallen: str | None = None
         self.counts = dict.fromkeys(COUNTS, 0)
         self.refused: dict[str, int] = {}  # by reason
-        self._deadlines = Deadlines(watchdog)
+        self._deadlines, self._watchdog = Deadlines(watchdog), watchdog
+        self.set_limits(limits or {})
         self._timer: Any = None
         self._timer_at = 0.0
         self._on_fall = on_fall
@@ -74,6 +76,12 @@ class GuardedRouter:
         for state in engines:
             self.desk.add_engine(state.checked())
         self.engines_changed()
+
+    def set_limits(self, limits: Mapping[str, ClassLimits]) -> None:
+        """What classes may have waiting. A gate may hold a class back for as long as its queue allows."""
+        self.waits.set_limits(limits)
+        longest = max((each.ttl for each in limits.values() if each.ttl < inf), default=0.0)
+        self._deadlines.watchdog = max(self._watchdog, longest + 1.0)
 
     @property
     def router(self) -> RoutePolicy:
@@ -236,7 +244,7 @@ class GuardedRouter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if due < float("inf"):
+        if due < inf:
             self._timer_at = due
             self._timer = self.loop().call_later(max(0.0, due - now) + SOONEST, self.tick)
 
