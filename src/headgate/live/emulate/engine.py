@@ -177,7 +177,6 @@ class EmulatedEngine:
         if replica.advance(replica.now):
             late = await self.clock.until(replica.now, self._bell())
             self.tally.late.add(max(0.0, late))
-            self._receive(replica.last_start)
             replica.settle()
             self._hand_out()
             asyncio.get_running_loop().call_soon(self._written, replica.now)  # after the loop has written
