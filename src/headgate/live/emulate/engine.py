@@ -112,7 +112,8 @@ class EmulatedEngine:
 
     def release(self, id: int) -> bool:
         """KV kept for another engine may go; False: it has gone already."""
-        self._changed = released = self.memory.release(id)
+        released = self.memory.release(id)
+        self._changed = self._changed or released
         self.ring()
         return released
 
