@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
-from heapq import heappop, heappush
 
 from headgate.core.errors import told
 from headgate.core.lease import Lease
@@ -14,6 +13,7 @@ from headgate.core.plan import ALL, NONE, Decodes, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.view import Limits
 from headgate.drivers.flight import Chunk, Flight
+from headgate.drivers.last_tokens import LastTokens
 from headgate.drivers.news import LiveObserver, News
 from headgate.drivers.watchdog import Watchdog
 
@@ -58,7 +58,7 @@ class Live:
         self._flights: deque[Flight] = deque()  # composed, tokens not yet known; oldest first
         self._last_end = 0.0
         self._rescue = 0  # steps it still lasts
-        self._limits: list[tuple[int, int]] = []  # heap of (tick of the last token a request may have, id)
+        self._last_tokens = LastTokens(self.ledger)
         self.take_over(policy)
 
     @property
@@ -241,7 +241,7 @@ class Live:
         ledger = self.ledger
         for entry in [held for held in ledger.held.values() if held.id in chosen]:
             ledger.resume(entry)
-            heappush(self._limits, (ledger.tick + entry.limit - entry.generated, entry.id))
+            self._last_tokens.add(entry)
             self._of("resumed", entry)
         for entry in [each for each in ledger.decoding.values() if each.rolls and each.id not in chosen]:
             ledger.hold(entry)
@@ -262,7 +262,7 @@ class Live:
             if chunk.left:
                 continue
             ledger.join(entry, now, flight.rolls)
-            heappush(self._limits, (ledger.tick + entry.limit - entry.generated, entry.id))
+            self._last_tokens.add(entry)
             self.lease.prefill()
             news.of("prefilled", entry, when, now)
             if not flight.rolls:
@@ -270,15 +270,8 @@ class Live:
 
     def _retire(self) -> None:
         """Who has all its tokens with the step in flight gets none in the next; the engine knows that."""
-        ledger, limits = self.ledger, self._limits
-        while limits and limits[0][0] <= ledger.tick:
-            entry = ledger.decoding.get(heappop(limits)[1])
-            if entry is None or not entry.rolls:  # it left, or waits: then it is here again when it resumes
-                continue
-            if entry.generated >= entry.limit:
-                ledger.retire(entry)
-            else:
-                heappush(limits, (ledger.tick + entry.limit - entry.generated, entry.id))
+        for entry in self._last_tokens.due():
+            self.ledger.retire(entry)
 
     def _nothing_ran(self) -> None:
         """The step is empty: the plan must be made anew, and who holds KV must not wait for nothing."""

@@ -17,9 +17,9 @@ from headgate.cost.likeness import Likeness, doubts, refusals
 from headgate.cost.model import StepCost
 from headgate.drivers.engine import Engine
 from headgate.spec.build import make_policy, policy_class
-from headgate.spec.words import checked, read_words, underscored
+from headgate.spec.words import Words, checked, read_words, underscored
 from headgate.vllm.requests import promises
-from headgate.vllm.words import LOG, OBSERVE, Promise, Settings
+from headgate.vllm.words import LOG, OBSERVE, Floor, Promise, Settings
 
 __all__ = ["Reload", "Settings", "build_policy", "check_policy", "promises", "read_settings"]
 
@@ -91,7 +91,9 @@ def read_file(path: str) -> dict[str, Any]:
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:
     """The words one may use at this place."""
-    return list((Promise if parent and parent[0] == "classes" else Settings).model_fields)
+    tables: dict[str, type[Words]] = {"classes": Promise, "floor": Floor}
+    here = tables.get(str(parent[0]), Settings) if parent else Settings
+    return list(here.model_fields)
 
 
 class Reload:

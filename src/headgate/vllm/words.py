@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,9 @@ LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handle
 
 OBSERVE = "vllm"  # the name of no policy: vLLM decides, we only watch
 
+CLIENTS_MAY = ("class", "ttft", "tbt", "guess")  # parameters of a request, without their prefix headgate_
+MayBe = Literal["class", "ttft", "tbt", "guess"]
+
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 
 
@@ -22,6 +25,13 @@ class Promise(Words):
 
     ttft: Seconds | None = None  # time to first token
     tbt: Seconds | None = None  # time between tokens
+
+
+class Floor(Words):
+    """The shortest times a request may claim for itself; promises of classes are not cut."""
+
+    ttft: Seconds = 0.1
+    tbt: Seconds = 0.02
 
 
 class Settings(Words):
@@ -35,6 +45,8 @@ class Settings(Words):
     metrics: Switch = True
     metrics_port: Port | None = None
     classes: dict[str, Promise] = Field(default_factory=dict)
+    clients_may: tuple[MayBe, ...] = ("class",)  # parameters that requests may set themselves
+    floor: Floor = Floor()
     force: Switch = False
     any_card: Switch = False  # take a card of another model, too
     log_every: Seconds = 60.0
