@@ -158,7 +158,7 @@ class Live:
         if self.policy is None or self.fallen is not None:
             return None
         if now >= self._watchdog.next_look:
-            starving = self._watchdog.look(ledger, now)
+            starving = self._watchdog.look(ledger, now, sum(self.counts.values()))
             if starving:
                 self.fall(starving)
                 return None

@@ -11,7 +11,8 @@ import pytest
 from headgate.core.errors import InputError
 from headgate.policies.exclusive import Exclusive
 from headgate.policies.hybrid import Hybrid
-from headgate.vllm.settings import Reload, Settings, build_policy, check_policy, read_settings
+from headgate.vllm.reload import Reload, Renewals
+from headgate.vllm.settings import Settings, build_policy, check_policy, read_settings
 
 CARD = "h200-qwen3-8b"
 ENGINE = {"kv_tokens": 100_000, "block": 16, "max_model_len": 8192, "batch_tokens": 4096, "running": 64}
