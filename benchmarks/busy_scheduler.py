@@ -16,8 +16,8 @@ from benchmarks.h200.models import TINY
 from benchmarks.h200.record import shape
 from headgate.cost.card import load_card
 from headgate.cost.model import Shape
-from headgate.drivers.engine import Engine
-from headgate.spec.build import make_policy, split_policy
+from headgate.sim.engine.engine import Engine
+from headgate.experiment.build import make_policy, split_policy
 
 PROMPT, SHORTEST, LONGEST = 256, 128, 384  # tokens; outputs are uniform
 BUDGET, BLOCK, MODEL_LEN = 16384, 16, 2048

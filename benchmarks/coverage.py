@@ -12,11 +12,11 @@ import sys
 import numpy as np
 
 from headgate.cost.card import load_card
-from headgate.drivers.engine import Engine
-from headgate.policies import Exclusive, Mixed
-from headgate.results.compare import Comparison, compare
-from headgate.results.figures import Estimate, batches, spread_of_mean
-from headgate.spec.library import simulate
+from headgate.sim.engine.engine import Engine
+from headgate.methods.names import Exclusive, Mixed
+from headgate.stats.comparison import Comparison, compare
+from headgate.stats.figures import Estimate, batches, spread_of_mean
+from headgate.experiment.library import simulate
 from headgate.workloads.arrivals import Poisson
 from headgate.workloads.lengths import Geometric
 from headgate.workloads.synthetic import generate

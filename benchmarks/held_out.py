@@ -14,12 +14,12 @@ import numpy as np
 from benchmarks.step_logs import read_steps
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.fitting.about import About
-from headgate.cost.fitting.family import seconds
-from headgate.cost.fitting.fit import fit
-from headgate.cost.fitting.quality import Quality, measure
-from headgate.cost.fitting.steps import StepTable
-from headgate.cost.work import WorkTerms
+from headgate.cost.fit.about import About
+from headgate.cost.fit.family import seconds
+from headgate.cost.fit.fit import fit
+from headgate.cost.fit.quality import Quality, measure
+from headgate.cost.fit.steps import StepTable
+from headgate.cost.laws.work import WorkTerms
 
 NOBODY = About("held-out", "any", "any", 1, 1, 1, 1)
 

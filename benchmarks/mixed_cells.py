@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.cost.fitting.steps import DECODE, PREFILL, StepTable
+from headgate.cost.fit.steps import DECODE, PREFILL, StepTable
 
 GRAPH = 1024  # tokens of the largest CUDA graph of our grids
 NEAR = 0.25  # context of the decodes alone, relative to that in the mixed step

@@ -29,7 +29,7 @@ def measured(seats: int, policy: str, steps: int, tries: int, folder: Path) -> l
     """The steps of a busy engine under a policy; of each the quickest of some tries."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from headgate.drivers.vllm.plugin import Headgate
+    from headgate.live.vllm.plugin import Headgate
 
     runs = []
     for _ in range(tries):

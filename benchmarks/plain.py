@@ -14,7 +14,7 @@ from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.request import Slo
 from headgate.core.view import Limits
 from headgate.cost.model import Chunk, Shape
-from headgate.drivers.engine import Engine
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
 

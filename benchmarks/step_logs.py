@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.cost.fitting.steps import StepTable, concat
+from headgate.cost.fit.steps import StepTable, concat
 
 LENGTHS = re.compile(r"^\d+_(?:(\d+)-\d+|mix)_")  # of a log's name: slots, workload, arm, round
 SPREAD = 13 / 12  # E[L^2] / E[L]^2 of prompts uniform on half to one and a half times their mean

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.cost.card import load_card
-from headgate.drivers.engine import Engine
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.arrivals import Poisson
 from headgate.workloads.bundled import bundled
 from headgate.workloads.lengths import Pairs, Uniform

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate.planners.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 
 CODE, SUMMARY, EXTRACT = (300, 1000), (3000, 400), (3000, 50)
 DOLLY = ((89, 915), (1177, 436), (992, 182))

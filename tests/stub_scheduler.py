@@ -332,7 +332,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.core.sched.interface": {"PauseState": PauseState},
     "vllm.v1.core.sched.request_queue": {"RequestQueue": RequestQueue},
 }
-OURS = [f"headgate.drivers.vllm.{name}" for name in ("queues", "books", "knobs", "plugin")]
+OURS = [f"headgate.live.vllm.{name}" for name in ("queues", "books", "knobs", "plugin")]
 
 
 @cache
@@ -340,7 +340,7 @@ def plug_in() -> SimpleNamespace:
     """The plug-in's modules, loaded over this stub; the process's other modules are left as they were."""
     kept = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == "vllm"}
     kept |= {name: sys.modules.pop(name) for name in OURS if name in sys.modules}
-    package = import_module("headgate.drivers.vllm")
+    package = import_module("headgate.live.vllm")
     try:
         for name, names in MODULES.items():
             sys.modules[name] = module = ModuleType(name)

@@ -15,10 +15,10 @@ from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.view import View
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
-from headgate.cost.tiles import TileCost, TileTerms
-from headgate.drivers.engine import Engine
-from headgate.drivers.simulator import Simulator
-from headgate.policies import BATCH
+from headgate.cost.laws.tiles import TileCost, TileTerms
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.methods.names import BATCH
 from headgate.workloads.workload import Workload
 
 

@@ -16,9 +16,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.step_logs import read_steps  # noqa: E402  # needs the path
 from headgate.cost.card import Card, load_card  # noqa: E402
-from headgate.cost.fitting.about import About  # noqa: E402
-from headgate.cost.fitting.fit import LARGEST_GRAPH, Fitted, fit  # noqa: E402
-from headgate.cost.fitting.host import fit_host  # noqa: E402
+from headgate.cost.fit.about import About  # noqa: E402
+from headgate.cost.fit.fit import LARGEST_GRAPH, Fitted, fit  # noqa: E402
+from headgate.cost.fit.host import fit_host  # noqa: E402
 
 CARDS = ROOT / "src" / "headgate" / "cards"
 RESULTS = ROOT / "benchmarks" / "h200" / "results"

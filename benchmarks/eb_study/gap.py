@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.eb_study.plot import Series, draw
 from benchmarks.eb_study.worlds import HERE, Row, engine, everywhere, rate, requests, serve, short, show
-from headgate.results.gaps import Gaps
-from headgate.results.metrics import summarise
+from headgate.stats.gaps import Gaps
+from headgate.stats.metrics import summarise
 
 BOUNDS = (None, 2.0, 1.0, 0.5, 0.25, 0.1, 0.05)
 CARDS = ("h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b")

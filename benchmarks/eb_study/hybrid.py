@@ -20,7 +20,7 @@ from benchmarks.eb_study.worlds import (
     show,
     staged,
 )
-from headgate.results.tables import Run
+from headgate.record.tables import Run
 
 MIXES = ("uniform 128/1024", "uniform 512/512", "uniform 1024/128", "sharegpt-like")
 CLIENTS = (32, 512, 2048)

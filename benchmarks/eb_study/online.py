@@ -19,7 +19,7 @@ from benchmarks.eb_study.worlds import (
     show,
     staged,
 )
-from headgate.results.tables import Run
+from headgate.record.tables import Run
 
 MIXES = ("geometric 512/256", "gamma(2) 512/256", "uniform 512/256", "sharegpt-like", "numinamath-like")
 SHARES = (0.0, 0.012, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.19, 0.28, 0.5)

@@ -16,10 +16,10 @@ from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.request import Request
 from headgate.cost.card import load_card
-from headgate.cost.work import WorkCost
-from headgate.drivers.engine import Engine
-from headgate.spec.build import make_policy, split_policy
-from headgate.spec.library import simulate
+from headgate.cost.laws.work import WorkCost
+from headgate.sim.engine.engine import Engine
+from headgate.experiment.build import make_policy, split_policy
+from headgate.experiment.library import simulate
 from headgate.workloads.workload import Workload
 
 SETTLE = 0.3  # of the scene is left out at its beginning

@@ -16,11 +16,11 @@ import numpy as np
 from benchmarks.step_logs import read_steps
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
-from headgate.cost.fitting.family import seconds
-from headgate.cost.fitting.host import waiting
-from headgate.cost.fitting.steps import Floats, StepTable
+from headgate.cost.fit.family import seconds
+from headgate.cost.fit.host import waiting
+from headgate.cost.fit.steps import Floats, StepTable
 from headgate.cost.model import Chunk, Shape
-from headgate.cost.work import WorkCost
+from headgate.cost.laws.work import WorkCost
 
 BANDS = ((0, 100), (100, 400), (400, 700), (700, 1100))  # requests in the step that is launched
 KINDS = ("decodes alone", "prompts, within a graph", "prompts, beyond graphs")

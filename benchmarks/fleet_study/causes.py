@@ -11,12 +11,12 @@ import numpy as np
 
 from benchmarks.fleet_study.tokens import SEEDS, Run, token_run
 from benchmarks.fleet_study.worlds import INSTANCES, RESULTS
-from headgate.drivers.network import Network
-from headgate.drivers.source import Block, Poisson
-from headgate.planners.flows import Instance
-from headgate.planners.fluid import plan_fluid
-from headgate.results.errors import half_width
-from headgate.spec.fleet import make_router
+from headgate.sim.fleet.network.network import Network
+from headgate.sim.fleet.network.source import Block, Poisson
+from headgate.methods.fluid.flows import Instance
+from headgate.methods.fluid.planner import plan_fluid
+from headgate.stats.intervals import half_width
+from headgate.experiment.routers import make_router
 
 CASES = (
     ("A1", "gate-and-route"),

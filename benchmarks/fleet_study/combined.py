@@ -12,13 +12,13 @@ import numpy as np
 
 from benchmarks.fleet_study.worlds import RESULTS
 from headgate.cost.card import load_card
-from headgate.drivers.engine import Engine
-from headgate.planners.capacity import Requests, engine_bound
-from headgate.planners.flows import Prices
-from headgate.results.errors import half_width
-from headgate.spec.build import make_engine, make_policy
-from headgate.spec.fleet_run import FleetSetup
-from headgate.spec.words import Experiment, experiment
+from headgate.sim.engine.engine import Engine
+from headgate.methods.bounds.capacity import Requests, engine_bound
+from headgate.methods.fluid.flows import Prices
+from headgate.stats.intervals import half_width
+from headgate.experiment.build import make_engine, make_policy
+from headgate.experiment.fleet import FleetSetup
+from headgate.experiment.settings import Experiment, experiment
 from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headgate.cost.card import load_card
-from headgate.drivers.engine import Engine
-from headgate.policies import BATCH
-from headgate.spec.build import make_policy, policy_parameters, split_policy
+from headgate.sim.engine.engine import Engine
+from headgate.methods.names import BATCH
+from headgate.experiment.build import make_policy, policy_parameters, split_policy
 
 PLAIN = "plain"
 SPEED = (PLAIN, "eb:refill=48", "eb-online", "eb+")

@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks.h200 import models
 from headgate.core.errors import InputError
-from headgate.cost.fitting.fit import fit
-from headgate.policies.probe_grid import Ground
-from headgate.vllm.calibration import Campaign
-from headgate.vllm.calibration_engine import Wanted, about, start
+from headgate.cost.fit.fit import fit
+from headgate.live.calibrate.probe_grid import Ground
+from headgate.live.calibrate.campaign import Campaign
+from headgate.live.calibrate.engine import Wanted, about, start
 
 ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled, and needs nvcc

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from benchmarks.h200.loads import Load
 from benchmarks.h200.record import Record, Row
 from headgate.cost.model import Shape
-from headgate.drivers.engine import Engine
+from headgate.sim.engine.engine import Engine
 
 Numbers = npt.NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from benchmarks.h200.loads import SEED, WORKLOADS, Load, load
 from benchmarks.h200.record import Row
 from benchmarks.h200.scenes import Busy, Line, Session, whole
 from headgate.core.errors import InputError
-from headgate.drivers.engine import Engine
+from headgate.sim.engine.engine import Engine
 
 ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled, and needs nvcc

@@ -12,7 +12,7 @@ from benchmarks.h200.arms import PLAIN, fallen, switch
 from benchmarks.h200.figures import figures
 from benchmarks.h200.loads import Load
 from benchmarks.h200.record import Record
-from headgate.drivers.engine import Engine
+from headgate.sim.engine.engine import Engine
 
 Line = dict[str, Any]
 

@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from headgate.core.plan import ALL, NONE, Plan, Until
     from headgate.core.policy import BatchPolicy
     from headgate.core.view import View
-    from headgate.policies import Exclusive, Mixed, PrefillFirst, RequestLevel
-    from headgate.results.metrics import summarise
-    from headgate.results.tables import Run
-    from headgate.spec.library import card_engine, simulate
+    from headgate.methods.names import Exclusive, Mixed, PrefillFirst, RequestLevel
+    from headgate.stats.metrics import summarise
+    from headgate.record.tables import Run
+    from headgate.experiment.library import card_engine, simulate
     from headgate.workloads import Workload, generate, read_trace
 
 _HOMES = {
     "headgate.core.plan": ("ALL", "NONE", "Plan", "Until"),
     "headgate.core.policy": ("BatchPolicy",),
     "headgate.core.view": ("View",),
-    "headgate.policies": ("Exclusive", "Mixed", "PrefillFirst", "RequestLevel"),
-    "headgate.results.metrics": ("summarise",),
-    "headgate.results.tables": ("Run",),
-    "headgate.spec.library": ("card_engine", "simulate"),
+    "headgate.methods.names": ("Exclusive", "Mixed", "PrefillFirst", "RequestLevel"),
+    "headgate.stats.metrics": ("summarise",),
+    "headgate.record.tables": ("Run",),
+    "headgate.experiment.library": ("card_engine", "simulate"),
     "headgate.workloads": ("Workload", "generate", "read_trace"),
 }
 __all__ = [

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
-from headgate.cost.host import HostTerms
+from headgate.cost.laws.host import HostTerms
 from headgate.cost.model import Chunk, Shape
-from headgate.cost.work import WorkCost, WorkTerms
-from headgate.drivers.engine import Engine
-from headgate.spec.library import simulate
+from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.sim.engine.engine import Engine
+from headgate.experiment.library import simulate
 from headgate.workloads.workload import Workload
 
 GPU = WorkTerms(constant=0.5, per_token=0.01, per_decode=0.03, per_context=0.001)

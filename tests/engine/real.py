@@ -23,9 +23,9 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import RequestOutputKind
 
 from headgate.cost.card import load_card
-from headgate.drivers.engine import Engine
-from headgate.policies import BATCH
-from headgate.spec.build import make_policy, split_policy
+from headgate.sim.engine.engine import Engine
+from headgate.methods.names import BATCH
+from headgate.experiment.build import make_policy, split_policy
 
 SEATS, BUDGET, BLOCK, BLOCKS, LENGTH = 16, 256, 32, 400, 1024
 OWN = {"eb": "eb:refill=4"}

@@ -17,7 +17,7 @@ import tiny
 from http_server import MAIN, START, Server, environment, eventually, served, start, stop
 
 from headgate.core.policy import End
-from headgate.results.tables import ENDS, Run
+from headgate.record.tables import ENDS, Run
 
 SEATS = 16
 FIRST = {

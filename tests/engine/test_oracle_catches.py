@@ -16,7 +16,7 @@ from traffic import draw_traffic
 
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import BatchPolicy
-from headgate.policies import PrefillFirst
+from headgate.methods.names import PrefillFirst
 
 SHAPE = EngineShape(block=4, blocks=60, running=6, budget=24, longest=90, caching=True)
 

@@ -19,7 +19,7 @@ from answers import assert_nearly_same, assert_same, conversations, varied
 from real import BUDGET, EVERY_POLICY, NEVER_MIXES, SEATS, Real, Served, engine
 from vllm.sampling_params import StructuredOutputsParams
 
-from headgate.spec.build import split_policy
+from headgate.experiment.build import split_policy
 
 MODES, NAMES = [False, True], ["sync", "async"]
 EB = "eb:refill=4"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual import Step, Virtual
 
-from headgate.drivers.engine import Engine
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import POLICIES, TESTING, Batch, Line, batches, engines, workloads
 

@@ -14,8 +14,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from headgate.core.errors import InputError
-from headgate.drivers.vllm import seams
-from headgate.vllm import factory
+from headgate.live.vllm import seams
+from headgate.live.vllm import factory
 
 MODULES = ("plugin", "books", "knobs", "queues")
 # What our code calls the things of vLLM.
@@ -106,7 +106,7 @@ def test_every_attribute_we_touch_is_there(ahead):
 
 def _attributes(module: str, holders: tuple[str, ...]) -> set[str]:
     """Names our module takes from these things; our own in the mixin begin with _headgate."""
-    source = inspect.getsource(import_module(f"headgate.drivers.vllm.{module}"))
+    source = inspect.getsource(import_module(f"headgate.live.vllm.{module}"))
     mixin = module == "plugin"
     wanted = {holder for holder in holders if mixin or holder != "self"}
     found = set()

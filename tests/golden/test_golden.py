@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from headgate.core.policy import BatchPolicy
-from headgate.drivers.engine import Engine
-from headgate.policies import BATCH
+from headgate.sim.engine.engine import Engine
+from headgate.methods.names import BATCH
 from headgate.workloads.workload import Workload
 from worlds import Batch, Line, batches
 

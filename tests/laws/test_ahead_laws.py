@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.cost.host import HostTerms
-from headgate.cost.work import WorkCost, WorkTerms
-from headgate.drivers.ahead import Unseen
-from headgate.drivers.simulator import Simulator
-from headgate.results.gaps import Gaps
-from headgate.results.recorder import Recorder
-from headgate.results.tables import Run
+from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.sim.engine.asynchronous import Unseen
+from headgate.sim.engine.simulator import Simulator
+from headgate.stats.gaps import Gaps
+from headgate.record.recorder import Recorder
+from headgate.record.tables import Run
 from worlds import POLICIES, TESTING, Log, engines, workloads
 
 GPU = WorkTerms(constant=0.4, per_token=0.01, per_decode=0.02, per_context=0.001, switch=0.1)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import check
 from headgate.core.policy import BatchPolicy, End
-from headgate.drivers.replica import Replica
-from headgate.drivers.simulator import Simulator
+from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.simulator import Simulator
 from worlds import POLICIES, TESTING, Log, engines, run, workloads
 
 ALL_NAMES = [*POLICIES, *TESTING]

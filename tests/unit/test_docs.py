@@ -16,7 +16,7 @@ from headgate import __version__
 from headgate.cli import app, main
 from headgate.cost.card import list_cards
 from headgate.reproduce import EXPERIMENTS
-from headgate.spec.build import policy_parameters, split_policy
+from headgate.experiment.build import policy_parameters, split_policy
 from pages import OTHER_PAGES, PAGES, ROOT, Command, anchors, blocks, commands, links, name_of, quoted
 from same import assert_alike
 

@@ -13,11 +13,11 @@ import typer
 from headgate.cli.output import check_json, write_json
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError, RunError
-from headgate.results.whole_file import write_whole
+from headgate.record.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from headgate.cost.fitting.about import About
-    from headgate.cost.fitting.steps import StepTable
+    from headgate.cost.fit.about import About
+    from headgate.cost.fit.steps import StepTable
 
 EXAMPLES = """Write a cost card: how long steps take on your GPU, with your model and settings.
 
@@ -107,7 +107,7 @@ def _one_source(given: dict[str, Any]) -> None:
 
 def _write(found: _Steps, card: Path, json: str | None) -> None:
     """Fit, say how well, and write the card; steps that ended early make a card, and exit code 1."""
-    from headgate.cost.fitting.fit import fit
+    from headgate.cost.fit.fit import fit
 
     say = sys.stderr if json == "-" else sys.stdout
     fitted = fit(found.table, found.about)
@@ -171,7 +171,7 @@ def _engine_words(given: list[str] | None) -> dict[str, Any]:
 
 def _measured(model: str, numbers: _Numbers, words: dict[str, Any], dummy: bool, card: Path) -> _Steps:
     """Start an engine and take it through the grid."""
-    from headgate.vllm.calibration import measured
+    from headgate.live.calibrate.campaign import measured
 
     with bar("measuring", 1000) as progress:
         table, about, outcome, failed = measured(
@@ -191,7 +191,7 @@ def _measured(model: str, numbers: _Numbers, words: dict[str, Any], dummy: bool,
 
 
 def _traced(file: str, like: str | None) -> _Steps:
-    from headgate.results.trace_steps import steps_of_trace
+    from headgate.live.calibrate.trace_steps import steps_of_trace
 
     table, header = steps_of_trace(file)
     facts, limits = _facts(table, like), header.get("engine", {})
@@ -210,7 +210,7 @@ def _traced(file: str, like: str | None) -> _Steps:
 
 
 def _benched(file: str, budget: int, like: str | None) -> _Steps:
-    from headgate.results.bench_steps import LIMITS, steps_of_bench
+    from headgate.live.calibrate.bench_steps import LIMITS, steps_of_bench
 
     table, words = steps_of_bench(file, budget)
     about = replace(_facts(table, like), source=f"vllm bench serve result {Path(file).name}")
@@ -221,8 +221,8 @@ def _benched(file: str, budget: int, like: str | None) -> _Steps:
 
 def _saved(files: list[str], like: str | None) -> _Steps:
     """Steps that an earlier calibration kept, with what it wrote beside them."""
-    from headgate.cost.fitting.about import About
-    from headgate.cost.fitting.steps import StepTable, concat
+    from headgate.cost.fit.about import About
+    from headgate.cost.fit.steps import StepTable, concat
 
     table = concat(StepTable.load(file) for file in files)
     beside = Path(files[0].removesuffix(".steps.npz") + ".about.json")
@@ -237,8 +237,8 @@ def _saved(files: list[str], like: str | None) -> _Steps:
 def _facts(table: StepTable, like: str | None) -> About:
     """The engine as another card has it, or as far as the steps show it."""
     from headgate.cost.card import load_card
-    from headgate.cost.fitting.about import About
-    from headgate.cost.fitting.fit import LARGEST_GRAPH
+    from headgate.cost.fit.about import About
+    from headgate.cost.fit.fit import LARGEST_GRAPH
 
     if like is not None:
         card = load_card(like)

@@ -11,17 +11,17 @@ import typer
 from headgate.cli.output import check_json, write_json
 from headgate.cli.progress import bar
 from headgate.cli.time_limit import time_limit
-from headgate.cli.words import settings_of
+from headgate.cli.flags import settings_of
 
 if TYPE_CHECKING:
-    from headgate.spec.laws import Trial
+    from headgate.experiment.laws import Trial
 
 INDENT = " " * 13
 EXAMPLES = """Try the laws every policy must keep, on one policy in many small random worlds.
 
 The laws: everybody is served and every plan makes sense; the same history gives the same plans; asking twice
 changes nothing; leases are honest; an engine that gives less breaks nothing; it can take over half-way.
-Exit code 1 when one is broken. In pytest: headgate.spec.laws.try_laws.
+Exit code 1 when one is broken. In pytest: headgate.experiment.laws.try_laws.
 
 \b
 Examples:
@@ -40,8 +40,8 @@ def check(
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
 ) -> None:
     """Try them."""
-    from headgate.spec.build import split_policy
-    from headgate.spec.laws import try_laws
+    from headgate.experiment.build import split_policy
+    from headgate.experiment.laws import try_laws
 
     check_json(json)
     name, settings = split_policy(policy)

@@ -10,14 +10,14 @@ from typing import Any
 
 from headgate.core.errors import InputError
 
-LOOK = "import json; from headgate.drivers.vllm.seams import faults; print(); print(json.dumps(faults()))"
+LOOK = "import json; from headgate.live.vllm.seams import faults; print(); print(json.dumps(faults()))"
 PATIENCE = 240.0  # seconds to import vLLM on a slow machine
 TICK = 0.5  # seconds between two signs of life
 
 
 def checkup(seams: bool = True) -> dict[str, Any]:
     """Findings in words, and a list of problems."""
-    from headgate.vllm.releases import installed
+    from headgate.live.vllm.releases import installed
 
     problems: list[str] = []
     release = installed()
@@ -31,8 +31,8 @@ def checkup(seams: bool = True) -> dict[str, Any]:
 
 
 def _version(release: str | None, problems: list[str]) -> str:
-    from headgate.drivers.vllm.seams import unsupported
-    from headgate.vllm.releases import numbers
+    from headgate.live.vllm.seams import unsupported
+    from headgate.live.vllm.releases import numbers
 
     if release is None:
         return "not installed; needed for headgate serve only"
@@ -86,7 +86,7 @@ def _sign_of_life(seconds: float | None) -> None:
 
 def _settings(problems: list[str]) -> dict[str, str]:
     """What HEADGATE_CONFIG says, and what an engine started now with our scheduler would do."""
-    from headgate.vllm.settings import FILE, check_policy, file_of, read_settings
+    from headgate.live.vllm.settings import FILE, check_policy, file_of, read_settings
 
     path = file_of()
     said = "HEADGATE_CONFIG is not set" if path is None else f"{FILE}={path}"

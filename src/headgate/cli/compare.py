@@ -13,14 +13,14 @@ import typer
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, report_runs
 from headgate.cli.progress import bar
-from headgate.cli.words import FLEET, takes_fleet_words
+from headgate.cli.flags import FLEET, takes_fleet_words
 from headgate.core.errors import InputError, RunError, unknown
-from headgate.spec.words import Experiment
+from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
-    from headgate.results.compare import Comparison
-    from headgate.results.tables import Run
-    from headgate.spec.run import Prepared
+    from headgate.stats.comparison import Comparison
+    from headgate.record.tables import Run
+    from headgate.experiment.run import Prepared
 
 
 class Chosen(NamedTuple):
@@ -67,9 +67,9 @@ def compare(
     report: Report = None,
 ) -> None:
     """Run them."""
-    from headgate.report.compared import compared
-    from headgate.results.compare import compare as compare_runs
-    from headgate.spec.run import Prepared
+    from headgate.report.runs.compared import compared
+    from headgate.stats.comparison import compare as compare_runs
+    from headgate.experiment.run import Prepared
 
     check_json(json)
     check_report(report)
@@ -97,8 +97,8 @@ compare.__doc__ = EXAMPLES
 
 def _tables(result: Comparison, compared: str, say: TextIO) -> None:
     """All at a glance, then figure by figure."""
-    from headgate.results.overview import overview_table
-    from headgate.results.text import comparison_table, show
+    from headgate.report.terminal.overview import overview_table
+    from headgate.report.terminal.tables import comparison_table, show
 
     show(overview_table(result, compared), say)
     print(file=say)
@@ -107,15 +107,15 @@ def _tables(result: Comparison, compared: str, say: TextIO) -> None:
 
 def extrapolations(runs: Mapping[str, list[Run]]) -> list[str]:
     """Which of the runs lean on the card beyond what it measured."""
-    from headgate.spec.coverage import warning
+    from headgate.experiment.coverage import warning
 
     return [line for each in runs.values() if (line := warning(each[0]))]
 
 
 def _fleets(runs: Mapping[str, list[Run]], say: TextIO) -> dict[str, Any]:
     """Engine by engine, of the first seed; nothing where there is one engine."""
-    from headgate.results.engines import fleet_figures, fleets_table
-    from headgate.results.text import show
+    from headgate.stats.fleet import fleet_figures, fleets_table
+    from headgate.report.terminal.tables import show
 
     figures = {text: found for text, each in runs.items() if (found := fleet_figures(each[0])) is not None}
     if not figures:
@@ -129,7 +129,7 @@ def choose_all(
     words: Experiment, policy: list[str] | None, router: list[str] | None, prepared: Prepared
 ) -> dict[str, Chosen]:
     """What is compared: policies, routers, or every router with every policy."""
-    from headgate.spec.routing import choose_routers
+    from headgate.experiment.routing import choose_routers
 
     wanted = list(words.policies) if policy is None else policy
     routers = choose_routers(list(words.routers) if router is None else router, prepared)
@@ -156,7 +156,7 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
 
     All are made once here: a mistake in the last should not cost the others' time.
     """
-    from headgate.spec.build import make_policy, policy_parameters, split_policy
+    from headgate.experiment.build import make_policy, policy_parameters, split_policy
 
     chosen: dict[str, Chosen] = {}
     common = prepared.words.set
@@ -182,8 +182,8 @@ def run_all(
     prepared: Prepared, chosen: Mapping[str, Chosen], seeds: int, folder: Path, overwrite: bool = False
 ) -> dict[str, list[Run]]:
     """Every policy on every seed, each into its own run folder."""
-    from headgate.results.tables import refuse_full
-    from headgate.spec.run import carry_out
+    from headgate.record.tables import refuse_full
+    from headgate.experiment.run import carry_out
 
     first = prepared.words.seed
     runs: dict[str, list[Run]] = {text: [] for text in chosen}

@@ -57,7 +57,7 @@ def _print(found: dict[str, Any]) -> None:
 
 def _findings() -> dict[str, Any]:
     from headgate.cost.card import list_cards, load_card
-    from headgate.policies import BATCH, ROUTE
+    from headgate.methods.names import BATCH, ROUTE
     from headgate.workloads.bundled import BUNDLED
 
     packages = {name: _installed(name) for name in NEEDED}

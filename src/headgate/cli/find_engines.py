@@ -9,11 +9,11 @@ from headgate.cli.output import write_json
 from headgate.cli.pages import save_page
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError
-from headgate.spec.words import Experiment
+from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
-    from headgate.spec.plan_engines import FleetOptions
-    from headgate.spec.slo import Level
+    from headgate.advisor.engines.plan import FleetOptions
+    from headgate.advisor.capacity.slo import Level
 
 
 def find_engines(
@@ -25,12 +25,12 @@ def find_engines(
     outputs: tuple[str | None, str | None],
 ) -> None:
     """Search, show, and write JSON and a report where asked; levels that no fleet keeps are refused then."""
-    from headgate.cli.engines_text import engines_text, engines_verdict
-    from headgate.results.text import as_text, show
-    from headgate.spec.fleet_ways import Serving, make_ways
-    from headgate.spec.out_of_reach import out_of_reach
-    from headgate.spec.plan_engines import plan_engines
-    from headgate.spec.run import DEFAULT_ROUTER
+    from headgate.report.terminal.engines import engines_text, engines_verdict
+    from headgate.report.terminal.tables import as_text, show
+    from headgate.advisor.engines.ways import Serving, make_ways
+    from headgate.advisor.engines.out_of_reach import out_of_reach
+    from headgate.advisor.engines.plan import plan_engines
+    from headgate.experiment.run import DEFAULT_ROUTER
 
     json, report = outputs
     say: TextIO = sys.stderr if json == "-" else sys.stdout
@@ -39,7 +39,7 @@ def find_engines(
     found = plan_engines(words, ways, levels, options, Serving.of(words), bar)
     show(engines_text(found), say)
     if report is not None:
-        from headgate.report.fewest import fewest_page
+        from headgate.report.plans.engines import fewest_page
 
         printed = as_text(engines_text(found))
         save_page(fewest_page(found, engines_verdict(found), printed, sys.argv[1:]), report, say)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from headgate.core.errors import InputError, RunError
-from headgate.results.tables import Run
-from headgate.results.whole_file import write_whole
+from headgate.record.tables import Run
+from headgate.record.whole_file import write_whole
 
 RUNS = Path("runs")
 NO_REPORT = "none"
@@ -121,7 +121,7 @@ def write_json(target: str | None, document: dict[str, Any]) -> None:
 
 def save(run: Run, folder: Path, overwrite: bool) -> None:
     """The run's tables, and its figures in the schema of `vllm bench serve`."""
-    from headgate.results.bench import bench_result
+    from headgate.stats.vllm_bench import bench_result
 
     with _undisturbed(folder):
         figures = json.dumps(bench_result(run), indent=2, allow_nan=False) + "\n"

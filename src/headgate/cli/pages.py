@@ -11,9 +11,9 @@ import typer
 from headgate.cli.output import NO_REPORT
 
 if TYPE_CHECKING:
-    from headgate.report.page import Page
-    from headgate.report.scenes import Scene
-    from headgate.results.tables import Run
+    from headgate.report.document import Page
+    from headgate.report.runs.scenes import Scene
+    from headgate.record.tables import Run
 
 Report = Annotated[
     str | None, typer.Option(help=f"HTML report to this file; {NO_REPORT}: not even beside the runs")
@@ -31,7 +31,7 @@ def report_runs(
     if target is None or target == NO_REPORT or not any(scenes):
         return
     from headgate.report import runs_page
-    from headgate.report.scenes import scene_of
+    from headgate.report.runs.scenes import scene_of
 
     made = [scene_of(runs, names[place] if names else "") for place, runs in enumerate(scenes)]
     save_page(runs_page(made, sys.argv[1:], title), target, say)

@@ -13,9 +13,9 @@ from headgate.cli.plan_capacity import capacity
 from headgate.cli.plan_fluid import fluid
 from headgate.cli.plan_wait import wait
 from headgate.cli.progress import bar
-from headgate.cli.words import takes_words
+from headgate.cli.flags import takes_words
 from headgate.core.errors import InputError
-from headgate.spec.words import Experiment
+from headgate.experiment.settings import Experiment
 
 COSTS = "Step costs as numbers, instead of a card"
 
@@ -73,10 +73,10 @@ def threshold(
     report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.cli.plan_text import crossing, threshold_text, verdict
-    from headgate.results.text import as_text, show
-    from headgate.spec.plan_threshold import plan_threshold
-    from headgate.spec.planning import CostTexts, situation
+    from headgate.report.terminal.plan import crossing, threshold_text, verdict
+    from headgate.report.terminal.tables import as_text, show
+    from headgate.advisor.threshold import plan_threshold
+    from headgate.advisor.situation import CostTexts, situation
 
     check_json(json)
     check_report(report)
@@ -87,7 +87,7 @@ def threshold(
     say = sys.stderr if json == "-" else sys.stdout
     show(threshold_text(found), say)
     if report is not None:
-        from headgate.report.threshold import threshold_page
+        from headgate.report.plans.threshold import threshold_page
 
         text = as_text(threshold_text(found))
         said = f"{verdict(found)} {crossing(found)}"
@@ -104,9 +104,9 @@ def flags(
     report: Report = None,
 ) -> None:
     """Advise."""
-    from headgate.cli.plan_text import check_text, flags_text
-    from headgate.results.text import as_text, show
-    from headgate.spec.plan_flags import check_flags, plan_flags
+    from headgate.report.terminal.plan import check_text, flags_text
+    from headgate.report.terminal.tables import as_text, show
+    from headgate.advisor.flags import check_flags, plan_flags
 
     check_json(json)
     check_report(report)
@@ -120,7 +120,7 @@ def flags(
         show(check_text(runs, load, found), say)
         printed += as_text(check_text(runs, load, found))
     if report is not None:
-        from headgate.report.plans import flags_page
+        from headgate.report.plans.plans import flags_page
 
         save_page(flags_page(found, printed, sys.argv[1:]), report, say)
     write_json(json, document)

@@ -11,13 +11,13 @@ import typer
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
 from headgate.cli.progress import bar
-from headgate.cli.words import takes_words
+from headgate.cli.flags import takes_words
 from headgate.core.errors import InputError, unknown
-from headgate.spec.words import Experiment
+from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
-    from headgate.spec.plan_capacity import Options
-    from headgate.spec.slo import Level
+    from headgate.advisor.capacity.plan import Options
+    from headgate.advisor.capacity.slo import Level
 
 RATE, ENGINES = "rate", "engines"
 SEARCH = "Search"
@@ -84,7 +84,7 @@ def capacity(
     report: Report = None,
 ) -> None:
     """Search."""
-    from headgate.spec.slo import parse_levels
+    from headgate.advisor.capacity.slo import parse_levels
 
     check_json(json)
     check_report(report)
@@ -96,14 +96,14 @@ def capacity(
     jobs = jobs or os.cpu_count() or 1
     if find == ENGINES:
         from headgate.cli.find_engines import find_engines
-        from headgate.spec.plan_engines import FleetOptions
+        from headgate.advisor.engines.plan import FleetOptions
 
         fleets = FleetOptions(classes, seeds, jobs, as_recorded, most_engines)
         find_engines(words, router or [], wanted, levels, fleets, (json, report))
         return
     if router:
         raise InputError("--router is about fleets; say --find engines, or drop it")
-    from headgate.spec.plan_capacity import Options
+    from headgate.advisor.capacity.plan import Options
 
     _find_rate(words, wanted, levels, Options(classes, seeds, jobs, precision, as_recorded), (json, report))
 
@@ -116,16 +116,16 @@ def _find_rate(
     outputs: tuple[str | None, str | None],
 ) -> None:
     """Search, show, and write JSON and a report where asked."""
-    from headgate.cli.capacity_text import capacity_text, verdict
-    from headgate.results.text import as_text, show
-    from headgate.spec.plan_capacity import plan_capacity
+    from headgate.report.terminal.capacity import capacity_text, verdict
+    from headgate.report.terminal.tables import as_text, show
+    from headgate.advisor.capacity.plan import plan_capacity
 
     json, report = outputs
     found = plan_capacity(words, policies, levels, options, bar)
     say = sys.stderr if json == "-" else sys.stdout
     show(capacity_text(found), say)
     if report is not None:
-        from headgate.report.plans import capacity_page
+        from headgate.report.plans.plans import capacity_page
 
         text = as_text(capacity_text(found))
         save_page(capacity_page(found, verdict(found), text, sys.argv[1:]), report, say)

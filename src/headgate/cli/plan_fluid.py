@@ -9,11 +9,11 @@ import typer
 
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
-from headgate.cli.words import takes_words
-from headgate.spec.words import Experiment
+from headgate.cli.flags import takes_words
+from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
-    from headgate.spec.plan_fluid import FluidAnswer
+    from headgate.advisor.fluid.plan import FluidAnswer
 
 FAIRNESS = "largest difference of"
 FLEET, COSTS, LEVELS = "Fleet", "Step costs as numbers, instead of a card", "Service levels"
@@ -82,8 +82,8 @@ def fluid(
     report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.spec.fluid_words import LevelWords, StepWords, fleet_words
-    from headgate.spec.plan_fluid import make_fluid_plan
+    from headgate.advisor.fluid.settings import LevelWords, StepWords, fleet_words
+    from headgate.advisor.fluid.plan import make_fluid_plan
 
     check_json(json)
     check_report(report)
@@ -96,13 +96,13 @@ def fluid(
 
 def _tell(answer: FluidAnswer, frontier: str | None, json: str | None, report: str | None) -> None:
     """Show it, and write JSON and a report where asked."""
-    from headgate.cli.fluid_text import fluid_text
-    from headgate.results.text import as_text, show
+    from headgate.report.terminal.fluid import fluid_text
+    from headgate.report.terminal.tables import as_text, show
 
     say = sys.stderr if json == "-" else sys.stdout
     show(fluid_text(answer), say)
     if report is not None:
-        from headgate.report.plans import fluid_page
+        from headgate.report.plans.plans import fluid_page
 
         save_page(fluid_page(answer, frontier, as_text(fluid_text(answer)), sys.argv[1:]), report, say)
     write_json(json, answer.as_dict())

@@ -9,11 +9,11 @@ import typer
 
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
-from headgate.cli.words import takes_words
-from headgate.spec.words import Experiment
+from headgate.cli.flags import takes_words
+from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
-    from headgate.spec.plan_wait import WaitPlan
+    from headgate.advisor.wait.plan import WaitPlan
 
 PANEL = "Plan"
 
@@ -54,8 +54,8 @@ def wait(
     report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.spec.plan_wait import plan_wait
-    from headgate.spec.wait_mix import Wishes
+    from headgate.advisor.wait.plan import plan_wait
+    from headgate.advisor.wait.mix import Wishes
     from headgate.workloads.durations import duration
 
     check_json(json)
@@ -67,13 +67,13 @@ def wait(
 
 def _tell(found: WaitPlan, json: str | None, report: str | None) -> None:
     """On the terminal, and where else it is wanted."""
-    from headgate.cli.wait_text import wait_text
-    from headgate.results.text import as_text, show
+    from headgate.report.terminal.wait import wait_text
+    from headgate.report.terminal.tables import as_text, show
 
     say = sys.stderr if json == "-" else sys.stdout
     show(wait_text(found), say)
     if report is not None:
-        from headgate.report.waiting import wait_page
+        from headgate.report.plans.wait import wait_page
 
         save_page(wait_page(found, as_text(wait_text(found)), sys.argv[1:]), report, say)
     write_json(json, found.as_dict())

@@ -14,7 +14,7 @@ from headgate.cli.progress import bar
 from headgate.core.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from headgate.report.scenes import Scene
+    from headgate.report.runs.scenes import Scene
 
 EXAMPLES = """Show runs in one HTML file that needs nothing else: no network, no program but a browser.
 
@@ -43,8 +43,8 @@ def report(
     from rich.text import Text
 
     from headgate.report import gather, runs_page
-    from headgate.results.tables import Run
-    from headgate.results.text import show
+    from headgate.record.tables import Run
+    from headgate.report.terminal.tables import show
 
     check_json(json)
     check_report(out, "--out")
@@ -71,7 +71,7 @@ report.__doc__ = EXAMPLES
 
 def find_runs(text: str) -> list[Path]:
     """The run, or all runs in a folder, in the order they were written."""
-    from headgate.results.tables import RECORD
+    from headgate.record.tables import RECORD
 
     place = Path(text)
     if place.suffix == ".jsonl" or (place / RECORD).is_file() or not place.is_dir():
@@ -93,8 +93,8 @@ def _led_by(scene: Scene, baseline: str) -> Scene:
 
 
 def _document(out: str, scenes: list[Scene]) -> dict[str, Any]:
-    from headgate.report.verdict import scene_verdict
-    from headgate.results.compare import Comparison
+    from headgate.report.runs.verdict import scene_verdict
+    from headgate.stats.comparison import Comparison
 
     found = []
     for scene in scenes:

@@ -33,7 +33,7 @@ def reproduce(
     """Run it."""
     from headgate.reproduce import EXPERIMENTS, Options, find
     from headgate.reproduce import reproduce as carry_out
-    from headgate.reproduce.text import print_report
+    from headgate.report.terminal.reproduction import print_report
 
     check_json(json)
     check_report(report)
@@ -56,7 +56,7 @@ def reproduce(
     if quick:
         print("\n--quick: a tenth of the requests; do not quote these numbers", file=say)
     if report is not None:
-        from headgate.report.published import published_page
+        from headgate.report.plans.reproduction import published_page
 
         save_page(published_page(found, sys.argv[1:], quick), report, say)
     write_json(json, {"seed": seed, "quick": quick, "interrupted": found.interrupted, **found.as_dict()})

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from headgate.cli.words import settings_of
+from headgate.cli.flags import settings_of
 from headgate.core.errors import InputError
 
 if TYPE_CHECKING:
-    from headgate.vllm.words import Settings
+    from headgate.live.vllm.fields import Settings
 
 SCHEDULER = "headgate.vllm.scheduler"
 CONFIG, SHARED = "HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"
@@ -120,7 +120,7 @@ def _own_file(config: str | None, given: Mapping[str, Any]) -> str | None:
 
 def _settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settings:
     """Checked as the engine will check them, as far as that can be told before it is there."""
-    from headgate.vllm.settings import check_policy, check_words, merge, read_settings
+    from headgate.live.vllm.settings import check_policy, check_words, merge, read_settings
 
     additional = _additional(rest)
     settings = read_settings(additional, own) if own else merge(check_words(given, ""), additional)
@@ -158,8 +158,8 @@ def executable() -> str | None:
 
 
 def _check_release(settings: Settings) -> None:
-    from headgate.drivers.vllm.seams import unsupported
-    from headgate.vllm.releases import installed, numbers
+    from headgate.live.vllm.seams import unsupported
+    from headgate.live.vllm.releases import installed, numbers
 
     found = installed()
     why = unsupported(numbers(found)) if found else None

@@ -11,13 +11,13 @@ import typer
 from headgate.cli.output import check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, report_runs
 from headgate.cli.progress import bar
-from headgate.cli.words import FLEET, takes_fleet_words
+from headgate.cli.flags import FLEET, takes_fleet_words
 from headgate.core.errors import InputError, RunError
-from headgate.spec.words import Experiment
+from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
-    from headgate.results.tables import Run
-    from headgate.spec.run import Prepared
+    from headgate.record.tables import Run
+    from headgate.experiment.run import Prepared
 
 EXAMPLES = """Serve a workload under one policy, in virtual time.
 
@@ -55,9 +55,9 @@ def simulate(
     report: Report = None,
 ) -> None:
     """Run it."""
-    from headgate.results.tables import refuse_full
-    from headgate.spec.build import make_policy, split_policy
-    from headgate.spec.run import Prepared, carry_out
+    from headgate.record.tables import refuse_full
+    from headgate.experiment.build import make_policy, split_policy
+    from headgate.experiment.run import Prepared, carry_out
 
     if detailed and json is None:
         raise InputError("--detailed is about --json; give --json FILE or drop it")
@@ -93,7 +93,7 @@ def _one_policy(flags: list[str] | None, words: Experiment) -> str:
 
 def _one_router(flags: list[str] | None, prepared: Prepared) -> tuple[str, dict[str, Any]] | None:
     """The router of a fleet, made once so that a mistake in it costs nothing."""
-    from headgate.spec.routing import choose_routers
+    from headgate.experiment.routing import choose_routers
 
     if flags is not None and len(flags) > 1:
         raise InputError("simulate runs one router; drop a --router or use headgate compare")
@@ -105,11 +105,11 @@ def _one_router(flags: list[str] | None, prepared: Prepared) -> tuple[str, dict[
 
 def _report(run: Run, size: str, folder: Path, json: str | None, detailed: bool, say: TextIO) -> None:
     """Figures on the terminal, and as JSON where asked."""
-    from headgate.results.bench import bench_result
-    from headgate.results.engines import fleet_figures, fleet_table
-    from headgate.results.metrics import summarise
-    from headgate.results.text import show, summary_table
-    from headgate.spec.coverage import warning
+    from headgate.stats.vllm_bench import bench_result
+    from headgate.stats.fleet import fleet_figures, fleet_table
+    from headgate.stats.metrics import summarise
+    from headgate.report.terminal.tables import show, summary_table
+    from headgate.experiment.coverage import warning
 
     metrics = summarise(run)
     show(summary_table(metrics, f"{run.meta['label']} on {run.meta['card']}, {size}"), say)

@@ -13,15 +13,15 @@ import typer
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, save_page, summed_up
 from headgate.cli.progress import bar
-from headgate.cli.words import FLEET, takes_fleet_words
+from headgate.cli.flags import FLEET, takes_fleet_words
 from headgate.core.errors import InputError, RunError
-from headgate.spec.words import Experiment
+from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
     from headgate.cli.compare import Chosen
-    from headgate.results.tables import Run
-    from headgate.spec.run import Prepared
-    from headgate.spec.sweep import Over, Task
+    from headgate.record.tables import Run
+    from headgate.experiment.run import Prepared
+    from headgate.experiment.sweep import Over, Task
 
 MOST_SEEDS = 1000
 LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, so these come first
@@ -62,9 +62,9 @@ def sweep(
     report: Report = None,
 ) -> None:
     """Run it."""
-    from headgate.cli.sweep_text import sweep_document, sweep_table
-    from headgate.results.text import show
-    from headgate.spec.sweep import by_place, is_word, parse_grid
+    from headgate.report.terminal.sweep import sweep_document, sweep_table
+    from headgate.report.terminal.tables import show
+    from headgate.experiment.sweep import by_place, is_word, parse_grid
 
     check_json(json)
     check_report(report)
@@ -91,7 +91,7 @@ sweep.__doc__ = EXAMPLES
 
 def _notes(tasks: Sequence[Task], say: Any) -> None:
     """What the runs leave out, each said once."""
-    from headgate.spec.asynchrony import partly
+    from headgate.experiment.asynchrony import partly
 
     kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
     for note in dict.fromkeys(note for (_, fleet), each in kinds.items() for note in partly(each, fleet)):
@@ -111,8 +111,8 @@ def make_tasks(
     words: Experiment, axes: Sequence[Over], policy: list[str] | None, router: list[str] | None, seeds: int
 ) -> list[Task]:
     """The whole grid; every policy is made once at every point, so that mistakes cost nothing."""
-    from headgate.spec.run import Prepared
-    from headgate.spec.sweep import MOST, Task, expand_policies, is_word, variants, with_value
+    from headgate.experiment.run import Prepared
+    from headgate.experiment.sweep import MOST, Task, expand_policies, is_word, variants, with_value
 
     of_runs = [axis for axis in axes if is_word(axis)]
     texts = expand_policies(
@@ -138,7 +138,7 @@ def _chosen(
 ) -> dict[str, Chosen]:
     """As for compare, but one of a kind is enough."""
     from headgate.cli.compare import choose, choose_all
-    from headgate.spec.routing import choose_routers
+    from headgate.experiment.routing import choose_routers
 
     routers = choose_routers(list(words.routers) if router is None else router, prepared)
     if len(texts) > 1 or len(routers) > 1:
@@ -149,7 +149,7 @@ def _chosen(
 
 def run_all(tasks: Sequence[Task], folder: Path, jobs: int, say: Any) -> list[tuple[Task, Run]]:
     """Every run that is not there yet, each into its own folder as soon as it ends."""
-    from headgate.spec.sweep import carry_out_all
+    from headgate.experiment.sweep import carry_out_all
 
     places = {task.fingerprint: folder / _place(task) for task in tasks}
     (folder / RECORD).write_text('{"runs": %d}\n' % len(tasks), encoding="utf-8")  # noqa: UP031
@@ -172,7 +172,7 @@ def run_all(tasks: Sequence[Task], folder: Path, jobs: int, say: Any) -> list[tu
 
 
 def _load(tasks: Sequence[Task], places: dict[str, Path]) -> list[tuple[Task, Run]]:
-    from headgate.results.tables import Run
+    from headgate.record.tables import Run
 
     return [(task, Run.load(places[task.fingerprint])) for task in tasks]
 
@@ -187,7 +187,7 @@ def _place(task: Task) -> str:
 
 def _finished(place: Path, task: Task) -> bool:
     """Whether the run stands there, whole. Another run in its place is refused rather than replaced."""
-    from headgate.results.tables import Run
+    from headgate.record.tables import Run
 
     if not (place / "run.json").is_file():
         return False
@@ -199,7 +199,7 @@ def _finished(place: Path, task: Task) -> bool:
 
 def _report(found: dict[Any, dict[str, list[Run]]], first: Over | None, target: str, say: Any) -> None:
     from headgate.report import runs_page
-    from headgate.report.scenes import swept
+    from headgate.report.runs.scenes import swept
 
     scenes = [swept(runs, first.word if first else "", at) for at, runs in found.items()]
     summed_up(scenes)

@@ -13,10 +13,10 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headgate.core.errors import InputError, first_fault, unknown
-from headgate.cost.host import HostTerms
+from headgate.cost.laws.host import HostTerms
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
-from headgate.cost.tiles import TileCost, TileTerms
-from headgate.cost.work import WorkCost, WorkTerms
+from headgate.cost.laws.tiles import TileCost, TileTerms
+from headgate.cost.laws.work import WorkCost, WorkTerms
 
 LAWS = ("coefficients", "tiles", "work")
 MEASURED = ("settings", "model_shape", "intervals", "chosen", "grid")  # what only calibrated cards have

@@ -40,7 +40,7 @@ from headgate.reproduce import (
     wait_study,
     wait_tiny,
 )
-from headgate.reproduce.published import SOURCE
+from headgate.reproduce.eb.published import SOURCE
 from headgate.reproduce.report import Report
 from headgate.reproduce.serving import INTERRUPTED, Options, carry_out
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headgate.results.metrics import without_nan
+from headgate.stats.metrics import without_nan
 
 TIE = 0.01  # differences below this share are ties: no sign is read from them
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from headgate.cost.card import load_card
-from headgate.cost.fitting.steps import StepTable
+from headgate.cost.fit.steps import StepTable
 from headgate.cost.model import Shape
-from headgate.drivers.simulator import Simulator
-from headgate.policies import Mixed
-from headgate.results.bench import bench_result
-from headgate.spec.library import card_engine, simulate
-from headgate.vllm.trace import Trace
+from headgate.sim.engine.simulator import Simulator
+from headgate.methods.names import Mixed
+from headgate.stats.vllm_bench import bench_result
+from headgate.experiment.library import card_engine, simulate
+from headgate.live.engine.trace import Trace
 from headgate.workloads import Uniform, generate
 
 KNOWN = "h200-qwen3-8b"

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headgate.results.tables import Run
+from headgate.record.tables import Run
 
 LOAD = ["--requests", 120, "--slots", 16, "--clients", 24, "--prompt", 200, "--output", 40]
 

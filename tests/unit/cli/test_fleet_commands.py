@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from headgate.policies import ROUTE
-from headgate.results.tables import Run
+from headgate.methods.names import ROUTE
+from headgate.record.tables import Run
 
 SMALL = ["--requests", "60", "--prompt", "64", "--output", "16", "--rate", "40", "--report", "none"]
 MIX = """

@@ -10,7 +10,7 @@ import pytest
 
 from headgate.cli.output import save
 from headgate.core.errors import RunError
-from headgate.results.tables import Run
+from headgate.record.tables import Run
 
 SMALL = ["--requests", 80, "--prompt", 60, "--output", 20, "--clients", 8]
 
@@ -32,7 +32,7 @@ def interrupt_after(monkeypatch, where: str, calls: int) -> None:
 
 def test_simulate_leaves_a_partial_run_that_can_be_reported(headgate, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("headgate.drivers.simulator.Simulator.run", _stop_half_way)
+        patched.setattr("headgate.sim.engine.simulator.Simulator.run", _stop_half_way)
         said = headgate("simulate", *SMALL, "--out", "half")
     assert said.code == 1 and "interrupted" in said.err and "half" in said.err
     assert Run.load(tmp_path / "half").meta["outcome"] == "interrupted"
@@ -45,14 +45,14 @@ def _stop_half_way(self):
 
 
 def test_a_search_for_capacity_says_what_it_knew(headgate, monkeypatch):
-    interrupt_after(monkeypatch, "headgate.spec.trials.simulate", 2)
+    interrupt_after(monkeypatch, "headgate.advisor.capacity.trials.simulate", 2)
     words = ["--slo", "ttft=1s@p50", "--policy", "mixed", "--seeds", 1, "--jobs", 1, "--precision", 0.01]
     said = headgate("plan", "capacity", *words, "--requests", 80, "--prompt", 60, "--output", 20)
     assert said.code == 130 and "interrupted with 1 of 1 searches unfinished" in " ".join(said.out.split())
 
 
 def test_a_search_that_knew_nothing_is_just_interrupted(headgate, monkeypatch):
-    interrupt_after(monkeypatch, "headgate.spec.trials.simulate", 1)
+    interrupt_after(monkeypatch, "headgate.advisor.capacity.trials.simulate", 1)
     said = headgate("plan", "capacity", "--slo", "ttft=1s@p50", "--seeds", 1, "--jobs", 1, "--requests", 80)
     assert said.code == 130 and said.err == "headgate: interrupted\n"
 
@@ -64,7 +64,7 @@ def test_a_reproduction_judges_the_runs_it_has(headgate, monkeypatch):
 
 
 def test_a_reproduction_with_fleets_stops_when_told(headgate, monkeypatch):
-    interrupt_after(monkeypatch, "headgate.drivers.fleet.FleetSimulator.run", 3)
+    interrupt_after(monkeypatch, "headgate.sim.fleet.fleet.FleetSimulator.run", 3)
     said = headgate("reproduce", "eb-table19", "--quick")
     assert said.code == 130 and "runs, which stopped" in " ".join(said.out.split())
 
@@ -77,7 +77,7 @@ def test_saving_is_not_cut_short(headgate, tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         return {}
 
-    monkeypatch.setattr("headgate.results.bench.bench_result", interrupted)
+    monkeypatch.setattr("headgate.stats.vllm_bench.bench_result", interrupted)
     with pytest.raises(RunError, match="interrupted; what there is stands in"):
         save(run, tmp_path / "again", overwrite=False)
     assert Run.load(tmp_path / "again").requests["id"].tolist() == run.requests["id"].tolist()

@@ -12,7 +12,7 @@ import pytest
 
 from headgate.cli.output import run_folder, write_json
 from headgate.core.errors import InputError
-from headgate.results.tables import Run
+from headgate.record.tables import Run
 
 FILES = {"bench.json", "run.json", "requests.npz", "steps.npz", "stays.npz", "plans.npz"}
 SMALL = ["simulate", "--requests", 5]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headgate.spec.sweep import carry_out_all
+from headgate.experiment.sweep import carry_out_all
 
 SMALL = ["--requests", 60, "--prompt", 60, "--output", 20, "--slots", 16, "--jobs", 1]
 
@@ -43,7 +43,7 @@ def test_one_policy_is_enough_and_one_without_a_load_too(headgate):
 
 def test_a_policy_that_breaks_costs_its_own_runs_and_is_named(headgate, tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from headgate.policies import Mixed\n\n\nclass Broken(Mixed):\n"
+        "from headgate.methods.names import Mixed\n\n\nclass Broken(Mixed):\n"
         "    def plan(self, view):\n        raise ValueError('boom')\n"
     )
     words = ["--policy", "mixed", "--policy", "mine.py:Broken", "--over", "clients=2,4", *SMALL]
@@ -64,7 +64,7 @@ def test_it_goes_on_where_it_stopped(headgate, tmp_path, monkeypatch):
             yield found
 
     with monkeypatch.context() as patched:
-        patched.setattr("headgate.spec.sweep.carry_out_all", broken)
+        patched.setattr("headgate.experiment.sweep.carry_out_all", broken)
         said = headgate(*command)
     assert said.code == 1 and "2 of 3 runs stand in grid" in said.err and "--out grid goes on" in said.err
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "grid").rglob("run.json")}

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from headgate.drivers.simulator import Simulator
-from headgate.policies.exclusive import Exclusive
-from headgate.results.tables import Run
-from headgate.spec.library import card_engine
-from headgate.vllm.trace import Trace
+from headgate.sim.engine.simulator import Simulator
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.record.tables import Run
+from headgate.experiment.library import card_engine
+from headgate.live.engine.trace import Trace
 from headgate.workloads import Workload
 
 HEADER = {"policy": "eb", "driver": "vllm", "kv_tokens": 50_000, "model": "m"}

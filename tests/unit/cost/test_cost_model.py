@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.cost.card import list_cards, load_card
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
-from headgate.cost.work import WorkCost
+from headgate.cost.laws.work import WorkCost
 
 CARDS = {name: load_card(name) for name in list_cards()}
 cards = st.sampled_from(sorted(CARDS))

@@ -14,13 +14,13 @@ from made_up import ABOUT, cells, exact, table, timed
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.fitting.choose import unseen
-from headgate.cost.fitting.family import Law, host_can_show, offered, offered_floors
-from headgate.cost.fitting.fit import Fitted, fit
-from headgate.cost.fitting.solve import Problem
-from headgate.cost.fitting.steps import StepTable, concat
+from headgate.cost.fit.choose import unseen
+from headgate.cost.fit.family import Law, host_can_show, offered, offered_floors
+from headgate.cost.fit.fit import Fitted, fit
+from headgate.cost.fit.solve import Problem
+from headgate.cost.fit.steps import StepTable, concat
 from headgate.cost.model import Shape
-from headgate.cost.work import WorkCost, WorkTerms
+from headgate.cost.laws.work import WorkCost, WorkTerms
 
 PLAIN = WorkTerms(2e-3, 2.2e-5, 6e-6, 3.3e-8)
 WITH = {

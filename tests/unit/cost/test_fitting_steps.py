@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.cost.fitting.pieces import LONGEST, TOGETHER, cut, single
-from headgate.cost.fitting.steps import COLUMNS, DECODE, MIXED, NOTHING, PREFILL, StepTable, concat
+from headgate.cost.fit.cuts import LONGEST, TOGETHER, cut, single
+from headgate.cost.fit.steps import COLUMNS, DECODE, MIXED, NOTHING, PREFILL, StepTable, concat
 
 PLAIN = {
     "seconds": [0.01, 0.02, 0.03, 0.01],

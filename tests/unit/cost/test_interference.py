@@ -13,9 +13,9 @@ from made_up import ABOUT, timed
 from benchmarks import held_out, interference, mixed_cells
 from benchmarks.step_logs import prompts_of, read_steps
 from headgate.core.errors import InputError
-from headgate.cost.fitting.fit import fit
-from headgate.cost.fitting.steps import StepTable
-from headgate.cost.work import WorkTerms
+from headgate.cost.fit.fit import fit
+from headgate.cost.fit.steps import StepTable
+from headgate.cost.laws.work import WorkTerms
 
 PLAIN = WorkTerms(2e-3, 2.2e-5, 6e-6, 3.3e-8)
 COLUMNS = ["began", "scheduling", "decodes", "context", "prefill", "behind", "ended"]

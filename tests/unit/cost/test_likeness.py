@@ -7,7 +7,7 @@ import pytest
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
 from headgate.cost.likeness import Likeness, doubts, refusals
-from headgate.vllm.settings import Settings, build_policy
+from headgate.live.vllm.settings import Settings, build_policy
 
 SHAPE = {"layers": 36, "hidden": 4096, "heads": 32}
 SETTINGS = {"tensor parallel": "1", "dtype": "bfloat16"}

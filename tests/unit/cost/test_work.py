@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from headgate.core.policy import BatchPolicy
 from headgate.cost.model import Chunk, Shape
-from headgate.cost.work import WorkCost, WorkTerms
-from headgate.drivers.engine import Engine
-from headgate.drivers.simulator import Simulator
-from headgate.drivers.spans import LONG, Pace, step_ends
-from headgate.policies.exclusive import Exclusive
-from headgate.policies.mixed import Mixed
-from headgate.results.recorder import Recorder
+from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.sim.engine.steps import LONG, Pace, step_ends
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.methods.mixed.mixed import Mixed
+from headgate.record.recorder import Recorder
 from headgate.workloads.arrivals import Poisson
 from headgate.workloads.lengths import Uniform
 from headgate.workloads.synthetic import generate

@@ -12,7 +12,7 @@ from headgate.core.errors import InputError
 from headgate.estimators.hazard import LinearHazard, OutputHazard, fit_curve, fit_hazard, guarded
 from headgate.estimators.survival import curve_survival, life_table, sample_survival
 from headgate.estimators.trend import mann_kendall
-from headgate.planners.thresholds import paper_share
+from headgate.methods.eb.thresholds import paper_share
 
 W = [1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 10, 11, 12, 12, 13, 15, 20]
 W2 = [3, 3, 4, 5, 8, 13, 21, 34, 55, 89]

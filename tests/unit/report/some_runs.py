@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from headgate import card_engine, generate, simulate
-from headgate.policies import BATCH
-from headgate.results.tables import Run
+from headgate.methods.names import BATCH
+from headgate.record.tables import Run
 from headgate.workloads import Poisson, Uniform
 
 ENGINE = card_engine("h200-qwen3-8b", slots=32, budget=2048)

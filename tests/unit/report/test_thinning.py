@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from some_runs import empty_run, long_run, served
 
-from headgate.report.thinning import changes, distribution, over_time
-from headgate.report.timeline import timeline
+from headgate.report.charts.thinning import changes, distribution, over_time
+from headgate.report.runs.timeline import timeline
 
 
 def test_columns_hold_the_mean_over_time_and_the_extremes():

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from some_runs import served
 
-from headgate.report.load_verdict import load_verdict
-from headgate.report.scenes import scene_of
-from headgate.report.verdict import comparison_verdict, scene_verdict
-from headgate.results.compare import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row
-from headgate.results.figures import Estimate
+from headgate.report.runs.load_verdict import load_verdict
+from headgate.report.runs.scenes import scene_of
+from headgate.report.runs.verdict import comparison_verdict, scene_verdict
+from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row
+from headgate.stats.figures import Estimate
 
 
 def difference(percent: float, verdict: str, half: float | None = None) -> Difference:

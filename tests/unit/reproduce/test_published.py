@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from headgate.reproduce.lengths import DATA_SETS
-from headgate.reproduce.published import (
+from headgate.reproduce.eb.lengths import DATA_SETS
+from headgate.reproduce.eb.published import (
     CHOICES,
     GAMMA_SHIFT,
     H200,
@@ -18,8 +18,8 @@ from headgate.reproduce.published import (
     TABLE13,
     TABLE18,
 )
-from headgate.reproduce.published_split import TABLE19, TABLE20, WAYS19, WAYS20, Scene
-from headgate.reproduce.split_runs import FIGURES, eb_counts
+from headgate.reproduce.eb.published_split import TABLE19, TABLE20, WAYS19, WAYS20, Scene
+from headgate.reproduce.eb.split_runs import FIGURES, eb_counts
 
 
 def test_spot_checks():

@@ -22,9 +22,9 @@ from headgate.reproduce import (
     wait_nested,
     wait_tiny,
 )
-from headgate.reproduce.text import print_report
-from headgate.reproduce.wait_runs import Found, Machine, Mix, WaitJob, serve
-from headgate.reproduce.wait_study import Scene, at_load, claim, jobs_of, load_of, nested, paced, printed
+from headgate.report.terminal.reproduction import print_report
+from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob, serve
+from headgate.reproduce.wait.study import Scene, at_load, claim, jobs_of, load_of, nested, paced, printed
 
 SMALL, SMALL_DEAR = Machine(kv=2000), Machine(kv=2000, per_new=30e-6)
 FULL = Options()

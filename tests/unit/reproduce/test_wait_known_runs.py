@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.drivers.forgetful import EVERYTHING
+from headgate.sim.engine.forgetful import EVERYTHING
 from headgate.reproduce import wait_high, wait_lmsys, wait_low, wait_nested, wait_tiny
-from headgate.reproduce.wait_runs import FOR_EVER, Machine, Mix, WaitJob, serve
-from headgate.reproduce.wait_study import (
+from headgate.reproduce.wait.runs import FOR_EVER, Machine, Mix, WaitJob, serve
+from headgate.reproduce.wait.study import (
     at_load,
     full,
     load_of,

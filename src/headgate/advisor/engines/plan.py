@@ -1,0 +1,289 @@
+"""The fewest engines that keep service levels at a given load, by router and policy, beside two bounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil, isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.cost.card import load_card
+from headgate.sim.engine.engine import Engine
+from headgate.methods.bounds.capacity import Bound, engine_bound
+from headgate.methods.fluid.flows import Instance, Prices
+from headgate.stats.figures import Estimate, Spread
+from headgate.stats.metrics import without_nan
+from headgate.experiment.asynchrony import partly
+from headgate.experiment.build import make_engine
+from headgate.advisor.engines.trials import FleetCase, Outcome, Outcomes, Serve, Way, search_fewest
+from headgate.advisor.fluid.demand import demand
+from headgate.advisor.fluid.settings import StepWords, make_pace
+from headgate.advisor.capacity.traffic import Traffic, make_traffic, own_rate
+from headgate.advisor.capacity.plan import INSTANT
+from headgate.advisor.fluid.plan import fluid_bound
+from headgate.advisor.capacity.search import Fewest
+from headgate.advisor.capacity.slo import Level
+from headgate.advisor.capacity.trials import Progress
+from headgate.experiment.settings import Experiment, ManyEngines
+
+PER_ENGINE = 1500  # requests for each engine the bound asks for, unless told otherwise
+FEWEST, MOST = 1500, 200_000  # requests of a run
+CLUSTERS = 4  # classes that a trace is cut into for the fluid plan
+ROUNDING = 1e-9
+FULL = 0.95  # of λ*: beyond, a backlog grows too slowly for a short run to show it
+
+
+class FleetOptions(NamedTuple):
+    """How to search."""
+
+    classes: str | None = None
+    seeds: int = 3
+    jobs: int = 1
+    recorded: bool = False
+    most: int = 512
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one number of engines gave: seeds that kept every level, and means with intervals over seeds."""
+
+    engines: int
+    kept: int
+    stopped: int  # seeds with which the run did not reach its end
+    seeds: int
+    shares: dict[str, Estimate]  # of requests, or gaps, within each limit
+    values: dict[str, float]
+    busy: Estimate  # share of the engines' time in steps
+    seats: Estimate  # share of their seats with a decode
+    load: float  # of what they could serve at most, λ*
+    highest: dict[str, float]  # value of each level over seeds
+
+
+@dataclass(frozen=True)
+class FleetFound:
+    """The answer for one router and policy. `engines` is None when `most` were too few."""
+
+    name: str
+    router: str
+    policy: str
+    engines: int | None
+    gives_way: str  # the level that is missed with one engine fewer, "" where the bound is reached
+    sizes: tuple[Size, ...]  # all that were tried, by number of engines
+
+    def size(self, engines: int) -> Size | None:
+        """What that many gave, if they were tried."""
+        return next((size for size in self.sizes if size.engines == engines), None)
+
+
+@dataclass(frozen=True)
+class EnginesPlan:
+    """The answer of `headgate plan capacity --find engines`."""
+
+    card: str
+    workload: str
+    engine: Engine
+    levels: tuple[Level, ...]
+    classes: tuple[tuple[str, float], ...]
+    rate: float
+    requests: int
+    seeds: int
+    most: int
+    bound: Bound  # λ* of one engine with its limits
+    fluid: float  # engines of a gate-and-route fleet that serve everybody, as a fluid
+    found: tuple[FleetFound, ...]
+    notes: tuple[str, ...]
+    interrupted: bool = False
+
+    @property
+    def least(self) -> int:
+        """Fewer engines than this fall behind whatever routes and batches."""
+        return least_engines(self.rate, self.bound)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain numbers, None where there is none."""
+        document = {
+            "card": self.card,
+            "workload": self.workload,
+            "engine": self.engine.limits,
+            "levels": [level._asdict() for level in self.levels],
+            "classes": dict(self.classes),
+            "rate": self.rate,
+            "requests_per_run": self.requests,
+            "seeds": self.seeds,
+            "bound_of_engine": {**asdict(self.bound), "rate": self.bound.rate},
+            "least_engines": self.least,
+            "fluid_engines": self.fluid,
+            "fleets": [asdict(each) for each in self.found],
+            "notes": list(self.notes),
+            "interrupted": self.interrupted,
+        }
+        plain = without_nan(document)
+        assert isinstance(plain, dict)
+        return plain
+
+
+def least_engines(rate: float, bound: Bound) -> int:
+    """λ* of so many engines must be above the load."""
+    return max(1, ceil(rate / bound.rate - ROUNDING))
+
+
+def plan_engines(
+    words: Experiment,
+    ways: dict[str, Way],
+    levels: tuple[Level, ...],
+    options: FleetOptions,
+    serve: Serve,
+    progress: Progress,
+) -> EnginesPlan:
+    """Search every way for itself, from the bound up, on the same requests."""
+    words = _without_fleet(words)
+    card = load_card(words.card)
+    engine = make_engine(words, card)
+    rate, traffic = _load(words, levels, options, engine)
+    bound = _bound(engine, traffic, card.name)
+    least = _fits(rate, bound, options.most)
+    traffic = _enough(words, traffic, least)
+    seeds = range(words.seed, words.seed + (options.seeds if traffic.drawn else 1))
+    searches = {name: Fewest(least, options.most) for name in ways}
+    case = FleetCase(serve, traffic, rate, engine.running)
+    outcomes = search_fewest(case, ways, searches, seeds, options.jobs, progress)
+    notes = partly(words, fleet=True)
+    notes += [] if traffic.drawn else ["a trace as recorded is one sample of traffic: no interval"]
+    left = [name for name, search in searches.items() if search.next() is not None]
+    notes += [f"interrupted: the search for {name} is unfinished" for name in left]
+    tried = {name: search for name, search in searches.items() if search.tried}
+    notes += _stopped(tried, outcomes, seeds)
+    drawn = "mix" if words.classes else words.workload
+    name = f"trace {words.trace}" if words.trace else f"{drawn} lengths"
+    names = [str(level) for level in levels if level.statistic]
+    tell = Teller(names, outcomes, seeds, rate / bound.rate)
+    found = tuple(tell.found(each, ways[each], search) for each, search in tried.items())
+    notes += _nearly_full(found, traffic.requests / rate)
+    counts = rate, traffic.requests, len(seeds), options.most
+    bounds = bound, _fluid(words, rate)
+    return EnginesPlan(
+        card.name, name, engine, levels, traffic.classes, *counts, *bounds, found, tuple(notes), bool(left)
+    )
+
+
+def _bound(engine: Engine, traffic: Traffic, card: str) -> Bound:
+    """λ* of one engine with its limits."""
+    limits = engine.running, engine.batch_tokens, engine.kv_tokens
+    found = engine_bound(engine.cost, traffic.lengths(engine), *limits)
+    if not found.rate < INSTANT:
+        raise InputError(f"card {card}: its steps take no time, so one engine is always enough; mend it")
+    return found
+
+
+def _fits(rate: float, bound: Bound, most: int) -> int:
+    """The fewest engines that may do, if so many are allowed."""
+    least = least_engines(rate, bound)
+    if least > most:
+        raise InputError(
+            f"{rate:g} requests/s need at least {least} engines, more than --most-engines {most}; raise it, "
+            "or ask for less"
+        )
+    return least
+
+
+def _stopped(searches: dict[str, Fewest], outcomes: Outcomes, seeds: range) -> list[str]:
+    """Why the largest fleet of some way could not run at all."""
+    found = []
+    for name, search in searches.items():
+        largest = max(search.tried)
+        runs = [outcomes[name, largest, seed] for seed in seeds]
+        if search.enough is None and not any(run.shares for run in runs):
+            found.append(f"{name} with {largest} engines: {runs[0].worst}")
+    return found
+
+
+def _nearly_full(found: Sequence[FleetFound], seconds: float) -> list[str]:
+    """Answers that a longer run might overturn."""
+    close = [
+        each for each in found if each.engines and (size := each.size(each.engines)) and size.load > FULL
+    ]
+    return [
+        f"{each.name}: {each.engines} engines run at {100 * FULL:.0f} % of λ* or more, where {seconds:.0f} s "
+        "of traffic do not show a backlog that grows slowly; take more --requests, or an engine more"
+        for each in close
+    ]
+
+
+def _without_fleet(words: Experiment) -> Experiment:
+    """The same without a fleet's own words, which have done their work."""
+    left = {name: getattr(words, name) for name in words.model_fields_set - set(ManyEngines.model_fields)}
+    return Experiment.model_construct(set(left), **left)
+
+
+def _load(
+    words: Experiment, levels: tuple[Level, ...], options: FleetOptions, engine: Engine
+) -> tuple[float, Traffic]:
+    """Requests per second of the whole fleet, and who they are."""
+    if words.rate and words.scale_rate:
+        raise InputError("--rate and --scale-rate both set the load; drop one of the two")
+    who = words.model_copy(update={"rate": None, "scale_rate": None})
+    traffic = make_traffic(who, levels, options.classes, FEWEST, options.recorded, engine)
+    if words.rate:
+        return words.rate, traffic
+    if traffic.trace is None:
+        raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
+    return own_rate(traffic.trace, "give --rate") * (words.scale_rate or 1.0), traffic
+
+
+def _enough(words: Experiment, traffic: Traffic, least: int) -> Traffic:
+    """So many requests that every engine is busy for a while."""
+    if words.requests or traffic.recorded:
+        return traffic
+    return replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
+
+
+def _fluid(words: Experiment, rate: float) -> float:
+    """Engines that serve everybody in the model of gate-and-route, with the whole step for a chunk."""
+    plain = words.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
+    who = demand(plain, (), CLUSTERS)
+    seated = words.model_copy(update={"budget": make_engine(words, load_card(words.card)).batch_tokens})
+    pace, _, _ = make_pace(seated, StepWords(), who)
+    return fluid_bound(Instance(who.flows, pace, Prices(1.0, 1.0)).checked())
+
+
+class Teller(NamedTuple):
+    """Puts the seeds of each fleet together."""
+
+    names: list[str]
+    outcomes: Outcomes
+    seeds: range
+    engines_at_most: float  # load / λ*
+
+    def found(self, name: str, way: Way, search: Fewest) -> FleetFound:
+        """All counts of engines that were tried one way."""
+        sizes = {count: [self.outcomes[name, count, seed] for seed in self.seeds] for count in search.tried}
+        missed = Counter(each.worst for each in sizes.get(search.too_few, ()) if not each.ratio <= 1)
+        worst = missed.most_common(1)[0][0] if missed else ""
+        tried = tuple(self.size(count, sizes[count]) for count in sorted(sizes))
+        return FleetFound(name, way.router, way.policy, search.enough, worst, tried)
+
+    def size(self, engines: int, runs: Sequence[Outcome]) -> Size:
+        """Means over seeds; runs that stopped count as missed and give no numbers."""
+        whole = [run for run in runs if run.shares]
+        shares = {name: _mean([run.shares[place] for run in whole]) for place, name in enumerate(self.names)}
+        values = {
+            name: _mean([run.values[place] for run in whole]).value for place, name in enumerate(self.names)
+        }
+        kept = sum(run.ratio <= 1 for run in runs)
+        used = _mean([run.busy for run in whole]), _mean([run.seats for run in whole])
+        load = self.engines_at_most / engines
+        places = enumerate(self.names) if whole else ()
+        highest = {name: max(run.values[place] for run in whole) for place, name in places}
+        stopped = len(runs) - len(whole)
+        return Size(engines, kept, stopped, len(runs), shares, values, *used, load, highest)
+
+
+def _mean(values: Sequence[float]) -> Estimate:
+    """Over seeds; without an interval when there is nothing to make one from."""
+    if not values or not isfinite(sum(values)):
+        return Estimate(float(np.mean(values)) if values else float("nan"))
+    return Spread.of_values(np.array(values)).estimate()

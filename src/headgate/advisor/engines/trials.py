@@ -1,0 +1,139 @@
+"""Runs of a fleet for a search over its size: every count of engines with every seed, in processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headgate.core.errors import RunError
+from headgate.record.tables import Run
+from headgate.stats.windows import choose
+from headgate.advisor.capacity.traffic import Traffic
+from headgate.advisor.capacity.search import Fewest
+from headgate.advisor.capacity.slo import measure
+from headgate.advisor.capacity.trials import Progress
+from headgate.workloads.workload import Workload
+
+EXPECTED = 6  # counts tried by a search, for the progress bar
+
+
+class Way(NamedTuple):
+    """How a fleet serves: its router and the policy of its engines, each with settings."""
+
+    router: str
+    policy: str
+    router_settings: dict[str, Any]
+    settings: dict[str, Any]
+
+
+class Trial(NamedTuple):
+    """One run: a way to serve, by name, on so many engines with a seed."""
+
+    name: str
+    way: Way
+    engines: int
+    seed: int
+
+
+class Outcome(NamedTuple):
+    """How a run stands to its levels, and how busy the engines were; one that stopped misses them all."""
+
+    ratio: float
+    worst: str
+    values: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+    busy: float = 0.0  # share of the engines' time in steps
+    seats: float = 0.0  # share of their seats with a decode
+
+
+Serve = Callable[[Way, int, int, Workload], Run]  # way, engines, seed, requests
+
+
+class FleetCase(NamedTuple):
+    """All that runs share."""
+
+    serve: Serve
+    traffic: Traffic
+    rate: float
+    seats: int  # of an engine
+
+    def run(self, trial: Trial) -> Outcome:
+        """Simulate it and measure."""
+        requests = self.traffic.at(self.rate, trial.seed)
+        try:
+            run = self.serve(trial.way, trial.engines, trial.seed, requests)
+            kept = measure(run, self.traffic.levels)
+        except RunError as error:
+            return Outcome(inf, f"the run stopped: {error}")
+        used = utilisation(run, trial.engines, self.seats)
+        return Outcome(kept.ratio, str(kept.worst), kept.values, kept.shares, *used)
+
+
+def utilisation(run: Run, engines: int, seats: int) -> tuple[float, float]:
+    """Shares of the engines' time in steps and of their seats taken by decodes, where rates are measured."""
+    window = choose(run)
+    start, seconds = run.steps["start"], run.steps["seconds"]
+    inside = np.minimum(start + seconds, window.high) - np.maximum(start, window.low)
+    inside = np.maximum(inside, 0.0) / (engines * max(window.seconds, np.finfo(float).tiny))
+    return float(inside.sum()), float((inside * run.steps["decodes"]).sum()) / seats
+
+
+Searches = dict[str, Fewest]  # by what the way is called
+Outcomes = dict[tuple[str, int, int], Outcome]  # by name, engines and seed
+
+
+def search_fewest(
+    case: FleetCase, ways: dict[str, Way], searches: Searches, seeds: range, jobs: int, progress: Progress
+) -> Outcomes:
+    """Every search to its end. A count is enough when it is enough with every seed.
+
+    Interrupted, it returns what was found by then; with no count tried, it passes the interrupt on.
+    """
+    outcomes: Outcomes = {}
+    total = EXPECTED * len(searches) * len(seeds)
+    try:
+        with progress("searching", total) as report, Workers(case, jobs) as work:
+            while asked := {name: count for name, search in searches.items() if (count := search.next())}:
+                trials = [Trial(name, ways[name], n, seed) for name, n in asked.items() for seed in seeds]
+                for trial, outcome in zip(trials, work(trials), strict=True):
+                    outcomes[trial.name, trial.engines, trial.seed] = outcome
+                    report(min(len(outcomes), total - 1))
+                for name, count in asked.items():
+                    searches[name].tell(count, max(outcomes[name, count, seed].ratio for seed in seeds))
+    except KeyboardInterrupt:
+        if not any(search.tried for search in searches.values()):
+            raise
+    return outcomes
+
+
+class Workers:
+    """Runs trials here, or in processes of their own."""
+
+    def __init__(self, case: FleetCase, jobs: int) -> None:
+        self.case = case
+        self.pool = ProcessPoolExecutor(jobs, initializer=_share, initargs=(case,)) if jobs > 1 else None
+
+    def __enter__(self) -> Callable[[list[Trial]], Iterator[Outcome]]:
+        pool = self.pool
+        return (lambda trials: pool.map(_run_shared, trials)) if pool else lambda t: map(self.case.run, t)
+
+    def __exit__(self, *error: object) -> None:
+        if self.pool:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+_shared: list[FleetCase] = []  # what the trials of this process have in common
+
+
+def _share(case: FleetCase) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and decides
+    _shared[:] = [case]
+
+
+def _run_shared(trial: Trial) -> Outcome:
+    return _shared[0].run(trial)

@@ -1,0 +1,78 @@
+"""Ways to serve with a fleet: routers times policies, and what carries one of them out at token level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headgate.core.errors import InputError, RunError
+from headgate.cost.card import load_card
+from headgate.sim.engine.engine import Engine
+from headgate.kv.transfer import Transfer
+from headgate.methods.fluid.flows import Prices
+from headgate.record.tables import Run
+from headgate.experiment.build import make_engine, make_policy, policy_parameters, split_policy
+from headgate.advisor.engines.trials import Way
+from headgate.experiment.routers import router_parameters, router_settings
+from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+from headgate.advisor.capacity.plan import ALL
+from headgate.experiment.settings import Experiment
+from headgate.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Runs any way to serve on any number of engines; it can be sent to another process."""
+
+    engine: Engine
+    transfer: Transfer
+    prices: Prices
+    watchdog: float
+    asynchronous: bool = False
+
+    @classmethod
+    def of(cls, words: Experiment) -> Serving:
+        """As the words say."""
+        prompt = PRICES.prompt if words.prompt_price is None else words.prompt_price
+        output = PRICES.output if words.output_price is None else words.output_price
+        engine = make_engine(words, load_card(words.card))
+        prices = Prices(prompt, output)
+        return cls(engine, transfer_time(words), prices, words.watchdog, words.asynchronous)
+
+    def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
+        """One run; one that could not go on is an error, and so is a fleet too small for its router."""
+        between = self.transfer, self.prices, self.watchdog, self.asynchronous
+        setup = FleetSetup(self.engine, engines, *between)
+        try:
+            router, _ = setup.router(way.router, way.router_settings, requests, seed)
+        except InputError as error:
+            raise RunError(str(error)) from None
+        run = setup.run(lambda role: make_policy(way.policy, way.settings, self.engine)[0], router, requests)
+        outcome = str(run.meta["outcome"])
+        if outcome == "interrupted":
+            raise KeyboardInterrupt
+        if outcome != "finished":
+            raise RunError(outcome.removeprefix("failed: "))
+        return run
+
+
+def make_ways(routers: Sequence[str], policies: Sequence[str], words: Experiment) -> dict[str, Way]:
+    """Every router with every policy, by what the user called them; mistakes show before the work."""
+    if ALL in policies:
+        raise InputError("--policy all is too much for a search over fleets; name the policies to try")
+    engine = make_engine(words, load_card(words.card))
+    found: dict[str, Way] = {}
+    for router_text in routers:
+        router, router_own = split_policy(router_text, "router")
+        shared = {key: value for key, value in words.set_router.items() if key in router_parameters(router)}
+        asked = router_settings(router, shared | router_own)
+        for text in policies:
+            policy, own = split_policy(text)
+            mine = policy_parameters(policy)
+            settings = {key: value for key, value in words.set.items() if key in mine} | own
+            make_policy(policy, settings, engine)
+            name = f"{router_text} + {text}"
+            if name in found:
+                raise InputError(f"{name!r} is there twice; drop one")
+            found[name] = Way(router, policy, asked, settings)
+    return found

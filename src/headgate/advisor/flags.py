@@ -1,0 +1,238 @@
+"""What to set in plain vLLM, without a plug-in, for a card and a workload: seats, budget, queue limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import floor, sqrt
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+from headgate.core.errors import InputError, RunError
+from headgate.cost.model import Shape
+from headgate.methods.eb.prediction import mixed_rate
+from headgate.stats.metrics import Metrics, summarise
+from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS
+from headgate.advisor.threshold import MISS
+from headgate.advisor.situation import Situation, card_situation
+from headgate.experiment.run import Prepared, carry_out
+from headgate.experiment.settings import Experiment
+
+MULTIPLE = 256  # budgets are rounded down to this
+LARGE_GPU = (1024, 8192)  # seats and budget `vllm serve` takes by itself on GPUs of 70 GiB and more (no A100)
+QUEUE_SINCE = "0.29"  # the oldest vLLM release we saw --max-num-queued-tokens in (its pull request 49445)
+
+
+class Flag(NamedTuple):
+    """One flag: its value, and why."""
+
+    name: str
+    value: int
+    why: str
+
+
+@dataclass(frozen=True)
+class FlagsPlan:
+    """The answer of `headgate plan flags`. Rates are those of a saturated engine with these flags."""
+
+    situation: Situation
+    model: str
+    gpu: str
+    seats: Flag
+    budget: Flag
+    queue: Flag | None  # without a TTFT target there is none
+    waiting: int | None  # about so many mean prompts in that queue
+    decoding: int  # requests that decode at once when saturated; the other seats hold prompts under way
+    rate: float
+    per_token: float
+    targets: dict[str, float | None]
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """In the order of the command line."""
+        return tuple(flag for flag in (self.seats, self.budget, self.queue) if flag)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        lengths = self.situation.lengths
+        return {
+            "costs_from": self.situation.source,
+            "workload": self.situation.workload,
+            "model": self.model,
+            "gpu": self.gpu,
+            "targets": self.targets,
+            "lengths": {**lengths._asdict(), "output_tokens": lengths.output + 1},
+            "flags": {flag.name: {"value": flag.value, "why": flag.why} for flag in self.flags},
+            "queued_requests": self.waiting,
+            "decoding": self.decoding,
+            "queue_flag_since": QUEUE_SINCE,
+            "saturated": {"rate": self.rate, "per_token": self.per_token},
+            "notes": list(self.situation.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One simulated run of mixed batching with given flags."""
+
+    label: str
+    seats: int
+    budget: int
+    metrics: Metrics
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "metrics": self.metrics.as_dict()}
+
+
+def plan_flags(words: Experiment) -> FlagsPlan:
+    """Seats from memory and the TPOT target, the budget from that target, the queue from the TTFT target."""
+    about, card = card_situation(words)
+    seats = _seats(about, words.tpot)
+    budget = _budget(about, seats.value, words.tpot)
+    rate = mixed_rate(about.cost, about.lengths, seats.value, budget.value)
+    per_token = step_mean(about, seats.value, budget.value)
+    queue, waiting = None, None
+    if words.ttft is not None:
+        queue, waiting = _queue(about, rate, per_token, words.ttft)
+    decoding = floor(sustained(about, seats.value, budget.value))
+    targets = {"tpot": words.tpot, "ttft": words.ttft}
+    return FlagsPlan(
+        about, card.model, card.gpu, seats, budget, queue, waiting, decoding, rate, per_token, targets
+    )
+
+
+def sustained(about: Situation, running: float, budget: int) -> float:
+    """How many of `running` requests decode at once: prompts must enter as fast, within the same budget."""
+    return max(1.0, min(running, budget / (1 + about.lengths.prompt / about.lengths.output)))
+
+
+def step_mean(about: Situation, running: float, budget: int) -> float:
+    """The mean step of mixed batching, which is its TPOT: running / (output * rate)."""
+    decodes = sustained(about, running, budget)
+    return decodes / about.lengths.output / mixed_rate(about.cost, about.lengths, running, budget)
+
+
+def safe_mixed_seats(about: Situation) -> int:
+    """Seats whose KV, at its mean plus as many deviations as one moment in a hundred asks for, fits.
+
+    Mixed batching refills seat by seat, so requests of all ages run at any moment; their KV is taken from
+    the workload itself, prompts and outputs together. Solves N * mean + z * deviation * sqrt(N) = capacity.
+    """
+    mean, spread = about.held.mean + about.block / 2, about.held.spread
+    margin = NormalDist().inv_cdf(1 - MISS) * spread
+    root = (sqrt(margin**2 + 4 * mean * about.kv_tokens) - margin) / (2 * mean)
+    return max(1, floor(root**2))
+
+
+def _seats(about: Situation, tpot: float | None) -> Flag:
+    """The most seats that memory, the card (or --slots) and the TPOT target allow."""
+    name = "--max-num-seqs"
+    by_memory = safe_mixed_seats(about)
+    most = min(by_memory, about.slots)
+    why = f"KV memory holds {by_memory:,} such requests 99 % of the time"
+    if by_memory > about.slots:
+        why += f"; {about.slots:,} is the most the card or --slots allows"
+    if tpot is None:
+        return Flag(name, most, why + ". No --tpot was given.")
+    for seats in range(most, 0, -1):
+        mean = step_mean(about, seats, about.budget)
+        if mean <= tpot:
+            limit = f"a mean mixed step of {seats:,} takes {_ms(mean)} of the {_ms(tpot)} of --tpot"
+            return Flag(name, seats, f"{why}; {limit}.")
+    least = step_mean(about, 1, about.budget)
+    raise InputError(f"--tpot {_ms(tpot)}: one request alone needs {_ms(least)} per token; ask for more")
+
+
+def _budget(about: Situation, seats: int, tpot: float | None) -> Flag:
+    """The most tokens that keep a step of all seats within the TPOT target; never below the seats."""
+    name = "--max-num-batched-tokens"
+    needed = seats * (1 + about.lengths.prompt / about.lengths.output)
+    steady = f"in a steady state a step holds {needed:,.0f} tokens"
+    if tpot is None:
+        usual = max(seats, min(DEFAULT_BUDGET, about.budget))
+        return Flag(name, usual, f"No --tpot was given, so nothing asks for less; {steady}.")
+    low, high = 0, about.budget - seats
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _step(about, seats, middle) <= tpot:
+            low = middle
+        else:
+            high = middle - 1
+    value = max(seats, (seats + low) // MULTIPLE * MULTIPLE)
+    chunk = value - seats
+    took = f"beside {seats:,} decodes a chunk of {chunk:,} tokens makes a step of"
+    why = f"{took} {_ms(_step(about, seats, chunk))}; {steady}"
+    if value < needed:
+        why += f"; rounded down, {floor(sustained(about, seats, value)):,} of the seats decode at once"
+    return Flag(name, value, why + ".")
+
+
+def _queue(about: Situation, rate: float, per_token: float, ttft: float) -> tuple[Flag, int]:
+    """Prompt tokens that may wait so that the next prompt still has its first token in time.
+
+    vLLM turns a request away when the prompts before it already reach the limit, whatever its own length;
+    so limit and one mean prompt must be served in the target, less the step that brings the token.
+    """
+    drain = rate * about.lengths.prompt
+    limit = floor((ttft - per_token) * drain - about.lengths.prompt)
+    if limit < 1:
+        least = per_token + about.lengths.prompt / drain
+        raise InputError(
+            f"--ttft {_ms(ttft)}: at full load a mean prompt alone takes {_ms(least)}; ask for more, or for "
+            "a longer --tpot"
+        )
+    waiting = max(1, round(limit / about.lengths.prompt))
+    why = f"a full engine takes in {drain:,.0f} prompt tokens/s; so many and the next prompt are served"
+    return Flag("--max-num-queued-tokens", limit, f"{why} in the {_ms(ttft)} of --ttft, on average."), waiting
+
+
+def _step(about: Situation, decodes: int, chunk: int) -> float:
+    return about.cost.seconds(Shape(decodes, round(decodes * about.lengths.context), chunk))
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+# -- the advice, tried out ---------------------------------------------------------------------------
+
+
+Progress = Callable[[str, int], Any]  # a context manager that yields a function to report to
+
+
+def check_flags(words: Experiment, plan: FlagsPlan, progress: Progress) -> tuple[list[Checked], str]:
+    """Mixed batching simulated with the advice and with defaults, on the same requests; and under what load.
+
+    The simulator turns nobody away, so the queue limit is not part of it.
+    """
+    words, load = _loaded(words, plan)
+    advised = (plan.seats.value, plan.budget.value)
+    settings = {advised: "advised", (DEFAULT_SLOTS, DEFAULT_BUDGET): "headgate's"}
+    settings.setdefault(LARGE_GPU, "vLLM's")
+    found = []
+    for (seats, budget), label in settings.items():
+        limits = {"slots": min(seats, plan.situation.slots), "budget": min(budget, plan.situation.budget)}
+        prepared = Prepared(words.model_copy(update=limits))
+        with progress(label, len(prepared.workload)) as report:
+            run = carry_out(prepared, "mixed", {}, progress=report)
+        if run.meta["outcome"] != "finished":
+            raise RunError(f"--check, {label}: the run was {run.meta['outcome']}")
+        found.append(Checked(label, limits["slots"], limits["budget"], summarise(run)))
+    return found, load
+
+
+def _loaded(words: Experiment, plan: FlagsPlan) -> tuple[Experiment, str]:
+    """The words with a load: their own, or as many clients as the flags let in when they name none."""
+    load = plan.situation.load
+    if load.rate is not None:
+        return words, f"{load.rate:.3g} requests/s"
+    if load.clients is not None:
+        return words, f"{load.clients:,} clients"
+    if words.all_at_once or words.trace or words.stages or words.arrivals:
+        return words, "all at once"
+    clients = plan.decoding + plan.waiting if plan.waiting else plan.seats.value
+    requests = words.requests or max(DEFAULT_REQUESTS, 10 * clients)
+    return words.model_copy(
+        update={"clients": clients, "requests": requests}
+    ), f"{clients:,} clients, as many as the flags let in"

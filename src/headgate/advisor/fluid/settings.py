@@ -1,0 +1,169 @@
+"""The words of a fluid plan beyond those of a run: its service levels and the engine's speeds."""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+from typing import NamedTuple
+
+from headgate.core.errors import InputError
+from headgate.cost.card import load_card
+from headgate.cost.model import Shape, StepCost
+from headgate.methods.fluid.flows import Pace
+from headgate.methods.fluid.levels import TOKENS, Levels
+from headgate.methods.fluid.staffing import Staffing, fixed_staff
+from headgate.experiment.build import make_engine
+from headgate.advisor.fluid.demand import Demand
+from headgate.experiment.settings import Experiment
+from headgate.workloads.durations import duration
+
+CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told otherwise
+PAPER_SEATS, PAPER_CHUNK = 16, 256  # with step costs as numbers
+
+
+class FleetWords(NamedTuple):
+    """Engines, classes and prices as the user wrote them."""
+
+    classes: tuple[str, ...] = ()
+    engines: int = 1
+    clusters: int = 3
+    mixed: int | None = None
+    solo: int | None = None
+    prompt_price: float = 1.0
+    output_price: float = 2.0
+    separate: bool = False
+
+
+def fleet_words(
+    words: Experiment,
+    classes: tuple[str, ...],
+    engines: int | None,
+    clusters: int,
+    roles: tuple[int | None, int | None],
+    prices: tuple[float | None, float | None],
+    separate: bool,
+) -> FleetWords:
+    """Flags, and where there are none what an experiment file says of its fleet."""
+    said, usual = (words.prompt_price, words.output_price), (1.0, 2.0)
+    prompt, output = (
+        next(price for price in each if price is not None) for each in zip(prices, said, usual, strict=True)
+    )
+    count = (words.engines or 1) if engines is None else engines
+    return FleetWords(classes, count, clusters, *roles, prompt, output, separate)
+
+
+class StepWords(NamedTuple):
+    """What a step costs; all costs None: a card says."""
+
+    chunk: int | None = None
+    whole_chunks: bool = False
+    mixed_fixed: str | None = None
+    mixed_per_token: str | None = None
+    solo_step: str | None = None
+
+    @property
+    def costs(self) -> dict[str, str | None]:
+        """The three numbers by their flags; empty when a card says."""
+        found = {
+            "--mixed-fixed": self.mixed_fixed,
+            "--mixed-per-token": self.mixed_per_token,
+            "--solo-step": self.solo_step,
+        }
+        return found if any(found.values()) else {}
+
+
+class LevelWords(NamedTuple):
+    """Service levels, but for --tpot, which is a word of every run."""
+
+    prefill_fairness: float | None = None
+    decode_fairness: float | None = None
+    tpot_over: str = TOKENS
+    serve: tuple[str, ...] = ()
+    frontier: str | None = None
+
+
+def make_levels(words: Experiment, asked: LevelWords, roles: Staffing | None) -> Levels:
+    """Service levels as asked; a fixed number of mixed engines caps those that prefill."""
+    served: dict[str, float] = {}
+    for text in asked.serve:
+        name, equals, share = text.rpartition("=")
+        try:
+            value = float(share.rstrip("%")) / (100 if share.endswith("%") else 1)
+        except ValueError:
+            value = inf
+        if not equals or not isfinite(value):
+            raise InputError(f"--serve {text!r} is not CLASS=SHARE; write it as --serve code=90%")
+        served[name] = value
+    return Levels(
+        asked.prefill_fairness,
+        asked.decode_fairness,
+        words.tpot,
+        tpot_over=asked.tpot_over,
+        served=served,
+        prefilling=roles.mixed / roles.engines if roles else 1.0,
+    )
+
+
+def fixed_roles(asked: FleetWords) -> Staffing | None:
+    """The engines that may prefill, where the user says; one number leaves the rest to the other role."""
+    mixed, solo = asked.mixed, asked.solo
+    if mixed is None and solo is None:
+        return None
+    if solo is None:
+        solo = max(0, asked.engines - (mixed or 0))
+    if mixed is None:
+        mixed = max(0, asked.engines - solo)
+    return fixed_staff(asked.engines, mixed, solo)
+
+
+def make_pace(words: Experiment, asked: StepWords, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+    """The engine's speeds: from three numbers, or from a card at the seats and contexts of these classes."""
+    costs = asked.costs
+    if not costs:
+        return _card_pace(words, asked, who)
+    missing = next((name for name, text in costs.items() if text is None), None)
+    if missing:
+        raise InputError(f"{missing} is missing; give all three step costs, or none")
+    if "card" in words.model_fields_set:
+        raise InputError("--card and step costs as numbers; the numbers replace a card, drop one of the two")
+    fixed, per_token, alone = (duration(str(text)) for text in costs.values())
+    if alone <= 0:
+        raise InputError("--solo-step 0; a decode step takes time, give such as 22ms")
+    seats = words.slots or PAPER_SEATS
+    chunk = PAPER_CHUNK if asked.chunk is None else asked.chunk
+    return Pace(seats, chunk, fixed, per_token, 1 / alone, asked.whole_chunks), "step costs as given", ()
+
+
+def _card_pace(words: Experiment, asked: StepWords, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+    """A straight line through the card's mixed steps at this chunk, and its decode step with all seats."""
+    card = load_card(words.card)
+    engine = make_engine(words, card)
+    seats, context = engine.running, who.context
+    chunk = asked.chunk
+    if chunk is None:
+        chunk = words.budget - seats + 1 if words.budget else CHUNK
+    if chunk < 1 or chunk + seats - 1 > engine.batch_tokens:
+        raise InputError(
+            f"a chunk of {chunk} tokens beside {seats - 1} decodes does not fit the step's budget of "
+            f"{engine.batch_tokens}; choose another --chunk, --slots or --budget"
+        )
+    alone = engine.cost.seconds(Shape(seats, round(seats * context)))
+    fixed, slope = _mixed_line(engine.cost, who, seats - 1, chunk)
+    held = seats * context
+    notes: tuple[str, ...] = ()
+    if held > engine.kv_tokens:
+        notes = (
+            f"{seats} seats of {context:,.0f} KV tokens each need {held:,.0f}, the engine has "
+            f"{engine.kv_tokens:,}: lower --slots",
+        )
+    return Pace(seats, chunk, fixed, slope, 1 / alone, asked.whole_chunks), f"card {card.name}", notes
+
+
+def _mixed_line(cost: StepCost, who: Demand, decodes: int, chunk: int) -> tuple[float, float]:
+    """Constant and price per prompt token, exact at this chunk."""
+    rate = sum(flow.rate for flow in who.flows) or 1.0
+    behind = round(sum(flow.prompt * flow.rate for flow in who.flows) / rate / 2)
+    read, half = round(decodes * who.context), max(1, chunk // 2)
+    whole, part = (cost.seconds(Shape(decodes, read, tokens, behind)) for tokens in (chunk, half))
+    slope = (whole - part) / (chunk - half) if chunk > half else 0.0
+    slope = min(max(slope, 0.0), whole / chunk)
+    return whole - slope * chunk, slope

@@ -1,0 +1,225 @@
+"""What a plan is made for: step costs, lengths, limits and load, from the words of a run or plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.errors import InputError
+from headgate.cost.card import Card, load_card
+from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, StepCost
+from headgate.sim.engine.engine import Engine
+from headgate.estimators.hazard import LinearHazard, fit_hazard, guarded
+from headgate.estimators.survival import Survival, sample_survival
+from headgate.methods.eb.costs import Lengths
+from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_SLOTS, make_engine, make_workload, too_long
+from headgate.experiment.settings import Experiment
+from headgate.workloads.durations import duration
+from headgate.workloads.workload import Workload
+
+DRAWN = 100_000  # lengths drawn for a plan, so that it is for their law and not for one sample of it
+USUAL_BLOCK = 16
+NEEDED = ("prefill_fixed", "prefill_per_token", "decode_fixed", "decode_per_request", "mixed_by_share")
+
+
+class CostTexts(NamedTuple):
+    """Step costs as the user wrote them; all None when a card is to be used."""
+
+    prefill_fixed: str | None = None
+    prefill_per_token: str | None = None
+    decode_fixed: str | None = None
+    decode_per_request: str | None = None
+    mixed_fixed: str | None = None
+    mixed_by_share: str | None = None
+
+
+class Load(NamedTuple):
+    """How much is asked of the engine: clients, or requests per second, or (neither) all it can do."""
+
+    clients: int | None = None
+    rate: float | None = None
+
+
+SATURATED = Load()
+
+
+class Held(NamedTuple):
+    """KV tokens of a request that runs: mean and deviation at a random moment, in a steady state."""
+
+    mean: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything a plan depends on. Outputs are decode iterations, one less than output tokens."""
+
+    source: str  # where the step costs come from
+    workload: str  # where the lengths come from
+    cost: StepCost
+    lengths: Lengths
+    survival: Survival
+    hazard: LinearHazard
+    held: Held
+    slots: int  # the most seats
+    budget: int  # the most tokens in one step
+    load: Load = SATURATED
+    kv_tokens: float = inf  # infinite: memory was not given, and does not bound anything
+    block: int = USUAL_BLOCK
+    notes: tuple[str, ...] = ()
+
+
+def situation(words: Experiment, texts: CostTexts | None = None) -> Situation:
+    """Words (and plain costs, where given) as what planners want; the same words as for a run."""
+    if texts is None or not any(texts):
+        card = load_card(words.card)
+        engine, source = make_engine(words, card), f"card {card.name}"
+        return gathered(words, engine, source, engine.kv_tokens)
+    if "card" in words.model_fields_set:
+        raise InputError("--card and step costs as numbers; the numbers replace a card, drop one of the two")
+    slots = words.slots or DEFAULT_SLOTS
+    budget = words.budget or max(slots, DEFAULT_BUDGET)
+    limits = (words.kv_tokens or 10**12, words.model_len or 10**9, budget, slots, words.block or USUAL_BLOCK)
+    engine = Engine(plain_cost(texts), *limits).checked()
+    return gathered(words, engine, "step costs as given", words.kv_tokens or inf)
+
+
+def card_situation(words: Experiment) -> tuple[Situation, Card]:
+    """The same for advice on a card's engine: its own limits hold unless the words set smaller ones."""
+    card = load_card(words.card)
+    most = {"slots": words.slots or card.max_running, "budget": words.budget or card.max_batch_tokens}
+    engine = make_engine(words.model_copy(update=most), card)
+    return gathered(words, engine, f"card {card.name}", engine.kv_tokens), card
+
+
+def plain_cost(texts: CostTexts) -> LinearCost:
+    """A step cost without context and knees: the six numbers of the paper."""
+    for name in NEEDED:
+        if getattr(texts, name) is None:
+            raise InputError(f"{_flag(name)} is missing; step costs as numbers need {_flags(NEEDED)}")
+    shares = str(texts.mixed_by_share).split(",")
+    if len(shares) != 3:
+        raise InputError(
+            f"--mixed-by-share {texts.mixed_by_share!r}: need three prices a,b,c in seconds per token, for "
+            "a + b*r + c*r*r at decode share r; write 4.2e-5,0,0 for one price"
+        )
+    fixed, per_token, decode, each, mixed = (_seconds(name, text) for name, text in _plain(texts))
+    a, b, c = (_seconds("mixed_by_share", text) for text in shares)
+    if not decode > 0:
+        raise InputError("--decode-fixed 0; it must be above 0: thresholds compare fixed costs with it")
+    try:
+        together = MixedTerms(constant=mixed, by_share=(a, b, c))
+    except ValueError as error:
+        raise InputError(f"--mixed-by-share: {error}; mend it") from None
+    return LinearCost(DecodeTerms(decode, each), PrefillTerms(fixed, per_token), together)
+
+
+def gathered(words: Experiment, engine: Engine, source: str, kv_tokens: float) -> Situation:
+    """The lengths of the workload and the engine's limits, put together."""
+    workload, bad = make_workload(enough(words))
+    refused = too_long(workload, engine)
+    prompts, decodes = served_lengths(workload, engine)
+    if decodes.mean() < 1:
+        raise InputError(
+            f"outputs of {decodes.mean() + 1:.2f} tokens on average; need at least 2, for prompts bring the "
+            "first token and hardly anything would decode: choose longer outputs"
+        )
+    running = decodes[decodes > 0]
+    lengths = Lengths(*(float(x) for x in (prompts.mean(), decodes.mean(), prompts.std(), decodes.std())))
+    notes = [f"left out {bad.count} bad rows"] if bad.count else []
+    if refused:
+        notes.append(f"left out {refused} of {len(workload)} requests: too long for the engine")
+    return Situation(
+        source=source,
+        workload=f"trace {words.trace}" if words.trace else f"{workload.name} lengths",
+        cost=engine.cost,
+        lengths=lengths,
+        survival=sample_survival(running),
+        hazard=_hazard(running),
+        held=held(prompts, decodes),
+        slots=engine.running,
+        budget=engine.batch_tokens,
+        load=_load(words, workload),
+        kv_tokens=kv_tokens,
+        block=engine.block,
+        notes=tuple(notes),
+    )
+
+
+def held(prompts: NDArray[np.float64], decodes: NDArray[np.float64]) -> Held:
+    """Mean and deviation of a running request's KV at a random moment, each counted as long as it runs.
+
+    A request of prompt L and D iterations holds L+1, ..., L+D tokens in turn. Where long prompts bring
+    short answers, as in Azure's conversations, the mean is well below that of independent lengths.
+    """
+    total = decodes.sum()
+    first = decodes * prompts + decodes * (decodes + 1) / 2
+    square = decodes * prompts**2 + prompts * decodes * (decodes + 1)
+    square = square + decodes * (decodes + 1) * (2 * decodes + 1) / 6
+    mean = float(first.sum() / total)
+    return Held(mean, sqrt(max(float(square.sum() / total) - mean**2, 0.0)))
+
+
+def _hazard(running: NDArray[np.float64]) -> LinearHazard:
+    """The paper's fit with its guards; a level hazard where all outputs end at once and no line exists."""
+    mean = float(running.mean())
+    if running.max() < 2:
+        return LinearHazard(min(1 / mean, 0.5), 0.0)
+    fit = guarded(fit_hazard(running), mean)
+    return fit._replace(base=min(fit.base, 0.999))
+
+
+def served_lengths(workload: Workload, engine: Engine) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Prompts and decode iterations of the requests that the engine would take."""
+    fits = workload.prompt < engine.longest
+    prompts = workload.prompt[fits]
+    outputs = np.minimum(workload.output, workload.limit)[fits]
+    outputs = np.minimum(outputs, engine.longest - prompts)
+    return prompts.astype(np.float64), np.maximum(outputs - 1, 0).astype(np.float64)
+
+
+def enough(words: Experiment) -> Experiment:
+    """Drawn lengths are drawn in number: a plan wants their law, not one sample of a thousand."""
+    if words.trace is not None or words.requests is not None or words.stages:
+        return words
+    return words.model_copy(update={"requests": DRAWN})
+
+
+def _load(words: Experiment, workload: Workload) -> Load:
+    """What the words ask of the engine; without a word about it, as much as it can do."""
+    spoken = words.clients or words.rate or words.all_at_once or words.arrivals or words.stages
+    if words.trace is None and not spoken:
+        return SATURATED
+    if workload.closed:
+        return Load(clients=int(workload.clients.max()))
+    span = float(workload.arrival[-1] - workload.arrival[0])
+    return Load(rate=(len(workload) - 1) / span) if span > 0 else SATURATED
+
+
+def _plain(texts: CostTexts) -> list[tuple[str, str]]:
+    return [(name, text or "0") for name, text in zip(texts._fields[:5], texts[:5], strict=True)]
+
+
+def _seconds(name: str, text: str) -> float:
+    """A price as a duration; those of a polynomial may be negative."""
+    written = text.strip()
+    negative = name == "mixed_by_share" and written.startswith("-")
+    try:
+        value = duration(written.removeprefix("-") if negative else written)
+    except InputError as error:
+        raise InputError(f"{_flag(name)}: {error}") from None
+    if not isfinite(value) or value > 1e6:
+        raise InputError(f"{_flag(name)} {text}: no step takes that long; give seconds, such as 5ms or 3e-5")
+    return -value if negative else value
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _flags(names: tuple[str, ...]) -> str:
+    return ", ".join(map(_flag, names[:-1])) + " and " + _flag(names[-1])

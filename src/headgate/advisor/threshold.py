@@ -1,0 +1,285 @@
+"""When to refill, what that brings, and whether exclusive or mixed batches serve more: a plan in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import ceil, inf, isfinite, log1p
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headgate.cost.model import Shape
+from headgate.methods.eb.batch_size import paper_slots, safe_slots
+from headgate.methods.eb.costs import PhaseCosts, phase_costs
+from headgate.methods.eb.crossover import compare, exclusive_throughput, mixed_throughput
+from headgate.methods.eb.lines import mean_prompts
+from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
+from headgate.methods.eb.stationary import stationary_share
+from headgate.methods.eb.thresholds import HIGHEST, Threshold, base_share, paper_share, settle
+from headgate.advisor.situation import Load, Situation
+
+WITHIN_ERROR = 0.02  # predictions miss simulated rates by up to about this much
+ALIKE = (
+    "outputs are nearly equal, so batches end together; these predictions are for requests of all ages and "
+    "may be off by a third"
+)
+MISS = 0.01  # accepted share of cycles that overflow memory
+WHOLE = 0.99  # a refill of all seats has no fluid phase; this stands for it
+
+
+class Thresholds(NamedTuple):
+    """Ours, and those of the paper for comparison; all for the same seats."""
+
+    stationary: Threshold
+    base: Threshold  # equation (3), its share not clipped
+    paper: Threshold  # (3) with its correction (5), guarded
+
+    @property
+    def chosen(self) -> Threshold:
+        """The stationary one, except where it is cut off at its highest.
+
+        That happens when outputs are nearly equal: whole batches then end together whatever the threshold,
+        and the base share serves as well without waiting for the last when they do not.
+        """
+        alike = self.stationary.share >= HIGHEST and self.stationary.slots > 1
+        return self.base if alike else self.stationary
+
+
+class Memory(NamedTuple):
+    """Seats that KV memory allows; None where memory was not given."""
+
+    safe: int | None  # ours, for exclusive batches
+    paper: int | None  # equation (6)
+    mixed: int | None  # as many as fit on average under mixed batching
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One mode at the load asked for. Seconds, and requests or tokens per second."""
+
+    running: int  # requests in the engine at once
+    rate: float
+    tokens: float  # prompt and output tokens per second
+    paper_rate: float  # by the paper's own formula
+    per_token: float  # TPOT
+    longest_gap: float  # exclusive: one refill and a decode step; mixed: a step with a full budget
+    first_token: float | None  # closed loop only
+
+
+@dataclass(frozen=True)
+class GapPlan:
+    """The largest refill that keeps a bound on gaps; refill 0 if none does."""
+
+    bound: float
+    refill: int
+    gap: float
+    rate: float
+    change: float  # of the rate, against no bound
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Between how many concurrent requests exclusive batches win, by prediction and by the paper."""
+
+    wins: tuple[int, int] | None
+    clearly: tuple[int, int] | None  # by more than the model's error
+    searched: int  # up to so many
+    paper: tuple[float, float]  # N_x and, usually, infinity
+
+
+@dataclass(frozen=True)
+class ThresholdPlan:
+    """The answer of `headgate plan threshold`."""
+
+    situation: Situation
+    costs: PhaseCosts
+    thresholds: Thresholds
+    memory: Memory
+    concurrent: int  # requests at once that the load means
+    mixed: Predicted
+    exclusive: Predicted
+    crossing: Crossing
+    gap: GapPlan | None = None
+
+    @property
+    def gain(self) -> float:
+        """What exclusive batches serve more than mixed ones at this load, as a share."""
+        return self.exclusive.rate / self.mixed.rate - 1
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, and where the predictions are weak."""
+        alike = self.thresholds.chosen is not self.thresholds.stationary
+        return (*self.situation.notes, *((ALIKE,) if alike else ()))
+
+    @property
+    def winner(self) -> str:
+        """The mode that serves more; "either" within the model's error."""
+        if abs(self.gain) < WITHIN_ERROR:
+            return "either"
+        return "exclusive" if self.gain > 0 else "mixed"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain numbers, None where there is none."""
+        about, lengths = self.situation, self.situation.lengths
+        return {
+            "costs_from": about.source,
+            "workload": about.workload,
+            "lengths": {**lengths._asdict(), "output_tokens": lengths.output + 1, "context": lengths.context},
+            "engine": {"slots": about.slots, "budget": about.budget, "kv_tokens": _finite(about.kv_tokens)},
+            "load": {**about.load._asdict(), "concurrent": self.concurrent},
+            "costs": self.costs._asdict(),
+            "thresholds": {name: each._asdict() for name, each in self.thresholds._asdict().items()},
+            "chosen": self.thresholds.chosen._asdict(),
+            "memory": self.memory._asdict(),
+            "mixed": asdict(self.mixed),
+            "exclusive": asdict(self.exclusive),
+            "crossover": {**asdict(self.crossing), "paper": [_finite(x) for x in self.crossing.paper]},
+            "gain": self.gain,
+            "winner": self.winner,
+            "within_error": WITHIN_ERROR,
+            "max_gap": asdict(self.gap) if self.gap else None,
+            "notes": list(self.notes),
+        }
+
+
+def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdPlan:
+    """The whole plan. The paper prices lines through a full batch; our predictions price whole steps."""
+    thresholds, memory, costs = _thresholds(about)
+    chosen = thresholds.chosen
+    mixed_seats = min(about.slots, memory.mixed or about.slots)
+    concurrent = _concurrent(about, mixed_seats, max(mixed_seats, chosen.slots))
+    clients = about.load.clients
+    mixed = _mixed(about, costs, min(concurrent, mixed_seats), clients)
+    exclusive = _exclusive(about, costs, min(concurrent, chosen.slots), chosen, clients)
+    crossing = _crossing(about, costs, chosen, mixed_seats)
+    gap = _bounded(about, chosen, exclusive, max_gap) if max_gap is not None else None
+    return ThresholdPlan(about, costs, thresholds, memory, concurrent, mixed, exclusive, crossing, gap)
+
+
+def _thresholds(about: Situation) -> tuple[Thresholds, Memory, PhaseCosts]:
+    """Share, then the seats that are safe with it, then both again with the costs of that many seats."""
+    slots, memory = about.slots, Memory(None, None, None)
+    for _ in range(2):
+        costs = phase_costs(about.cost, about.lengths, slots)
+        share = stationary_share(about.survival, costs.overhead).share
+        if isfinite(about.kv_tokens):
+            memory = _memory(about, settle(share, slots).share)
+        slots = min(about.slots, memory.safe or about.slots)
+    base = base_share(costs.overhead / about.lengths.output)
+    paper = paper_share(costs.overhead, about.hazard, costs.load(slots))
+    at_base = Threshold(base, settle(base, slots, lowest=0.0).refill, slots)
+    return Thresholds(settle(share, slots), at_base, settle(paper, slots)), memory, costs
+
+
+def _memory(about: Situation, share: float) -> Memory:
+    lengths, capacity = about.lengths, about.kv_tokens
+    share, ending = min(share, WHOLE), min(1 / lengths.output, WHOLE)
+    safe = safe_slots(
+        share, ending, lengths.prompt, lengths.prompt_sd, capacity, miss=MISS, block=about.block
+    ).slots
+    paper = paper_slots(share, ending, lengths.prompt, capacity, MISS).overflow
+    return Memory(safe, paper, max(1, int(capacity / (lengths.context + about.block / 2))))
+
+
+def _concurrent(about: Situation, mixed_seats: int, most: int) -> int:
+    """How many requests at once the load means; for a rate, what mixed batching needs to keep up with it."""
+    load: Load = about.load
+    if load.clients is not None:
+        return load.clients
+    if load.rate is None:
+        return most
+    for running in range(1, mixed_seats + 1):
+        if mixed_rate(about.cost, about.lengths, running, about.budget) >= load.rate:
+            return running
+    return most
+
+
+def _mixed(about: Situation, costs: PhaseCosts, running: int, clients: int | None) -> Predicted:
+    lengths, cost, budget = about.lengths, about.cost, about.budget
+    rate = mixed_rate(cost, lengths, running, budget)
+    decodes = min(running, budget / (1 + lengths.prompt / lengths.output))  # as the prediction has it
+    context = round(decodes * lengths.context)
+    room = max(1, budget - round(decodes))
+    longest = cost.seconds(Shape(round(decodes), context, room))
+    chunks = ceil(lengths.prompt / room)
+    own = chunks * cost.seconds(Shape(round(decodes), context, max(1, round(lengths.prompt / chunks))))
+    first = None if clients is None else max(0.0, clients - decodes) / rate + own
+    paper = mixed_throughput(costs, lengths, running)
+    return Predicted(
+        running, rate, rate * (lengths.total + 1), paper, decodes / lengths.output / rate, longest, first
+    )
+
+
+def _exclusive(
+    about: Situation, costs: PhaseCosts, running: int, chosen: Threshold, clients: int | None
+) -> Predicted:
+    lengths = about.lengths
+    share = min(chosen.refill / chosen.slots, WHOLE)
+    rate = _rate(about, running, share)
+    refilled = max(1.0, share * running)
+    phase = lengths.output  # iterations
+    if running > 1:
+        phase *= -log1p(-min(refilled / running, WHOLE))
+    per_token = refilled / rate / phase
+    first = None if clients is None else max(0.0, clients / rate - lengths.output * per_token)
+    base = base_share(costs.overhead / lengths.output)
+    paper = exclusive_throughput(costs, lengths, running, max(base, 1e-9) * running)
+    gap = refill_gap(about, running, refilled)
+    return Predicted(running, rate, rate * (lengths.total + 1), paper, per_token, gap, first)
+
+
+def _rate(about: Situation, running: int, share: float) -> float:
+    """The prediction; one request alone has no fluid phase: it is prefilled and decodes to its end."""
+    if running > 1:
+        return exclusive_rate(about.cost, about.lengths, running, share, about.budget)
+    decode = about.cost.seconds(Shape(1, round(about.lengths.context)))
+    return 1 / (refill_gap(about, 1, 1) + (about.lengths.output - 1) * decode)
+
+
+def refill_gap(about: Situation, running: int, refilled: float) -> float:
+    """Seconds between two tokens of a request across a refill of mean prompts: the refill, then its step."""
+    tokens = refilled * about.lengths.prompt
+    steps = ceil(tokens / about.budget)
+    pause = steps * about.cost.seconds(mean_prompts(tokens / steps, about.lengths.prompt))
+    return pause + about.cost.seconds(Shape(running, round(running * about.lengths.context)))
+
+
+def _crossing(about: Situation, costs: PhaseCosts, chosen: Threshold, mixed_seats: int) -> Crossing:
+    """Both predictions at every number of concurrent requests; the longest stretch won counts."""
+    top = max(chosen.slots, mixed_seats)
+    share = min(chosen.refill / chosen.slots, WHOLE)
+    gains = []
+    for running in range(1, top + 1):
+        mixed = mixed_rate(about.cost, about.lengths, min(running, mixed_seats), about.budget)
+        gains.append(_rate(about, min(running, chosen.slots), share) / mixed - 1)
+    found = np.array(gains)
+    paper = compare(costs, about.lengths).exclusive_between
+    return Crossing(_longest(found > 0), _longest(found > WITHIN_ERROR), top, paper)
+
+
+def _longest(won: Any) -> tuple[int, int] | None:
+    """The longest stretch of true values, as first and last, counted from one."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], won, [False])).astype(np.int8)))
+    if not len(edges):
+        return None
+    starts, ends = edges[::2], edges[1::2]
+    widest = int(np.argmax(ends - starts))
+    return int(starts[widest]) + 1, int(ends[widest])
+
+
+def _bounded(about: Situation, chosen: Threshold, free: Predicted, bound: float) -> GapPlan:
+    """The largest refill, up to the best one, whose gap stays within the bound."""
+    running = free.running
+    best = max(1, round(chosen.refill / chosen.slots * running))
+    for refill in range(best, 0, -1):
+        gap = refill_gap(about, running, refill)
+        if gap <= bound:
+            share = min(refill / running, WHOLE)
+            rate = _rate(about, running, share)
+            return GapPlan(bound, refill, gap, rate, rate / free.rate - 1 if refill < best else 0.0)
+    return GapPlan(bound, 0, refill_gap(about, running, 1), 0.0, -1.0)
+
+
+def _finite(value: float) -> float | None:
+    return value if value < inf else None

@@ -1,0 +1,282 @@
+"""WAIT and Nested WAIT planned from the words of a run: thresholds, and the memory they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any
+
+from headgate.core.errors import InputError
+from headgate.cost.card import load_card
+from headgate.sim.engine.engine import Engine
+from headgate.methods.wait.inventory import (
+    Equilibrium,
+    Pace,
+    Thresholds,
+    along_the_ray,
+    equilibrium,
+    least_thresholds,
+    most_rate,
+    pace_within,
+    printed_rule,
+    work_share,
+)
+from headgate.methods.wait.iteration import Lines, Part, lines_of, offered
+from headgate.methods.wait.nearest import rounded
+from headgate.methods.wait.nested import (
+    Bound,
+    Choice,
+    best_choice,
+    busiest,
+    chance_of_overflow,
+    choices,
+    least_nested,
+)
+from headgate.methods.wait.segments import Segments
+from headgate.methods.wait.latency import best_pace, mean_latency
+from headgate.experiment.build import make_engine, make_workload, too_long
+from headgate.advisor.situation import enough
+from headgate.advisor.wait.given import check_given
+from headgate.advisor.wait.mix import Mix, Wishes, candidates, check_wishes, gathered_mix, scaled, windows
+from headgate.experiment.settings import Experiment
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Nested WAIT's half of the plan."""
+
+    segments: Segments
+    thresholds: Thresholds
+    whole: Thresholds | None
+    bound: Bound
+    miss: float
+    overflow: float  # δ that the card's memory gives
+    slots: int
+    tried: list[Choice]
+
+    @property
+    def active(self) -> float:
+        """Requests in full segments: cohorts that have not shrunk yet, so more than there usually are."""
+        parts = self.segments.parts()
+        return sum(size * part.stages for size, part in zip(self.thresholds.sizes, parts, strict=True))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "ends": list(self.segments.ends),
+            "reach": list(self.segments.reach),
+            "thresholds": list(self.thresholds.sizes),
+            "iteration": self.thresholds.seconds,
+            "active": self.active,
+            "whole": _sizes(self.whole),
+            "bound": {
+                **self.bound._asdict(),
+                "tail": _finite(self.bound.tail),
+                "total": _finite(self.bound.total),
+            },
+            "miss": self.miss,
+            "overflow": self.overflow,
+            "tried": {len(each.segments.ends): _total(each) for each in self.tried},
+        }
+
+
+@dataclass(frozen=True)
+class WaitPlan:
+    """The answer of `headgate plan wait`."""
+
+    source: str
+    workload: str
+    capacity: int
+    wishes: Wishes
+    mix: Mix
+    lines: Lines
+    most: float  # requests/s that the card can carry
+    fluid: Equilibrium
+    pace: Pace
+    thresholds: Thresholds
+    latency: float
+    whole: Thresholds | None
+    why_not: str  # there are no whole ones
+    nested: Nested | None
+    why_not_nested: str
+    notes: tuple[str, ...]
+
+    @property
+    def need(self) -> float:
+        """KV tokens that fractional thresholds do not exceed: M^π and one request more of each type."""
+        return self.thresholds.kv + sum(part.peak for part in self.mix.parts)
+
+    @property
+    def rules(self) -> dict[str, tuple[float, ...]]:
+        """The paper's rule for a batch limit, and its correction."""
+        if self.wishes.batch is None:
+            return {}
+        return {
+            "printed rule": printed_rule(self.mix.parts, self.wishes.batch),
+            "work share": work_share(self.mix.parts, self.wishes.batch),
+        }
+
+    def policies(self) -> dict[str, dict[str, str]]:
+        """The two policies with these thresholds, as words."""
+        sizes = zip(self.mix.names, self.thresholds.sizes, strict=True)
+        named = "+".join(f"{name}={size:.4g}" if name else f"{size:.4g}" for name, size in sizes)
+        split = {} if self.mix.split == "kind" else {"split": self.mix.split}
+        found = {"wait": {**split, "thresholds": named}}
+        if self.nested is not None:
+            ends = "/".join(map(str, self.nested.segments.ends))
+            inner = "/".join(f"{size:.4g}" for size in self.nested.thresholds.sizes)
+            found["nested-wait"] = {"ends": ends, "thresholds": inner}
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain numbers, None where there is none."""
+        return {
+            "costs_from": self.source,
+            "workload": self.workload,
+            "kv_tokens": self.capacity,
+            "rate": self.mix.rate,
+            "most_rate": self.most,
+            "load": self.mix.rate / self.most,
+            "fluid": {**self.fluid._asdict(), "work": offered(self.mix.parts)},
+            "pace": {"shortest": self.pace.shortest, "longest": self.pace.longest},
+            "wait": {
+                "types": [
+                    {"name": name, **part._asdict(), "threshold": size}
+                    for name, part, size in zip(
+                        self.mix.names, self.mix.parts, self.thresholds.sizes, strict=True
+                    )
+                ],
+                "iteration": self.thresholds.seconds,
+                "kv": self.thresholds.kv,
+                "need": self.need,
+                "latency": _finite(self.latency),
+                "whole": _sizes(self.whole),
+                "rules": {name: list(sizes) for name, sizes in self.rules.items()},
+            },
+            "nested": None if self.nested is None else self.nested.as_dict(),
+            "policies": self.policies(),
+            "notes": list(self.notes),
+        }
+
+
+def plan_wait(words: Experiment, wishes: Wishes) -> WaitPlan:
+    """All of it; an InputError where the load is unstable or given thresholds violate a condition."""
+    check_wishes(wishes)
+    card = load_card(words.card)
+    engine = make_engine(words, card)
+    workload, bad = make_workload(enough(words))
+    notes = _notes(bad.count, too_long(workload, engine), len(workload), wishes)
+    mix = gathered_mix(words, wishes, workload, engine)
+    lines = lines_of(engine.cost, mix.parts, engine.kv_tokens)
+    most = mix.rate * most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
+    if wishes.load is not None:
+        mix = scaled(mix, wishes.load * most / mix.rate)
+    pace = _pace_or_why(lines, mix, engine, lambda roomy: gathered_mix(words, wishes, workload, roomy))
+    chosen = _chosen(lines, mix.parts, pace, words.tpot)
+    thresholds = along_the_ray(lines, mix.parts, chosen)
+    whole, why_not = _whole(lines, mix.parts, engine.kv_tokens, wishes.slack)
+    nested, why_not_nested = _nested_or_why(lines, mix, wishes, engine)
+    plan = WaitPlan(
+        source=f"card {card.name}",
+        workload=f"trace {words.trace}" if words.trace else f"{workload.name} lengths",
+        capacity=engine.kv_tokens,
+        wishes=wishes,
+        mix=mix,
+        lines=lines,
+        most=most,
+        fluid=equilibrium(lines, mix.parts),
+        pace=pace,
+        thresholds=thresholds,
+        latency=mean_latency(lines, mix.parts, thresholds.sizes),
+        whole=whole,
+        why_not=why_not,
+        nested=nested,
+        why_not_nested=why_not_nested,
+        notes=notes,
+    )
+    check_given(plan)
+    return plan
+
+
+def _pace(lines: Lines, mix: Mix, engine: Engine) -> Pace:
+    """The iterations that keep up and fit, with one request more of each type."""
+    spare = sum(part.peak for part in mix.parts)
+    return pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
+
+
+def _pace_or_why(lines: Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engine], Mix]) -> Pace:
+    """The same; what is missing is said for whole requests: memory below the model's length cuts them."""
+    try:
+        return _pace(lines, mix, engine)
+    except InputError:
+        if engine.longest < engine.max_model_len:
+            whole = mix_on(engine._replace(kv_tokens=engine.max_model_len + engine.block))
+            whole = scaled(whole, mix.rate / whole.rate)
+            _pace(lines_of(engine.cost, whole.parts, engine.kv_tokens), whole, engine)
+        raise
+
+
+def _notes(bad: int, refused: int, requests: int, wishes: Wishes) -> tuple[str, ...]:
+    """What the reader of the plan must know of its traffic."""
+    notes = [f"left out {bad} bad rows"] if bad else []
+    if refused:
+        notes.append(f"left out {refused} of {requests} requests: too long for the engine")
+    if wishes.every is not None:
+        notes.append(f"rates by type and thresholds are those of its busiest {wishes.every:g} s")
+    return tuple(notes)
+
+
+def _chosen(lines: Lines, parts: list[Part], pace: Pace, tpot: float | None) -> float:
+    """The pace with the least latency that the promised TPOT allows."""
+    if tpot is not None and tpot < pace.shortest:
+        raise InputError(
+            f"--tpot {tpot:g}s: need t >= DT*, the shortest iteration that keeps up; promise "
+            f"{rounded(pace.shortest, up=True):g}s or more, or serve less"
+        )
+    return best_pace(lines, parts, pace, tpot or inf)
+
+
+def _whole(lines: Lines, parts: list[Part], capacity: float, slack: float) -> tuple[Thresholds | None, str]:
+    try:
+        return least_thresholds(lines, parts, capacity, slack), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def _nested_or_why(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine) -> tuple[Nested | None, str]:
+    """Nested WAIT needs more memory than WAIT; where that is too much the other half of the plan stands."""
+    cuts = candidates(mix, wishes)
+    try:
+        return _nested(lines, mix, wishes, engine, cuts), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def _nested(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine, cuts: list[Segments]) -> Nested:
+    tried = choices(lines, cuts, wishes.slack, wishes.miss, wishes.horizon, engine.kv_tokens)
+    best = best_choice(tried)
+    assert best.thresholds and best.bound
+    come = None
+    if wishes.every is not None:
+        come = busiest([(wishes.every, rate) for rate in windows(mix, wishes.every)])
+    try:
+        whole = least_nested(lines, best.segments, engine.kv_tokens, wishes.slack, come)
+    except InputError:
+        whole = None
+    overflow = chance_of_overflow(best.bound, wishes.miss, engine.kv_tokens)
+    return Nested(
+        best.segments, best.thresholds, whole, best.bound, wishes.miss, overflow, engine.running, tried
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def _sizes(thresholds: Thresholds | None) -> list[float] | None:
+    return None if thresholds is None else list(thresholds.sizes)
+
+
+def _total(choice: Choice) -> float | None:
+    return None if choice.bound is None else _finite(choice.bound.total)

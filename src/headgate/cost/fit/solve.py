@@ -1,0 +1,203 @@
+"""Coefficients of one law: least squares on relative errors, none negative, deaf to outliers."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+from headgate.cost.fit.family import Law, gpu_columns, host_columns, longer
+from headgate.cost.fit.cuts import cut, single
+from headgate.cost.fit.steps import DECODE, KINDS, Floats, Rows, StepTable
+
+HUBER = 2.0  # residuals beyond so many deviations of their region count less
+ROUNDS = 5  # of reweighting
+TURNS = 6  # of deciding which steps the host held up
+GUESSES = ((0.15, 0.0), (0.5, 0.0), (0.5, 0.3), (0.5, 0.6))  # shares of decode steps and others it held up
+FEW_HELD = 8  # units of decodes alone that the host must hold up for its price to be known
+MOST_BOOST = 10.0  # a region with few pieces weighs at most so much more than its pieces
+MOST_LEVEL = 0.02  # how far the level may be corrected
+WILD = 0.5  # relative error of pieces that do not count for the level
+WORST = 0.2  # a piece's relative error counts no more than this when laws are compared
+TINY = 1e-9
+
+
+class Problem:
+    """A table cut into pieces, with the columns of laws computed once.
+
+    Between rows and pieces lie units: runs of equal decode steps that are held up by the host all or none,
+    and single steps with prompts. Sums of their columns are all a fit needs.
+    """
+
+    def __init__(self, table: StepTable, graph: int = 0) -> None:
+        self.table = table
+        self.graph = graph
+        self.pieces = cut(table)
+        units = single(table, self.pieces)
+        self._units = units
+        self._piece_starts = np.searchsorted(units, self.pieces.starts)
+        self._piece_of_unit = np.searchsorted(self._piece_starts, np.arange(len(units)), side="right") - 1
+        self._host = np.add.reduceat(host_columns(table, graph), units, axis=0)
+        self._laws: dict[Law, tuple[Floats, Floats]] = {}
+        self._held: dict[Law, Rows] = {}  # units that the host holds up
+        self._known: list[Rows] = []  # what was found for the laws that others grew from
+        self._balance = _balance(self.pieces.kind)
+        self._quiet = table.kind[units] == DECODE
+        self._work = (table.context + 800.0 * table.tokens)[units]  # about the order of their times
+        self._guesses = [self._lightest(*shares) for shares in GUESSES]
+        self._starts = self._guesses  # where to begin with a law not seen before
+
+    def grow_from(self, law: Law) -> None:
+        """The next laws add something to this one: what was kept of others is dropped."""
+        self._laws.clear()
+        if law in self._held:
+            self._known.append(self._held[law])
+        self._starts = self._known[-1:] or self._guesses
+        self._held.clear()
+
+    def grown(self) -> None:
+        """The law is chosen: from now on nothing that is known of the host is left untried."""
+        self._held.clear()
+        self._starts = [*self._guesses, *self._known]
+
+    def told(self, law: Law, found: Floats) -> Floats:
+        """What a law with coefficients says of each piece."""
+        units, sums = self._columns(law)
+        if not law.host:
+            plain: Floats = sums @ found
+            return plain
+        return self._summed(longer(law, units, self._host, found))
+
+    def rows(self, law: Law, found: Floats) -> Floats:
+        """The same of each row of the table."""
+        return longer(law, gpu_columns(self.table, law), host_columns(self.table, self.graph), found)
+
+    def solve(self, law: Law, use: Rows, weights: Floats | None = None) -> tuple[Floats, Floats]:
+        """Coefficients from the pieces in use, and the weight each piece ended with.
+
+        With a host, steps are given to whichever of GPU and host takes longer, by all pieces, whichever are
+        in use: from a part of them the sides would not be found again. `weights` (by piece) are taken as they
+        are, without looking for outliers.
+        """
+        if not law.host:
+            found, ended = self._robust(self._columns(law)[1], use, weights)
+        else:
+            if law not in self._held:
+                self._held[law] = self._who_is_held(law)
+            found, ended = self._given(law, self._held[law], use, weights)
+        return found * self._level(law, found, use), ended
+
+    def loss(self, law: Law) -> float:
+        """The mean relative error of the pieces the law was fitted to, all of them."""
+        return self._error(law, self.solve(law, np.ones(len(self.pieces), bool))[0])
+
+    def _columns(self, law: Law) -> tuple[Floats, Floats]:
+        """GPU columns of the law by unit and by piece."""
+        if law not in self._laws:
+            units: Floats = np.add.reduceat(gpu_columns(self.table, law), self._units, axis=0)
+            self._laws[law] = units, self._summed(units)
+        return self._laws[law]
+
+    def _summed(self, units: Floats) -> Floats:
+        found: Floats = np.add.reduceat(units, self._piece_starts, axis=0)
+        return found
+
+    def _lightest(self, decodes: float, prompts: float) -> Rows:
+        """Units with the least work: a share of those of decodes alone, a share of those with prompts."""
+        held = np.zeros(len(self._work), bool)
+        for units, share in ((self._quiet, decodes), (~self._quiet, prompts)):
+            if share and units.any():
+                held |= units & (self._work <= np.quantile(self._work[units], share))
+        return held
+
+    def _who_is_held(self, law: Law) -> Rows:
+        """Units that the host holds up, by all pieces: of all turns from all starts the best."""
+        everything = np.ones(len(self.pieces), bool)
+        units, _ = self._columns(law)
+        count = units.shape[1]
+        best, least = np.zeros(len(units), bool), np.inf
+        for held in self._starts:
+            for _ in range(TURNS):
+                found, _ = self._given(law, held, everything, None)
+                error = self._error(law, found)
+                if error < least:
+                    best, least = held, error
+                before = held
+                held = self._host @ found[count:] > units @ np.where(law.outside, 0.0, found[:count])
+                if not np.any(held != before):
+                    break
+        return best
+
+    def _given(self, law: Law, held: Rows, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:
+        """Coefficients when the host holds up these units, and the weights of the pieces."""
+        units, _ = self._columns(law)
+        of_gpu = np.where(held[:, None] & ~law.outside, 0.0, units)
+        of_host = self._host * held[:, None]
+        if np.sum(held & self._quiet & use[self._piece_of_unit]) < FEW_HELD:
+            of_host[:, :2] = 0.0  # steps with prompts cannot tell what the host takes for others
+        return self._robust(self._summed(np.hstack((of_gpu, of_host))), use, weights)
+
+    def _error(self, law: Law, found: Floats) -> float:
+        errors = np.minimum(np.abs(self.told(law, found) / self.pieces.seconds - 1), WORST)
+        return float(np.average(errors, weights=self._balance))
+
+    def _robust(self, sums: Floats, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:
+        """Reweighted until outliers hardly count."""
+        relative = sums[use] / self.pieces.seconds[use, None]
+        ended = np.zeros(len(use))
+        if weights is not None:
+            ended[use] = weights[use]
+            return _least_squares(relative, weights[use]), ended
+        base, kinds = self._balance[use], self.pieces.kind[use]
+        now = base
+        for _ in range(ROUNDS):
+            found = _least_squares(relative, now)
+            now = base * _trust(np.abs(relative @ found - 1), kinds)
+        ended[use] = now
+        return found, ended
+
+    def _level(self, law: Law, found: Floats, use: Rows) -> float:
+        """A factor that makes sums right: what a fit ignores as jitter takes time all the same."""
+        real, said = self.pieces.seconds[use], self.told(law, found)[use]
+        sane = np.abs(said / real - 1) < WILD
+        kinds = self.pieces.kind[use]
+        ratios = []
+        for kind in range(1, len(KINDS)):
+            here = sane & (kinds == kind)
+            if said[here].sum() > 0:
+                ratios.append(real[here].sum() / said[here].sum())
+        level = float(np.mean(ratios)) if ratios else 1.0
+        return min(max(level, 1 - MOST_LEVEL), 1 + MOST_LEVEL)
+
+
+def _least_squares(relative: Floats, weight: Floats) -> Floats:
+    """Sum of weight * (relative @ x - 1)**2 over x >= 0, by its normal equations: they are small."""
+    weighted = relative * weight[:, None]
+    square, right = weighted.T @ relative, weighted.sum(axis=0)
+    scale = np.sqrt(np.diag(square))
+    scale[scale == 0] = 1.0
+    square = square / np.outer(scale, scale) + TINY * np.eye(len(scale))
+    factor = np.linalg.cholesky(square)
+    found, _ = nnls(factor.T, np.linalg.solve(factor, right / scale))
+    return np.asarray(found / scale, dtype=np.float64)
+
+
+def _trust(residual: Floats, kinds: NDArray[np.int8]) -> Floats:
+    """Huber's weights, with the spread of each region."""
+    trust = np.ones(len(residual))
+    for kind in range(1, len(KINDS)):
+        here = kinds == kind
+        if here.any():
+            spread = max(1.4826 * float(np.median(residual[here])), 1e-4)
+            trust[here] = np.minimum(1.0, HUBER * spread / np.maximum(residual[here], 1e-12))
+    return trust
+
+
+def _balance(kinds: NDArray[np.int8]) -> Floats:
+    """Weights that let regions count alike, whatever the number of their pieces, within limits."""
+    weight = np.ones(len(kinds))
+    counts = {kind: int((kinds == kind).sum()) for kind in np.unique(kinds)}
+    most = max(counts.values(), default=1)
+    for kind, count in counts.items():
+        weight[kinds == kind] = min(most / count, MOST_BOOST)
+    return weight

@@ -1,0 +1,198 @@
+"""The time of a step as a sum of the work in it, never less than what the host needs to launch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headgate.cost.laws.host import HostTerms
+from headgate.cost.model import Chunk, DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape, Terms
+
+HOST = ("host_constant", "host_per_request", "host_prompts", "host_ungraphed")
+
+
+@dataclass(frozen=True)
+class WorkTerms(Terms):
+    """The coefficients of `WorkCost`, in seconds; zero where a fit found nothing.
+
+    GPU: a `constant`; `per_token` for the linear layers, which take tokens (decodes and prompt tokens) in
+    whole `tile`s and never fewer than `least_tokens`, because the weights are read whatever the batch;
+    `per_expert` for each expert of a layer that some token is sent to, of `experts` with `experts_per_token`
+    drawn alike for each token (few tokens read few experts); `per_decode` for what only decodes cost (head,
+    sampling); `per_context` for KV that is read, by decodes or behind prompts; `per_attention` for each pair
+    of tokens of the same prompt, tokens * (start + tokens / 2) of a chunk; `per_prompt`; `prompt_constant`
+    where there are prompts. What a mixed step costs beyond its work: `mixed_constant`, `mixed_per_context`,
+    `mixed_per_decode`, and `per_meeting` for decodes * prefill / (decodes + prefill), the EB paper's
+    r (1 - r) per token (equation 10).
+
+    Host: `host_constant`, `host_prompts` where there are prompts, `host_per_request`, and `host_ungraphed`
+    for steps of more tokens than the largest CUDA graph, `graph`, whose kernels are launched one by one. It
+    works beside the GPU and shows only where it takes longer.
+
+    `switch` is what the first decode step after a prefill-only step takes more, once per change of phase.
+    """
+
+    constant: float
+    per_token: float
+    per_decode: float = 0.0
+    per_context: float = 0.0
+    per_attention: float = 0.0
+    per_prompt: float = 0.0
+    prompt_constant: float = 0.0
+    mixed_constant: float = 0.0
+    mixed_per_context: float = 0.0
+    mixed_per_decode: float = 0.0
+    per_meeting: float = 0.0
+    host_constant: float = 0.0
+    host_prompts: float = 0.0
+    host_per_request: float = 0.0
+    host_ungraphed: float = 0.0
+    switch: float = 0.0
+    per_expert: float = 0.0
+    least_tokens: int = 0
+    tile: int = 1
+    experts: int = 0
+    experts_per_token: int = 0
+    graph: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tile < 1:
+            raise ValueError(f"tile must be at least 1, not {self.tile}")
+        if self.per_expert and not 1 <= self.experts_per_token <= self.experts:
+            raise ValueError(f"per_expert needs experts, not {self.experts_per_token} of {self.experts}")
+
+
+class WorkCost:
+    """The larger of GPU and host, each a sum of non-negative parts; the law that `fit` chooses from.
+
+    More of anything never takes less time, a mixed step never less than either half, and nothing takes no
+    time: all follow from the signs. `switch` is not part of a step's price; drivers add it to the first
+    decode step after prompts ran alone. With chunks unknown, prompts count as one prompt.
+
+    `host`, where it is known, is for drivers that follow an asynchronous engine step by step: they take the
+    GPU's time from `unhosted` and reckon the host beside it.
+    """
+
+    def __init__(self, terms: WorkTerms, host: HostTerms | None = None) -> None:
+        self.terms = terms
+        self.host = host
+        self.switch = terms.switch
+        self.by_chunk = any(
+            value > 0 for value in (terms.per_attention, terms.per_prompt, terms.host_per_request)
+        )
+        self._lines: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
+        self._hosted = any(getattr(terms, name) > 0 for name in HOST)
+
+    def __repr__(self) -> str:
+        return f"WorkCost({self.terms})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WorkCost):
+            return NotImplemented
+        return self.terms == other.terms and self.host == other.host
+
+    def __hash__(self) -> int:
+        return hash((self.terms, self.host))
+
+    def seconds(self, shape: Shape) -> float:
+        """One step of any shape."""
+        decodes, context, prefill, behind, chunks = shape
+        if not prefill:
+            line = self._lines.get(decodes) or self.decode_line(decodes)
+            spent = line[0] + line[1] * context
+            least = self.decode_floor(decodes)
+            return spent if spent > least else least
+        terms = self.terms
+        pairs = 0.0
+        parts = (chunks or (Chunk(behind, prefill),)) if self.by_chunk else ()
+        for start, tokens, _ in parts:
+            pairs += tokens * (start + tokens / 2)
+        spent = (
+            terms.constant
+            + terms.prompt_constant
+            + self._layers(decodes + prefill)
+            + terms.per_context * behind
+            + terms.per_attention * pairs
+            + terms.per_prompt * len(parts)
+        )
+        if decodes:
+            spent += (
+                terms.mixed_constant
+                + (terms.per_decode + terms.mixed_per_decode) * decodes
+                + (terms.per_context + terms.mixed_per_context) * context
+                + terms.per_meeting * (decodes / (decodes + prefill)) * prefill
+            )
+        if not self._hosted:
+            return spent
+        requests = decodes + (len(parts) or 1)
+        return max(spent, terms.host_prompts + self._launch(requests, decodes + prefill))
+
+    def decode_line(self, decodes: int) -> tuple[float, float]:
+        """(fixed, per_context): a decode-only step takes fixed + per_context * context, or `decode_floor`."""
+        line = self._lines.get(decodes)
+        if line is None:
+            terms = self.terms
+            fixed = terms.constant + self._layers(decodes) + terms.per_decode * decodes
+            line = self._lines[decodes] = (fixed, terms.per_context)
+        return line
+
+    def decode_floor(self, decodes: int) -> float:
+        """The least a decode-only step of that many takes, whatever its context: the host's time."""
+        if not (self._hosted and decodes):
+            return 0.0
+        return self._launch(decodes, decodes)
+
+    def _launch(self, requests: int, tokens: int) -> float:
+        """What the host takes for a step, prompts apart."""
+        terms = self.terms
+        spent = terms.host_constant + terms.host_per_request * requests
+        return spent + terms.host_ungraphed if 0 < terms.graph < tokens else spent
+
+    def span(self, decodes: int, context: int, steps: int) -> NDArray[np.float64]:
+        """Consecutive decode-only steps; the same numbers `seconds` would give, bit for bit."""
+        fixed, per_context = self.decode_line(decodes)
+        contexts = (context + decodes * np.arange(steps, dtype=np.int64)).astype(np.float64)
+        found: NDArray[np.float64] = np.maximum(fixed + per_context * contexts, self.decode_floor(decodes))
+        return found
+
+    def unhosted(self) -> WorkCost:
+        """The same without the host: what the GPU takes."""
+        nothing: dict[str, Any] = dict.fromkeys(HOST, 0.0)
+        return WorkCost(replace(self.terms, **nothing))
+
+    def below(self) -> LinearCost:
+        """Straight lines that never cost more: no tiles, no host, no attention among prompt tokens."""
+        terms = self.terms
+        decode, read = terms.per_token + terms.per_decode, terms.per_context
+        prompts = terms.constant + terms.prompt_constant
+        return LinearCost(
+            DecodeTerms(terms.constant, decode, read),
+            PrefillTerms(prompts, terms.per_token, read),
+            MixedTerms(
+                constant=prompts + terms.mixed_constant,
+                per_prefill=terms.per_token,
+                per_decode=decode + terms.mixed_per_decode,
+                per_context=read + terms.mixed_per_context,
+                per_behind=read,
+            ),
+        )
+
+    def _layers(self, tokens: int) -> float:
+        """The linear layers: whole tiles, the reading of all weights, and of the experts that are met."""
+        terms = self.terms
+        whole = -(-tokens // terms.tile) * terms.tile
+        spent = terms.per_token * (whole if whole > terms.least_tokens else terms.least_tokens)
+        if not terms.per_expert:
+            return spent
+        missed = (1 - terms.experts_per_token / terms.experts) ** tokens  # as `experts_met`, without arrays
+        return spent + terms.per_expert * terms.experts * (1 - missed)
+
+
+def experts_met(tokens: ArrayLike, experts: int, each: int) -> NDArray[np.float64]:
+    """How many of a layer's experts that many tokens are sent to, on average, if all are equally likely."""
+    met: NDArray[np.float64] = experts * (1 - (1 - each / experts) ** np.asarray(tokens, dtype=np.float64))
+    return met

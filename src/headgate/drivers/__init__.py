@@ -1,1 +1,0 @@
-"""The world: virtual time today, a real engine later."""

@@ -1,0 +1,263 @@
+"""Words become objects: a workload, an engine, a policy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headgate.core.errors import InputError, told, unknown
+from headgate.core.policy import BatchPolicy
+from headgate.core.request import Slo
+from headgate.cost.card import Card
+from headgate.sim.engine.engine import Engine
+from headgate.methods.names import BATCH
+from headgate.experiment.conflicts import at_once, refuse_conflicts
+from headgate.methods.own import own_policy
+from headgate.experiment.settings import ClassWords, Experiment, Lengths, StageWords
+from headgate.workloads.arrivals import ArrivalProcess, arrival_process
+from headgate.workloads.bundled import BUNDLED, bundled
+from headgate.workloads.durations import slice_text
+from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
+from headgate.workloads.streams import stream
+from headgate.workloads.synthetic import Share, Stage, generate
+from headgate.workloads.traces import BadRows, read_trace
+from headgate.workloads.workload import Kind, Workload
+
+EXAMPLES = {"policy": "eb:refill=48", "router": "split:prefill=2"}
+DEFAULT_LENGTH = 512.0
+DEFAULT_REQUESTS = 1000
+DEFAULT_CLIENTS = 64
+DEFAULT_SLOTS = 256
+DEFAULT_BUDGET = 8192
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is read, by its annotation
+    "int": (int, "a whole number"),
+    "float": (float, "a finite number"),
+    "bool": ({"true": True, "false": False}.__getitem__, "true or false"),
+}
+
+
+def make_engine(words: Experiment, card: Card) -> Engine:
+    """The card's engine, with what the words change."""
+    slots = words.slots or min(DEFAULT_SLOTS, card.max_running, card.max_batch_tokens)
+    if slots > card.max_running:
+        raise InputError(
+            f"slots={slots} is more than card {card.name} is meant for; choose at most {card.max_running}"
+        )
+    budget = words.budget or max(slots, min(DEFAULT_BUDGET, card.max_batch_tokens))
+    if budget > card.max_batch_tokens:
+        raise InputError(
+            f"budget={budget} is more than card {card.name} is meant for; "
+            f"choose at most {card.max_batch_tokens}"
+        )
+    kv_tokens = words.kv_tokens or card.kv_tokens
+    length = words.model_len or card.max_model_len
+    return Engine(card.cost, kv_tokens, length, budget, slots, words.block or card.block).checked()
+
+
+def split_policy(text: str, what: str = "policy") -> tuple[str, dict[str, str]]:
+    """`eb:refill=48,slots=256` as a name and its settings."""
+    file, own, tail = text.partition(".py:")
+    name, _, rest = (tail if own else text).partition(":")
+    name = f"{file}.py:{name}" if own else name
+    settings: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"{what} {text!r}: {part!r} is not NAME=VALUE; write it as {EXAMPLES[what]}")
+        if key.strip() in settings:
+            raise InputError(f"{what} {text!r}: {key.strip()} is set twice; drop one of the two")
+        settings[key.strip()] = value.strip()
+    return name.strip(), settings
+
+
+def make_policy(name: str, settings: dict[str, Any], engine: Engine) -> tuple[BatchPolicy, dict[str, Any]]:
+    """A policy by name and settings, and its parameters; slots and budget default to the engine's."""
+    values: dict[str, Any] = {}
+    limits = {"slots": engine.running, "budget": engine.batch_tokens}
+    wanted = policy_parameters(name)
+    for given in settings:
+        if given not in wanted or given == "cost":
+            raise unknown(f"parameter of policy {name}", given, [word for word in wanted if word != "cost"])
+    for parameter in wanted.values():
+        if parameter.name in settings:
+            values[parameter.name] = typed(f"policy {name}", parameter, settings[parameter.name])
+        elif parameter.name in limits:
+            values[parameter.name] = limits[parameter.name]
+        elif parameter.default is parameter.empty:
+            raise InputError(f"policy {name} needs {parameter.name}; pass --set {parameter.name}=VALUE")
+    for limit, most in limits.items():
+        if values.get(limit, 0) > most:
+            raise InputError(
+                f"policy {name}: {limit}={values[limit]} exceeds the engine's {most}; raise --{limit}"
+            )
+    policy = policy_class(name)
+    own = {"cost": engine.cost} if "cost" in inspect.signature(policy).parameters else {}
+    return _built(name, policy, {**values, **own}), values
+
+
+def _built(name: str, policy: type[BatchPolicy], given: dict[str, Any]) -> BatchPolicy:
+    """The constructor may be the user's own; whatever goes wrong in it is theirs to mend."""
+    try:
+        return policy(**given)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"policy {name} cannot be made: {told(error)}; mend it") from error
+
+
+def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
+    """What one may set of a policy; the step cost is always the engine's."""
+    parameters = inspect.signature(policy_class(name)).parameters
+    return {key: each for key, each in parameters.items() if key != "cost"}
+
+
+def policy_class(name: str) -> type[BatchPolicy]:
+    """One of ours by name, or the user's own by FILE.py:CLASS."""
+    if ".py:" in name or name.endswith(".py"):
+        return own_policy(name)
+    if name not in BATCH:
+        raise unknown("policy", name, BATCH)
+    return BATCH[name]
+
+
+def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
+    """A setting in the type its parameter has (annotations are text)."""
+    written = parameter.annotation
+    kind = (written if isinstance(written, str) else getattr(written, "__name__", "")).removesuffix(" | None")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    read, what = KINDS.get(kind, (str, "text"))
+    try:
+        found = read(text)
+    except (ValueError, KeyError):
+        found = None
+    if found is None or (isinstance(found, float) and not isfinite(found)):
+        raise InputError(f"{about}: {parameter.name}={text!r} is not {what}; mend it")
+    return found
+
+
+def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload, BadRows]:
+    """The requests, drawn or read; with the rows of a trace that were left out."""
+    refuse_conflicts(words)
+    seed = words.seed if seed is None else seed
+    if words.trace is None:
+        workload, bad = _drawn(words, seed), BadRows()
+    else:
+        workload, bad = _traced(words, words.trace, seed)
+    if words.cap_prompt or words.cap_output:
+        workload = workload.cap(words.cap_prompt, words.cap_output)
+    columns: dict[str, Any] = {}
+    if words.patience is not None:
+        columns["patience"] = np.full(len(workload), words.patience)
+    if words.abort is not None:
+        columns["abort"] = np.full(len(workload), words.abort)
+    if words.ttft or words.tpot:
+        columns["kinds"] = tuple(kind._replace(slo=Slo(words.ttft, words.tpot)) for kind in workload.kinds)
+    return replace(workload, **columns), bad
+
+
+def too_long(workload: Workload, engine: Engine) -> int:
+    """How many requests can never fit, because their prompt alone fills the model or the KV.
+
+    Such requests are refused one by one in a run; when nobody is left the input is wrong.
+    """
+    number = int(np.count_nonzero(workload.prompt >= engine.longest))
+    if number == len(workload):
+        raise InputError(
+            f"no request fits: the shortest prompt has {workload.prompt.min()} tokens, prompt and output may "
+            f"have {engine.longest} (model length {engine.max_model_len}, KV {engine.kv_tokens}); raise "
+            "--model-len or --kv-tokens, or cut prompts with --cap-prompt"
+        )
+    return number
+
+
+def _drawn(words: Experiment, seed: int) -> Workload:
+    clients, process = _load(words)
+    requests = words.requests or (None if words.stages else DEFAULT_REQUESTS)
+    stages = [_stage(words, stage) for stage in words.stages]
+    name = words.workload if not words.classes else "mix"
+    if words.classes:
+        shares = [_share(share) for share in words.classes]
+        return generate(
+            requests, seed=seed, arrivals=process, classes=shares, clients=clients, stages=stages, name=name
+        )
+    prompt, output = _law(words, "prompt"), _law(words, "output")
+    return generate(
+        requests,
+        seed=seed,
+        arrivals=process,
+        prompt=prompt,
+        output=output,
+        clients=clients,
+        stages=stages,
+        name=name,
+    )
+
+
+def _load(words: Experiment) -> tuple[int | None, ArrivalProcess | None]:
+    """How requests are sent: clients of a closed loop, or an arrival process."""
+    if at_once(words):
+        return None, None
+    rates = [stage.rate for stage in words.stages if stage.rate]
+    if words.rate or rates:
+        name = words.arrivals or ("gamma" if words.burstiness else "poisson")
+        return None, arrival_process(name, words.rate or rates[0], words.burstiness)
+    staged = any(stage.clients for stage in words.stages)
+    return words.clients or (None if staged else DEFAULT_CLIENTS), None
+
+
+def _law(words: Lengths, which: str, mean: float | None = None) -> LengthLaw:
+    name = getattr(words, f"{which}_law") or words.workload
+    mean = mean or getattr(words, which)
+    if name.startswith(FROM_FILE):
+        return length_law(name, mean)
+    own = {"gamma": "shape", "lognormal": "sigma", "uniform": "spread"}.get(name, "")
+    value = getattr(words, own) if own else None
+    return length_law(name, mean or DEFAULT_LENGTH, **({} if value is None else {own: value}))
+
+
+def _share(share: ClassWords) -> Share:
+    kind = Kind(share.name, Slo(share.ttft, share.tpot), share.priority)
+    return Share(share.share, kind, _law(share, "prompt"), _law(share, "output"), share.patience or inf)
+
+
+def _stage(words: Experiment, stage: StageWords) -> Stage:
+    prompt = _law(words, "prompt", stage.prompt) if stage.prompt else None
+    output = _law(words, "output", stage.output) if stage.output else None
+    return Stage(stage.requests, stage.rate, stage.clients, prompt, output)
+
+
+def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows]:
+    workload, bad = _read(words, trace)
+    if words.slice:
+        workload = workload.between(*slice_text(words.slice))
+    if words.requests:
+        if words.requests > len(workload):
+            raise InputError(
+                f"--requests {words.requests}, but the trace has {len(workload)}; ask for fewer or drop it"
+            )
+        workload = workload.head(words.requests)
+    if words.scale_rate:
+        workload = workload.scale_rate(words.scale_rate)
+    if not (words.clients or words.rate or words.all_at_once or words.arrivals):
+        return workload, bad
+    clients, process = _load(words)
+    if clients:
+        return workload.as_closed(clients), bad
+    if process is None:
+        return workload.all_at_once(), bad
+    return workload.arriving(process.draw(len(workload), stream(seed, "arrivals"))), bad
+
+
+def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
+    """A bundled trace by its name, any other by its path."""
+    if trace in BUNDLED:
+        return bundled(trace), BadRows()
+    if "/" not in trace and "." not in trace and not (trace and Path(trace).exists()):
+        raise unknown("trace", trace, BUNDLED)
+    return read_trace(trace, words.format, words.skip_bad_rows, words.sort)

@@ -1,0 +1,91 @@
+"""What a router knows beforehand: a fluid plan by kind of request, or how many engines should prefill."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.cost.model import Shape
+from headgate.sim.engine.engine import Engine
+from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.planner import FluidPlan, plan_fluid
+from headgate.methods.split.staffing import best_split
+from headgate.workloads.workload import Workload
+
+
+def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: Prices) -> FluidPlan:
+    """The fluid plan for these requests: a class per kind, at the rate it comes, on engines of this cost."""
+    return plan_fluid(Instance(flows_of(workload, engines), engine_pace(engine, workload), prices).checked())
+
+
+def flows_of(workload: Workload, engines: int) -> tuple[Flow, ...]:
+    """One class per kind that comes, with its means and its rate per engine."""
+    span = float(workload.arrival[-1] - workload.arrival[0])
+    if workload.closed or span <= 0:
+        raise InputError(
+            "routers that plan need arrivals per second, of two requests or more, and these have none; "
+            "give --rate, or choose another router such as least-loaded"
+        )
+    rate = (len(workload) - 1) / span / engines
+    outputs = np.minimum(workload.output, workload.limit)
+    found: list[Flow] = []
+    for number, kind in enumerate(workload.kinds):
+        mine = workload.kind == number
+        if mine.any():
+            patience = float(workload.patience[mine].mean())
+            found.append(
+                Flow(
+                    kind.name,
+                    float(workload.prompt[mine].mean()),
+                    float(outputs[mine].mean()),
+                    rate * float(mine.mean()),
+                    1 / patience if isfinite(patience) else 0.0,
+                )
+            )
+    return tuple(found)
+
+
+def engine_pace(engine: Engine, workload: Workload) -> Pace:
+    """Speeds of one engine as the fluid model wants them: steps with one mean prompt, and steps without.
+
+    A mean prompt runs in one step if the budget allows, as in a token-level engine, not in small chunks.
+    """
+    prompt, context = _means(workload)
+    seats = _seats(engine, context)
+    if seats < 2:
+        raise InputError(
+            f"routers that plan need at least 2 seats per engine, one for a prompt beside a decode; here are "
+            f"{seats}: raise --slots or --kv-tokens, or choose another router such as least-loaded"
+        )
+    chunk = max(1, min(engine.batch_tokens - seats + 1, round(prompt)))
+    read, half = round((seats - 1) * context), max(1, chunk // 2)
+    whole, part = (engine.cost.seconds(Shape(seats - 1, read, tokens)) for tokens in (chunk, half))
+    slope = (whole - part) / (chunk - half) if chunk > half else 0.0
+    slope = min(max(slope, 0.0), whole / chunk)
+    alone = engine.cost.seconds(Shape(seats, round(seats * context)))
+    return Pace(seats, chunk, whole - slope * chunk, slope, 1 / alone)
+
+
+def prefill_engines(engine: Engine, engines: int, workload: Workload) -> int:
+    """How many engines should do prompts only: prompts in full steps against outputs in full batches."""
+    prompt, context = _means(workload)
+    output = float(np.minimum(workload.output, workload.limit).mean())
+    budget, cost = engine.batch_tokens, engine.cost
+    seats = _seats(engine, context)
+    a_token = cost.seconds(Shape(prefill=budget)) / budget
+    a_step = cost.seconds(Shape(seats, round(seats * context)))
+    return best_split(engines, prompt * a_token, max(output - 1, 0.0) * a_step / seats)
+
+
+def _seats(engine: Engine, context: float) -> int:
+    """Decodes that run at once, as memory allows."""
+    return max(1, min(engine.running, int(engine.kv_tokens / max(context, 1.0))))
+
+
+def _means(workload: Workload) -> tuple[float, float]:
+    """The mean prompt, and the KV tokens a running decode reads at a random moment."""
+    outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
+    prompts = workload.prompt.astype(np.float64)
+    return float(prompts.mean()), float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())

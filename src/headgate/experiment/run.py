@@ -1,0 +1,170 @@
+"""An experiment is carried out: one policy, one seed, one run."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from headgate import __version__
+from headgate.core.errors import RunError
+from headgate.core.policy import BatchPolicy
+from headgate.cost.card import Card, load_card
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.methods.fluid.flows import Prices
+from headgate.record.recorder import Recorder
+from headgate.record.tables import Run
+from headgate.experiment.asynchrony import partly
+from headgate.experiment.build import make_engine, make_policy, make_workload, too_long
+from headgate.experiment.coverage import outside
+from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+from headgate.experiment.library import described
+from headgate.experiment.settings import Experiment
+from headgate.workloads.workload import Workload
+
+DEFAULT_ROUTER = "least-loaded"
+Routed = tuple[str, dict[str, Any]]  # a router's name and its settings
+
+
+class Prepared:
+    """All that several policies share: the card, the engine and, seed by seed, the requests."""
+
+    def __init__(self, words: Experiment) -> None:
+        self.words = words
+        self.card: Card = load_card(words.card)
+        self.engine: Engine = make_engine(words, self.card)
+        self.workload, self.bad_rows = make_workload(words)
+        self.too_long = too_long(self.workload, self.engine)
+        self._seeds: dict[int, Workload] = {words.seed: self.workload}
+
+    def notes(self) -> list[str]:
+        """What was left out of the input, will be refused, or is simulated in part."""
+        notes = partly(self.words, self.words.engines is not None)
+        if self.bad_rows.count:
+            line, reason = self.bad_rows.first[0]
+            notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")
+        if self.too_long:
+            notes.append(
+                f"{self.too_long} of {len(self.workload)} requests will be refused: their prompt leaves no "
+                f"room in {self.engine.longest} tokens (model length or KV); --cap-prompt cuts them"
+            )
+        return notes
+
+    def fleet(self) -> FleetSetup | None:
+        """The engines and what lies between them; None: one engine without a router."""
+        words = self.words
+        if words.engines is None:
+            return None
+        prompt = PRICES.prompt if words.prompt_price is None else words.prompt_price
+        output = PRICES.output if words.output_price is None else words.output_price
+        prices = Prices(prompt, output)
+        transfer = transfer_time(words)
+        return FleetSetup(self.engine, words.engines, transfer, prices, words.watchdog, words.asynchronous)
+
+    def policy(self, name: str, settings: dict[str, Any]) -> BatchPolicy:
+        """A fresh policy."""
+        return make_policy(name, settings, self.engine)[0]
+
+    def requests(self, seed: int) -> Workload:
+        """The requests of one seed; every policy meets the same."""
+        if seed not in self._seeds:
+            self._seeds[seed], _ = make_workload(self.words, seed)
+        return self._seeds[seed]
+
+
+def carry_out(
+    prepared: Prepared,
+    policy: str,
+    settings: dict[str, Any],
+    seed: int | None = None,
+    label: str = "",
+    progress: Callable[[int], None] | None = None,
+    router: Routed | None = None,
+) -> Run:
+    """Serve the requests under the policy. An interrupted or failed run comes back too, marked as such."""
+    seed = prepared.words.seed if seed is None else seed
+    workload = prepared.requests(seed)
+    _, parameters = make_policy(policy, settings, prepared.engine)
+    about = _meta(prepared, workload, policy, parameters, seed) | {"label": label or policy}
+    setup = prepared.fleet()
+    make = partial(prepared.policy, policy, settings)
+    if setup is None:
+        run = _one_engine(prepared, make, workload, about, progress)
+    else:
+        run = _fleet(setup, router or (DEFAULT_ROUTER, {}), make, workload, about, progress)
+    run.meta["outside_card"] = outside(run, prepared.card.region)
+    return run
+
+
+def _one_engine(
+    prepared: Prepared,
+    make: Callable[[], BatchPolicy],
+    workload: Workload,
+    about: dict[str, Any],
+    progress: Callable[[int], None] | None,
+) -> Run:
+    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    simulator = Simulator(
+        prepared.engine,
+        make(),
+        workload,
+        (recorder,),
+        asynchronous=prepared.words.asynchronous,
+        watchdog=prepared.words.watchdog,
+        progress=progress,
+    )
+    outcome = "finished"
+    try:
+        simulator.run()
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+    except RunError as error:
+        outcome = f"failed: {error}"
+    return Run({**about, "outcome": outcome}, **recorder.tables())
+
+
+def _fleet(
+    setup: FleetSetup,
+    router: Routed,
+    make: Callable[[], BatchPolicy],
+    workload: Workload,
+    about: dict[str, Any],
+    progress: Callable[[int], None] | None,
+) -> Run:
+    name, wanted = router
+    made, values = setup.router(name, wanted, workload, about["seed"])
+    about |= {"driver": "fleet", "router": name, "router_parameters": values}
+    return setup.run(lambda role: make(), made, workload, progress, about)
+
+
+def _meta(
+    prepared: Prepared, workload: Workload, policy: str, parameters: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    engine, card, words = prepared.engine, prepared.card, prepared.words
+    about = described(workload)
+    return {
+        "headgate": __version__,
+        "driver": "simulator",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv[1:],
+        "policy": policy,
+        "parameters": parameters,
+        "seed": seed,
+        "card": card.name,
+        "model": card.model,
+        "gpu": card.gpu,
+        "provenance": card.provenance.source,
+        "engine": engine.limits,
+        "asynchronous": words.asynchronous,
+        "kv_tokens": engine.kv_tokens,
+        "rate": words.rate if about["load"] == "open" else None,
+        "burstiness": words.burstiness or 1.0,
+        **about,
+        "versions": {"python": platform.python_version(), "numpy": np.__version__},
+    }

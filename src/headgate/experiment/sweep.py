@@ -1,0 +1,194 @@
+"""A grid of runs: words that take several values, in processes of their own, each run by itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headgate.core.errors import InputError, unknown
+from headgate.record.tables import Run
+from headgate.experiment.build import policy_parameters, split_policy
+from headgate.experiment.run import Prepared, Routed, carry_out
+from headgate.experiment.settings import Experiment, experiment
+
+NOT_SWEPT = frozenset({"policy", "policies", "set", "classes", "stages", "seed", "routers", "set_router"})
+MOST = 10_000  # runs of one sweep
+
+
+class Over(NamedTuple):
+    """One axis of the grid: a word of a run, or a parameter of policies, and its values."""
+
+    word: str
+    values: tuple[Any, ...]
+
+    def text(self, value: Any) -> str:
+        """One point of it, as words."""
+        return f"{self.word.replace('_', '-')}={value}"
+
+
+class Task(NamedTuple):
+    """One run: where on the first axis it stands, what it is called there, and all that decides it."""
+
+    at: Any  # None: there is no such axis
+    label: str
+    words: Experiment
+    policy: str
+    settings: dict[str, Any]
+    router: Routed | None
+    seed: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for tasks that give the same run."""
+        said = self.words.model_dump(mode="json", exclude={"policy", "policies", "set", "seed"})
+        whole = [
+            said,
+            self.policy,
+            {key: str(value) for key, value in self.settings.items()},
+            self.router,
+            self.seed,
+        ]
+        file, own, _ = self.policy.partition(".py:")
+        files = (self.words.trace, self.words.card, file + ".py" if own else None)
+        whole += [_content(Path(each)) for each in files if each and Path(each).is_file()]
+        return sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _content(file: Path) -> str:
+    """What stands in a file a run is made of, in short."""
+    about = file.stat()
+    return _digest(file.absolute(), about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest(file: Path, changed: int, size: int) -> str:
+    """Read once as long as it does not change."""
+    return sha256(file.read_bytes()).hexdigest()
+
+
+def parse_over(text: str) -> Over:
+    """`rate=2,4,8` as an axis."""
+    word, equals, rest = text.partition("=")
+    values = tuple(_value(part.strip()) for part in rest.split(",") if part.strip())
+    if not equals or not word.strip() or not values:
+        raise InputError(f"--over {text!r} is not NAME=VALUE,VALUE,...; write it as --over rate=2,4,8")
+    if len(set(values)) < len(values):
+        raise InputError(f"--over {text!r} has a value twice; drop one of the two")
+    name = word.strip().replace("-", "_")
+    if name in NOT_SWEPT:
+        raise InputError(f"--over {word}: give several --policy, --seeds or --router instead")
+    return Over(name, values)
+
+
+def parse_grid(texts: Sequence[str]) -> list[Over]:
+    """All axes; none may be there twice."""
+    axes = [parse_over(text) for text in texts]
+    words = [axis.word for axis in axes]
+    twice = next((word for word in words if words.count(word) > 1), None)
+    if twice is not None:
+        raise InputError(f"--over {twice} is there twice; give all its values in one: --over {twice}=2,4,8")
+    return axes
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def is_word(axis: Over) -> bool:
+    """Whether it is a word of a run; else it is a parameter of policies."""
+    return axis.word in Experiment.model_fields
+
+
+def expand_policies(policies: Sequence[str], axes: Sequence[Over]) -> list[str]:
+    """Every policy with every value of the parameters it has; the others once."""
+    for axis in axes:
+        found: list[str] = []
+        known: set[str] = set()
+        for text in policies:
+            name, settings = split_policy(text)
+            known |= set(policy_parameters(name))
+            if axis.word in settings:
+                raise InputError(
+                    f"policy {text!r} sets {axis.word}, which is swept over; drop one of the two"
+                )
+            if axis.word not in policy_parameters(name):
+                found.append(text)
+                continue
+            join = "," if settings else ":"
+            found += [f"{text}{join}{axis.word}={value}" for value in axis.values]
+        if found == list(policies):
+            raise unknown(
+                "word of a run or parameter of these policies",
+                axis.word,
+                known | set(Experiment.model_fields),
+            )
+        policies = found
+    return list(policies)
+
+
+def with_value(words: Experiment, axis: Over, value: Any) -> Experiment:
+    """The same experiment with one word changed, checked as if the user had written it."""
+    said = words.model_dump(exclude_unset=True)
+    kind = Experiment.model_fields[axis.word].annotation
+    return experiment(
+        said | {axis.word: float(value) if "float" in str(kind) and isinstance(value, int) else value}
+    )
+
+
+def variants(words: Experiment, axes: Sequence[Over]) -> dict[str, Experiment]:
+    """Every combination of the axes after the first, by the words that name it ("" when there is none)."""
+    found = {"": words}
+    for axis in axes:
+        found = {
+            f"{name}, {axis.text(value)}": with_value(one, axis, value)
+            for name, one in found.items()
+            for value in axis.values
+        }
+    return found
+
+
+def carry_out_all(tasks: Sequence[Task], jobs: int, command: Sequence[str]) -> Iterator[tuple[Task, Run]]:
+    """Every task, in whatever order they end; what has not begun is dropped when the caller stops."""
+    if jobs == 1:
+        for task in tasks:
+            yield task, _run(task, command)
+        return
+    pool = ProcessPoolExecutor(min(jobs, max(len(tasks), 1)), initializer=_leave_interrupts_to_the_parent)
+    pending = {pool.submit(_run, task, command): task for task in tasks}
+    try:
+        while pending:
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                yield pending.pop(future), future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _run(task: Task, command: Sequence[str]) -> Run:
+    prepared = Prepared(task.words)
+    run = carry_out(prepared, task.policy, task.settings, task.seed, task.label, None, task.router)
+    run.meta["sweep"] = task.fingerprint
+    run.meta["command"] = list(command)
+    return run
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def by_place(runs: Sequence[tuple[Task, Run]]) -> dict[Any, dict[str, list[Run]]]:
+    """Runs by their place on the first axis, then by name, seeds in order."""
+    found: dict[Any, dict[str, list[Run]]] = {}
+    for task, run in runs:
+        found.setdefault(task.at, {}).setdefault(task.label, []).append(run)
+    return found

@@ -1,0 +1,133 @@
+"""Who hears what in a live engine, and when: the policy at once, observers when the time is known."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from headgate.core.errors import told
+from headgate.core.ledger import Entry
+from headgate.core.plan import Plan
+from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.live.engine.step_in_flight import Flight
+from headgate.core.listeners import Listeners
+
+LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
+NOBODY = Listeners(())
+
+
+class LiveObserver(Observer):
+    """What can happen in a live engine besides."""
+
+    def fell_back(self, reason: str, now: float) -> None:
+        """The policy was relieved; from now on the engine decides as if we were not there."""
+
+    def rescued(self, now: float) -> None:
+        """The engine refused every prompt of a plan that holds decodes; they run instead."""
+
+    def wasted(self, tokens: int, now: float) -> None:
+        """Tokens were scheduled for a request that had gone when they came."""
+
+
+class News:
+    """The hooks of one policy and of any number of observers.
+
+    A policy that raises in a hook is relieved through `relieve`; an observer that raises hears no more. While
+    a step is composed with another in flight, observers hear of it only after that other one has ended:
+    `waits_for` is that step.
+    """
+
+    def __init__(self, observers: Sequence[Observer], relieve: Callable[[str], None]) -> None:
+        self.waits_for: Flight | None = None
+        self._observers = list(observers)
+        self._hear = Listeners(observers)
+        self._tell = NOBODY
+        self._relieve = relieve
+
+    @property
+    def wants_gauges(self) -> bool:
+        """Does anybody listen to plans?"""
+        return bool(self._hear.planned)
+
+    def serve(self, policy: BatchPolicy | None) -> None:
+        """Its hooks are called from now on; None: nobody's."""
+        self._tell = NOBODY if policy is None else Listeners((policy,))
+
+    def of(self, name: str, entry: Entry, when: float | None, now: float) -> None:
+        """Something happened to a request; `when` None: at the end of the step that waits."""
+        mine = getattr(self._tell, name)
+        if mine:
+            self._to_policy(mine, entry, now if when is None else when)
+        if self.waits_for is not None and name != "arrived":
+            self.waits_for.later.append((name, entry, when))
+            return
+        self._to_all(getattr(self._hear, name), entry, now if when is None else when)
+
+    def finished(self, entry: Entry, now: float, how: End, air: Iterable[Flight]) -> None:
+        """A request left; what observers have still to hear of it, with steps in the air, goes first."""
+        if self._tell.finished:
+            self._to_policy(self._tell.finished, entry, now, how)
+        for flight in air:
+            if flight.later:
+                mine = [item for item in flight.later if item[1] is entry]
+                flight.later = [item for item in flight.later if item[1] is not entry]
+                for name, _, when in mine:
+                    self._to_all(getattr(self._hear, name), entry, now if when is None else when)
+        self._to_all(self._hear.finished, entry, now, how)
+
+    def away(self, entry: Entry, now: float) -> None:
+        """It cannot run for now, for a reason of the engine's: to the policy it has given up waiting."""
+        if self._tell.finished:
+            self._to_policy(self._tell.finished, entry, now, End.ABANDONED)
+
+    def back(self, entry: Entry) -> None:
+        """It can run again: to the policy it has just come."""
+        if self._tell.arrived:
+            self._to_policy(self._tell.arrived, entry, entry.arrival)
+
+    def stepped(self, steps: Steps) -> None:
+        """A step has ended."""
+        if self._tell.stepped:
+            self._to_policy(self._tell.stepped, steps)
+        self._to_all(self._hear.stepped, steps)
+
+    def late(self, flight: Flight, end: float) -> None:
+        """What had to wait for the end of this step."""
+        for name, entry, when in flight.later:
+            self._to_all(getattr(self._hear, name), entry, end if when is None else when)
+
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        """A new plan is in force."""
+        self._to_all(self._hear.planned, plan, now, gauges)
+
+    def fell_back(self, reason: str, now: float) -> None:
+        """The policy was relieved."""
+        self._to_all([each.fell_back for each in self._live()], reason, now)
+
+    def rescued(self, now: float) -> None:
+        """Decodes ran in place of prompts the engine refused."""
+        self._to_all([each.rescued for each in self._live()], now)
+
+    def wasted(self, tokens: int, now: float) -> None:
+        """Tokens came for a request that had gone."""
+        self._to_all([each.wasted for each in self._live()], tokens, now)
+
+    def _live(self) -> list[LiveObserver]:
+        return [each for each in self._observers if isinstance(each, LiveObserver)]
+
+    def _to_all(self, hooks: Sequence[Callable[..., None]], *news: object) -> None:
+        for hook in hooks:
+            try:
+                hook(*news)
+            except Exception:
+                observer = hook.__self__  # type: ignore[attr-defined]
+                LOG.exception("headgate: %s failed and hears no more", type(observer).__name__)
+                self._observers = [each for each in self._observers if each is not observer]
+                self._hear = Listeners(self._observers)
+
+    def _to_policy(self, hooks: Sequence[Callable[..., None]], *news: object) -> None:
+        try:
+            for hook in hooks:
+                hook(*news)
+        except Exception as error:
+            self._relieve(told(error))

@@ -1,0 +1,290 @@
+"""A live engine as policies see it: asks for plans, books what ran, guards against bad policies."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Sequence
+
+from headgate.core.errors import told
+from headgate.core.lease import Lease
+from headgate.core.ledger import Entry, Ledger
+from headgate.core.plan import ALL, NONE, Decodes, Plan, check
+from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.core.view import Limits
+from headgate.live.engine.step_in_flight import Chunk, Flight
+from headgate.drivers.last_tokens import LastTokens
+from headgate.live.engine.events import LiveObserver, News
+from headgate.core.watchdog import Watchdog
+
+__all__ = ["Live", "LiveObserver"]
+
+PATIENT_DOG = 300.0  # seconds without progress after which a policy is relieved
+RESCUE_STEPS = 16  # decode steps after the engine refused every prompt of a plan
+RESCUE = Plan(ALL)
+
+
+class Live:
+    """Between an engine and a policy. The engine's side calls, in this order, for each step:
+
+    `begin` (what is the plan?), `admitted` for whoever got a seat, `ran` (this is the step), and when its
+    tokens are known `done`, then `left` for whoever finished. The next `begin` may come before `done`:
+    then the step in flight counts as run, because the engine, too, builds on it.
+
+    A policy that raises, plans nonsense or starves somebody is relieved, once: `fallen` says why, `begin`
+    answers None, and the engine goes on without a plan. Books are kept all the same.
+    """
+
+    def __init__(
+        self,
+        policy: BatchPolicy | None,
+        limits: Limits,
+        kv_total: int,
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.monotonic,
+        watchdog: float = PATIENT_DOG,
+        evict: Callable[[Entry], None] = lambda entry: None,
+    ) -> None:
+        self.ledger = Ledger(limits, kv_total)
+        self.lease = Lease()
+        self.plan: Plan | None = None
+        self.fallen: str | None = None
+        self.clock = clock
+        self.origin = clock()
+        self.counts = {"mixed": 0, "decode": 0, "prefill": 0, "empty": 0}
+        self._news = News(observers, self.fall)
+        self._watchdog = Watchdog(watchdog)
+        self._evict = evict
+        self._flights: deque[Flight] = deque()  # composed, tokens not yet known; oldest first
+        self._last_end = 0.0
+        self._rescue = 0  # steps it still lasts
+        self._last_tokens = LastTokens(self.ledger)
+        self.take_over(policy)
+
+    @property
+    def now(self) -> float:
+        """Seconds since the engine began."""
+        return self.clock() - self.origin
+
+    @property
+    def occupied(self) -> bool:
+        """Is anybody here?"""
+        ledger = self.ledger
+        return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
+
+    def take_over(self, policy: BatchPolicy | None) -> None:
+        """Another policy decides from now on; None: the engine itself."""
+        self.policy, self.plan, self.fallen, self._rescue = policy, None, None, 0
+        self.lease.ended = True
+        self._watchdog.forget(self.now)
+        self._news.serve(policy)
+        if policy is not None and self.occupied:
+            self.ledger.now = self.now
+            try:
+                policy.adopt(self.ledger)
+            except Exception as error:
+                self.fall(told(error))
+
+    def fall(self, reason: str) -> None:
+        """The policy is relieved: no plan, no hooks, no second chance."""
+        if self.fallen is not None:
+            return
+        self.fallen, self.plan = reason, None
+        self._news.serve(None)
+        self._news.fell_back(reason, self.now)
+
+    # -- comings and goings ---------------------------------------------------------------------
+
+    def arrive(self, entry: Entry) -> None:
+        """It joins the queue."""
+        self.ledger.arrive(entry)
+        self._news.of("arrived", entry, entry.arrival, entry.arrival)
+        self.lease.arrival()
+
+    def admitted(self, entry: Entry, cached: int) -> None:
+        """The step being composed gives it a seat; `cached` of its prompt tokens are there already."""
+        self.ledger.admit(entry)
+        if not entry.evictions:
+            entry.cached = cached
+        self._of("admitted", entry)
+
+    def evicted(self, entry: Entry) -> None:
+        """Its KV was dropped: by the plan, or because the engine had to. Ends the lease with this step."""
+        self.ledger.evict(entry)
+        self.lease.steps = min(self.lease.steps, 1)
+        self._rescue = 0
+        self._of("evicted", entry)
+
+    def left(self, entry: Entry, how: End) -> None:
+        """It is gone."""
+        self.ledger.leave(entry)
+        self.lease.finish()
+        self._rescue = 0
+        if how not in (End.STOPPED, End.LIMIT) or not self.occupied:
+            self.lease.ended = True
+        self._news.finished(entry, self.now, how, self._flights)
+
+    def away(self, entry: Entry) -> None:
+        """It waits, but the engine cannot run it for now; the policy is not to count on it."""
+        self.ledger.leave(entry)
+        self.lease.ended = True
+        self._news.away(entry, self.now)
+
+    def back(self, entry: Entry) -> None:
+        """The engine can run it again."""
+        self.ledger.arrive(entry)
+        self._news.back(entry)
+        self.lease.arrival()
+
+    def wasted(self, tokens: int) -> None:
+        """A request left while a step with these tokens of its own was in flight."""
+        self._news.wasted(tokens, self.now)
+
+    def paused(self) -> None:
+        """The engine stands still for a reason of its own: nobody is to blame."""
+        self._watchdog.forget(self.now)
+
+    # -- one step -------------------------------------------------------------------------------
+
+    def begin(self, kv_free: int, kv_short: bool = False) -> Plan | None:
+        """The plan for the step composed now; None when no policy decides."""
+        now, ledger = self.now, self.ledger
+        if self._flights:
+            self._news.waits_for = newest = self._flights[-1]
+            if not newest.booked:
+                self._book(newest, now, None)
+                self._retire()
+        ledger.now, ledger.kv_free = now, kv_free
+        if self.policy is None or self.fallen is not None:
+            return None
+        if now >= self._watchdog.next_look:
+            starving = self._watchdog.look(ledger, now, sum(self.counts.values()))
+            if starving:
+                self.fall(starving)
+                return None
+        if self._rescue and (ledger.decoding or ledger.prefilling):
+            self._rescue -= 1
+            rescue = RESCUE if ledger.decoding else Plan(NONE, (*ledger.prefilling,))
+            if self.plan != rescue:
+                self._enforce(rescue)
+        elif self.lease.ended or kv_short or now >= self.lease.time:
+            self._rescue = 0
+            self._ask(self.policy)
+        return self.plan
+
+    def ran(self, chunks: tuple[Chunk, ...], decodes: int, who: Callable[[], Iterable[int]]) -> Flight | None:
+        """The engine composed this step: these pieces of prompts and that many decodes (`who`, if asked).
+
+        The truth may be less than the plan. None: the step is empty.
+        """
+        ledger, plan = self.ledger, self.plan
+        if decodes and (ledger.held or decodes != ledger.rolling):  # others ran than the ledger thinks
+            self._roll(frozenset(who()))
+        self._news.waits_for = None
+        if not decodes and not chunks:
+            self._nothing_ran()
+            return None
+        context = ledger.context + decodes if decodes else 0
+        rolls = plan is None or isinstance(plan.decode, Decodes)
+        flight = Flight(ledger.now, decodes, context, chunks, rolls)
+        self.counts[flight.kind] += 1
+        self._flights.append(flight)
+        return flight
+
+    def done(self, flight: Flight, kv: int) -> None:
+        """Its tokens are known, now; `kv` tokens of KV are held."""
+        end = self.now
+        start = max(flight.start, self._last_end)
+        self._last_end = end
+        self._flights.remove(flight)
+        prefill = behind = 0
+        for chunk in flight.chunks:
+            prefill += chunk.tokens
+            behind += chunk.behind
+        self._news.stepped(Steps(start, [end], flight.decodes, flight.context, prefill, behind, kv))
+        if flight.booked:
+            self._news.late(flight, end)
+        else:
+            self._book(flight, end, end)
+
+    # -- the parts of a step ----------------------------------------------------------------------
+
+    def _ask(self, policy: BatchPolicy) -> None:
+        """Ask the policy for a plan, check it, and put it into force."""
+        ledger = self.ledger
+        try:
+            plan = policy.plan(ledger)
+            faults = check(plan, ledger) if isinstance(plan, Plan) else [f"{plan!r} is not a Plan"]
+            gauges = policy.gauges() if self._news.wants_gauges else {}
+        except Exception as error:
+            self.fall(told(error))
+            return
+        if faults:
+            self.fall(f"planned nonsense: {'; '.join(faults)}")
+            return
+        self.lease.begin(plan.until)
+        for id in plan.evict:
+            self._evict(ledger.known(id))
+        self._enforce(plan)
+        self._news.planned(plan, ledger.now, gauges)
+
+    def _enforce(self, plan: Plan) -> None:
+        """Hold and resume decodes as the plan says; a plan for none of them only stops the tick."""
+        self.plan = plan
+        decode, ledger = plan.decode, self.ledger
+        if decode is NONE or (decode is ALL and not ledger.held):
+            return
+        self._roll(ledger.decoding if isinstance(decode, Decodes) else decode)
+
+    def _roll(self, chosen: Container[int]) -> None:
+        """These decodes, and no others, get a token in each step."""
+        ledger = self.ledger
+        for entry in [held for held in ledger.held.values() if held.id in chosen]:
+            ledger.resume(entry)
+            self._last_tokens.add(entry)
+            self._of("resumed", entry)
+        for entry in [each for each in ledger.decoding.values() if each.rolls and each.id not in chosen]:
+            ledger.hold(entry)
+            self._of("held", entry)
+
+    def _book(self, flight: Flight, now: float, when: float | None) -> None:
+        """The ledger shows what the step did: tokens, and prompts that are complete; news go out `when`."""
+        ledger, news = self.ledger, self._news
+        flight.booked = True
+        if flight.decodes:
+            ledger.ticks(1, now)
+        self.lease.ran(1, now)
+        for chunk in flight.chunks:
+            entry = chunk.entry
+            if entry.id not in ledger.prefilling:  # it left meanwhile
+                continue
+            entry.todo = chunk.left
+            if chunk.left:
+                continue
+            ledger.join(entry, now, flight.rolls)
+            self._last_tokens.add(entry)
+            self.lease.prefill()
+            news.of("prefilled", entry, when, now)
+            if not flight.rolls:
+                news.of("held", entry, when, now)
+
+    def _retire(self) -> None:
+        """Who has all its tokens with the step in flight gets none in the next; the engine knows that."""
+        for entry in self._last_tokens.due():
+            self.ledger.retire(entry)
+
+    def _nothing_ran(self) -> None:
+        """The step is empty: the plan must be made anew, and who holds KV must not wait for nothing."""
+        plan, ledger = self.plan, self.ledger
+        self.counts["empty"] += 1
+        self.lease.ended = True
+        if plan is None or not plan.prefill:
+            return
+        if (plan.decode is not ALL and ledger.decoding) or not ledger.prefilling.keys() <= {*plan.prefill}:
+            self._rescue = RESCUE_STEPS
+            self._news.rescued(ledger.now)
+
+    def _of(self, name: str, entry: Entry) -> None:
+        """Something happens to a request with the step that is composed."""
+        now = self.ledger.now
+        self._news.of(name, entry, now, now)

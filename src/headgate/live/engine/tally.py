@@ -1,0 +1,179 @@
+"""Counts what happens in an engine, in O(1) per event, for metrics and the log."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from headgate.core.plan import Plan
+from headgate.core.policy import End, Steps
+from headgate.core.request import Request
+from headgate.live.engine.live import LiveObserver
+from headgate.vllm.gauges import numbers
+
+STATES = ("waiting", "prefilling", "decoding")
+WAITING, PREFILLING, DECODING = range(3)
+KINDS = ("mixed", "decode", "prefill", "empty")  # of steps; observers do not hear of empty ones
+IDLE = "idle"
+
+
+class Times(NamedTuple):
+    """How long something took, and how often."""
+
+    kind: str
+    seconds: float
+    steps: int = 1
+
+
+class Tally(LiveObserver):
+    """What has happened so far. Reads nothing but its hooks; another thread may read its numbers.
+
+    A *phase* is a run of steps of one kind. A *stall* is a gap between two tokens of a decode in which the
+    engine ran prompts only, or other decodes: what holding decodes costs their readers.
+    """
+
+    def __init__(self, policy: str = "") -> None:
+        self.policy = policy
+        self.fallen: str | None = None
+        self.now = 0.0  # of the newest step
+        self.kind = IDLE  # of the newest step
+        self.steps: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()  # by prefill and decode
+        self.lost: Counter[str] = Counter()  # tokens computed in vain, by eviction and gone
+        self.left: Counter[str] = Counter()  # requests, by how they left
+        self.reasons: Counter[str] = Counter()  # fallbacks
+        self.plans = self.evictions = self.rescues = self.renewals = 0
+        self.kv = 0
+        self.gauges: Mapping[str, float] = {}
+        self.counts: Mapping[str, int] = {}  # the driver's own; only it knows of empty steps
+        self.states = [0, 0, 0]
+        self.longest_stall = 0.0
+        # To be taken by whoever shows them; the oldest go when nobody does.
+        self.step_times: deque[Times] = deque(maxlen=100_000)
+        self.phase_times: deque[Times] = deque(maxlen=100_000)
+        self.stalls: deque[float] = deque(maxlen=100_000)
+        self._state: dict[int, int] = {}  # by request
+        self._thrown: dict[int, int] = {}  # KV tokens by request that was evicted
+        self._phase = 0.0  # seconds of the present one
+        self._token = 0.0  # since when decodes have had no token
+        self._stalled = False
+
+    @property
+    def mode(self) -> str:
+        """Who decides, and where the policy has two ways, which of them."""
+        if self.fallen is not None:
+            return "fallback"
+        exclusive = numbers(self.gauges).get("exclusive")
+        return self.policy if exclusive is None else "exclusive" if exclusive else "mixed"
+
+    def all_steps(self) -> Counter[str]:
+        """Steps by kind, the empty ones too."""
+        return self.steps + Counter({"empty": self.counts.get("empty", 0)})
+
+    @property
+    def phase(self) -> str:
+        """What the engine does: the kind of the newest step, or idle when nobody is here."""
+        return self.kind if self._state else IDLE
+
+    def renewed(self, policy: str, parameters: Mapping[str, Any], now: float) -> None:
+        """Another policy decides from now on."""
+        self.policy, self.fallen, self.gauges = policy, None, {}
+        self.renewals += 1
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It waits."""
+        self._move(request.id, WAITING)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """Its prompt runs."""
+        self._move(request.id, PREFILLING)
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """It decodes, and has a token now."""
+        if not self.states[DECODING]:  # nobody else waits for a token
+            self._token, self._stalled = now, False
+        self._move(request.id, DECODING)
+
+    def resumed(self, request: Request, now: float) -> None:
+        """It was left out by name; its gap ends with the step that begins now."""
+        if request.last_token is not None:
+            self._stall(now - request.last_token)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """It waits again, and what was computed for it is lost."""
+        self.evictions += 1
+        self.lost["eviction"] += request.wasted - self._thrown.get(request.id, 0)
+        self._thrown[request.id] = request.wasted
+        self._move(request.id, WAITING)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It is gone."""
+        self.left[how.value] += 1
+        self._thrown.pop(request.id, None)
+        state = self._state.pop(request.id, None)
+        if state is not None:
+            self.states[state] -= 1
+
+    def _move(self, id: int, state: int) -> None:
+        before = self._state.get(id)
+        if before is not None:
+            self.states[before] -= 1
+        self._state[id] = state
+        self.states[state] += 1
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def stepped(self, steps: Steps) -> None:
+        """One or several of the same kind."""
+        start, ends, decodes, _, prefill, _, kv = steps
+        kind = ("mixed" if decodes else "prefill") if prefill else "decode"
+        count, end = len(ends), ends[-1]
+        if kind != self.kind:
+            self._end_phase()
+            self.kind = kind
+        self._phase += end - start
+        self.steps[kind] += count
+        self.tokens["decode"] += decodes * count
+        self.tokens["prefill"] += prefill * count
+        self.step_times.append(Times(kind, (end - start) / count, count))
+        self.now, self.kv = end, kv
+        if decodes:
+            if self._stalled:
+                self._stall(ends[0] - self._token)
+                self._stalled = False
+            self._token = end
+        elif self.states[DECODING]:
+            self._stalled = True
+
+    def _end_phase(self) -> None:
+        if self._phase:
+            self.phase_times.append(Times(self.kind, self._phase))
+        self._phase = 0.0
+
+    def _stall(self, seconds: float) -> None:
+        self.stalls.append(seconds)
+        if seconds > self.longest_stall:
+            self.longest_stall = seconds
+
+    # -- the policy ------------------------------------------------------------------------------------
+
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        """Its newest numbers."""
+        self.plans += 1
+        self.gauges = gauges
+
+    def fell_back(self, reason: str, now: float) -> None:
+        """It was relieved."""
+        self.fallen = reason
+        self.reasons[reason] += 1
+
+    def rescued(self, now: float) -> None:
+        """Decodes ran in place of prompts the engine refused."""
+        self.rescues += 1
+
+    def wasted(self, tokens: int, now: float) -> None:
+        """Their request had gone."""
+        self.lost["gone"] += tokens

@@ -1,0 +1,195 @@
+"""The step trace: everything observers hear, one JSON object a line, for `headgate trace` to read."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from headgate.core.errors import InputError
+from headgate.core.plan import ALL, Decodes, Plan
+from headgate.core.policy import End, Steps
+from headgate.core.request import Request
+from headgate.live.engine.live import LiveObserver
+from headgate.record.live_trace import TRACE
+from headgate.record.trace_fields import FIELDS
+from headgate.live.engine.background import Background
+from headgate.vllm.gauges import numbers
+from headgate.live.vllm.fields import LOG
+
+FLUSH_EVERY = 1.0  # seconds
+AT_A_TIME = 16  # events
+CHUNK = 1 << 16  # characters written at once
+MOST_UNWRITTEN = 200_000  # events, about 50 MB; a disk that is so far behind will not catch up
+
+
+class Trace(LiveObserver):
+    """Writes a trace. Hooks only remember; a thread of its own writes, about once a second and at the end.
+
+    Where that fails (a full disk) or falls too far behind (a disk that hangs), the trace ends with one line in
+    the log and the engine goes on. At most `MOST_UNWRITTEN` events are ever kept. A file that exists is kept:
+    the trace then gets a number before its ending.
+    """
+
+    def __init__(self, path: str | Path, header: Mapping[str, Any], background: bool = True) -> None:
+        self.path, self._file = _open(Path(path))
+        self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._open = True
+        self._write(json.dumps({"trace": TRACE, **header}, default=_plain) + "\n")
+        self._thread = Background(self.flush, FLUSH_EVERY, "the trace") if background else None
+
+    def close(self) -> None:
+        """Write what is left, and stop; a disk that hangs is left behind with the file open."""
+        if self._thread is None:
+            self.flush()
+        else:
+            self._thread.close()
+            if self._thread.busy:
+                self._end("the disk hangs")
+                return
+        self._end()
+        self._shut()
+
+    def flush(self) -> None:
+        """Write what has happened since the last time."""
+        if not self._open:
+            self._events.clear()
+            self._shut()
+            return
+        try:
+            self._write_events()
+        except Exception as error:
+            self._end(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
+
+    def _write_events(self) -> None:
+        events, lines, size = self._events, [], 0
+        for number in range(len(events)):
+            if not events:  # the engine's thread has ended the trace meanwhile
+                break
+            line = _line(*events.popleft())
+            lines.append(line)
+            size += len(line)
+            if size > CHUNK:
+                self._write("".join(lines))
+                lines, size = [], 0
+            if number % AT_A_TIME == 0:
+                time.sleep(0)  # let the engine's thread go on; by itself Python would wait for 5 ms
+        if self._open:
+            self._write("".join(lines))
+
+    def _write(self, text: str) -> None:
+        """Straight to the disk: a buffer would have a lock, on which the end of the process could wait."""
+        rest = memoryview(text.encode())
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def _end(self, why: str | None = None) -> None:
+        """Nothing is remembered or written from now on. Does not touch the disk."""
+        was_open, self._open = self._open, False
+        self._events.clear()
+        if why is not None and was_open:
+            LOG.warning("headgate: the trace %s ends here, serving goes on: %s", self.path, why)
+
+    def _shut(self) -> None:
+        with suppress(OSError):  # what could not be written cannot be written now either
+            self._file.close()
+
+    def _note(self, event: str, *values: Any) -> None:
+        if self._open:
+            self._events.append((event, values))
+            if len(self._events) > MOST_UNWRITTEN:
+                self._end("the disk is too slow")
+
+    # -- what it hears ---------------------------------------------------------------------------------
+
+    def arrived(self, request: Request, now: float) -> None:
+        """With all that is known of it."""
+        r, slo = request, request.slo
+        about = (r.kind, r.prompt, r.limit, r.priority, slo.first_token, slo.between_tokens, r.guess)
+        self._note("arrived", r.id, now, *about)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """It got a seat."""
+        self._note("admitted", request.id, now)
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """Its prompt is done."""
+        self._note("prefilled", request.id, now)
+
+    def held(self, request: Request, now: float) -> None:
+        """It gets nothing for a while."""
+        self._note("held", request.id, now)
+
+    def resumed(self, request: Request, now: float) -> None:
+        """It runs again."""
+        self._note("resumed", request.id, now, request.last_token)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """Its KV is gone."""
+        r = request
+        self._note("evicted", r.id, now, r.last_token, r.generated, r.evictions, r.wasted)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It left."""
+        r = request
+        self._note("finished", r.id, now, how.value, r.generated, r.evictions, r.wasted, r.cached)
+
+    def stepped(self, steps: Steps) -> None:
+        """The engine ran these."""
+        self._note("steps", *steps)
+
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        """In numbers, as the recorder keeps it."""
+        decode = plan.decode
+        named = -1 if decode is ALL else 0 if isinstance(decode, Decodes) else len(decode)
+        self._note("plan", now, named, len(plan.prefill), len(plan.evict), dict(gauges) if isinstance(gauges, Mapping) else {})
+
+    def renewed(self, policy: str, parameters: Mapping[str, Any], now: float) -> None:
+        """Another policy decides from now on."""
+        self._note("policy", now, policy, dict(parameters))
+
+    def fell_back(self, reason: str, now: float) -> None:
+        """The policy was relieved."""
+        self._note("fell_back", now, reason)
+
+    def rescued(self, now: float) -> None:
+        """Decodes ran in place of prompts the engine refused."""
+        self._note("rescued", now)
+
+    def wasted(self, tokens: int, now: float) -> None:
+        """Tokens nobody will read."""
+        self._note("wasted", now, tokens)
+
+
+def _line(event: str, values: tuple[Any, ...]) -> str:
+    named = {"event": event, **dict(zip(FIELDS[event], values, strict=True))}
+    if event == "plan":  # JSON has no word for numbers that are none
+        named["gauges"] = {
+            name: value if math.isfinite(value) else None for name, value in numbers(values[-1]).items()
+        }
+    return json.dumps(named, separators=(",", ":"), default=_plain) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """What JSON calls a numpy number or array; anything else by its own words."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _open(path: Path) -> tuple[Path, FileIO]:
+    """A new file: this one, or the first free name-2, name-3, ... (engines side by side, or a restart)."""
+    number, wanted = 1, path
+    while True:
+        try:
+            return wanted, open(wanted, "xb", buffering=0)
+        except FileExistsError:
+            number += 1
+            wanted = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"trace {path}: {reason}; name a file that can be written") from None

@@ -1,0 +1,136 @@
+"""A plan becomes the few things vLLM's own `schedule` reads, for one step; then they go back."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from vllm.v1.request import Request
+
+from headgate.core.ledger import Entry, Ledger
+from headgate.core.plan import NONE, Decodes, Plan
+from headgate.live.vllm.request_map import Books
+from headgate.live.vllm.queues import GatedQueue
+
+QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # which of them exist depends on the release
+
+
+class Knobs:
+    """Who sits the step out: `next_decode_eligible_step`. Who may enter, in which order: the gates of the
+    waiting queues. How many tokens: the step's budget and the longest piece of a prompt.
+    """
+
+    def __init__(self, scheduler: Any, ledger: Ledger, books: Books) -> None:
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self._books = books
+        self._requests = books.requests
+        names = [name for name in QUEUES if hasattr(scheduler, name)]
+        for name in names:
+            setattr(scheduler, name, GatedQueue(getattr(scheduler, name)))
+        self._queues: list[GatedQueue] = [getattr(scheduler, name) for name in names]
+        self._order: list[Request] | None = None  # of those running, where we had to change it
+        self._budget: int = scheduler.max_num_scheduled_tokens
+        self._longest: int = scheduler.scheduler_config.long_prefill_token_threshold
+
+    def turn(self, plan: Plan) -> list[Request]:
+        """Set them for the step that vLLM composes next; who of those waiting it can see."""
+        ledger = self._ledger
+        halfway = [ledger.prefilling[id] for id in plan.prefill if id in ledger.prefilling]
+        visible = self._visible(plan)
+        for queue in self._queues:
+            queue.shut(visible)
+        self._hold(plan, halfway)
+        self._limit(plan, visible)
+        if halfway and plan.decode is not NONE:
+            self._prompts_last(halfway)
+        return visible
+
+    def _visible(self, plan: Plan) -> list[Request]:
+        """The new prompts of the plan, and before them whoever waits with KV in hand.
+
+        That KV can only come free by their running, so they never stand behind somebody who needs it, and
+        enter even unasked when nobody runs. Whom the plan evicts does not enter in the same step.
+        """
+        ledger, requests, holding = self._ledger, self._requests, self._books.holding
+        ids = [id for id in plan.prefill if id in ledger.waiting and id not in plan.evict]
+        if holding and (ids or not (ledger.decoding or ledger.prefilling)):
+            ids = [*holding, *(id for id in ids if id not in holding)]
+        visible = [requests[id] for id in ids]
+        if visible and self._scheduler.lora_config:
+            return self._with_room_for_adapters(visible)
+        return visible
+
+    def restore(self) -> None:
+        """As vLLM had them."""
+        scheduler = self._scheduler
+        scheduler.max_num_scheduled_tokens = self._budget
+        scheduler.scheduler_config.long_prefill_token_threshold = self._longest
+        for queue in self._queues:
+            queue.open()
+        if self._order is not None:  # the order of admission decides whom vLLM preempts
+            rank = {request: place for place, request in enumerate(self._order)}
+            scheduler.running.sort(key=lambda request: rank.get(request, len(rank)))
+            self._order = None
+
+    def _hold(self, plan: Plan, halfway: list[Entry]) -> None:
+        """Who is running and not in the plan sits this step out."""
+        ledger, requests = self._ledger, self._requests
+        decode, until = plan.decode, self._scheduler.current_step + 2
+        if decode is NONE:
+            named = {requests[entry.id] for entry in halfway}
+            held = [request for request in self._scheduler.running if request not in named]
+        else:
+            prompts = {*plan.prefill}
+            held = [requests[id] for id in ledger.prefilling if id not in prompts]
+            if not isinstance(decode, Decodes):
+                held += [requests[id] for id in ledger.decoding if id not in decode]
+        for request in held:
+            if request.next_decode_eligible_step < until:
+                request.next_decode_eligible_step = until
+
+    def _limit(self, plan: Plan, visible: list[Request]) -> None:
+        """Tokens of the step, and of its prompts."""
+        scheduler, budget, chunk = self._scheduler, plan.budget, plan.chunk
+        decodes = 0 if plan.decode is NONE else self._ledger.rolling * self._ledger.limits.decode_width
+        if not scheduler.scheduler_config.enable_chunked_prefill:
+            if visible:  # a prompt that cannot be cut runs whole, or never
+                budget = max(budget, decodes + visible[0].num_tokens)
+        elif chunk < inf:
+            if getattr(scheduler, "need_mamba_block_aligned_split", False):
+                chunk = max(chunk, scheduler.cache_config.block_size)  # less would be rounded to nothing
+            budget = min(budget, decodes + chunk)
+            longest = min(chunk, self._longest or chunk)
+            scheduler.scheduler_config.long_prefill_token_threshold = int(longest)
+        if budget < self._budget:
+            scheduler.max_num_scheduled_tokens = int(budget)
+
+    def _with_room_for_adapters(self, visible: list[Request]) -> list[Request]:
+        """Leave out whoever would bring more LoRA adapters among the running than vLLM can keep.
+
+        vLLM counts those of one step only; held decodes would trip its own check in the next.
+        """
+        most = self._scheduler.lora_config.max_loras
+        running = self._scheduler.running
+        adapters = {request.lora_request.lora_int_id for request in running if request.lora_request}
+        kept: list[Request] = []
+        others: list[Request] = []
+        for request in visible:
+            wanted = adapters | {request.lora_request.lora_int_id} if request.lora_request else adapters
+            if len(wanted) > most:
+                others.append(request)
+            else:
+                adapters = wanted
+                kept.append(request)
+        self._books.set_aside(others)
+        return kept
+
+    def _prompts_last(self, halfway: list[Entry]) -> None:
+        """Decodes come first in a step: half-done prompts go behind them, in the order of the plan."""
+        running = self._scheduler.running
+        tail = [self._requests[entry.id] for entry in halfway]
+        if running[-len(tail) :] == tail:
+            return
+        self._order = list(running)
+        moved = set(tail)
+        running[:] = [request for request in self._order if request not in moved] + tail

@@ -1,0 +1,175 @@
+"""The mixin over vLLM's schedulers: plan, turn the knobs, call its `schedule` once, read the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import Request, RequestStatus
+
+from headgate.core.errors import told
+from headgate.core.ledger import Entry
+from headgate.core.plan import ALL, Plan
+from headgate.core.policy import BatchPolicy, End, Observer
+from headgate.core.view import Limits
+from headgate.live.engine.live import Live
+from headgate.live.engine.events import LOG
+from headgate.live.vllm.request_map import Books, Promises
+from headgate.live.vllm.knobs import Knobs
+
+ENDS = {
+    RequestStatus.FINISHED_STOPPED: End.STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED: End.LIMIT,
+    RequestStatus.FINISHED_REPETITION: End.LIMIT,  # its own limit on repeating itself
+    RequestStatus.FINISHED_IGNORED: End.REFUSED,
+}
+DECODES_ONLY = Plan(ALL)
+
+
+class Renewal(NamedTuple):
+    """Who decides from now on, because the settings have changed."""
+
+    policy: BatchPolicy | None
+
+
+class Duties(NamedTuple):
+    """What the factory hands over."""
+
+    policy: BatchPolicy | None  # None: vLLM decides, we only watch
+    observers: tuple[Observer, ...]
+    watchdog: float
+    promises: Promises
+    renew: Callable[[], Renewal | None]  # asked between two plans
+
+
+class Headgate:
+    """Stands before `Scheduler` or `AsyncScheduler`. All our attributes begin with `_headgate`.
+
+    Nothing of vLLM's own code is repeated. When our part fails it is left out from then on; requests are
+    vLLM's throughout, so that nobody's is lost.
+    """
+
+    def _headgate_begin(self: Any, duties: Duties) -> None:
+        """Called once, when vLLM's own constructor has run."""
+        self._headgate_broken = False
+        self._headgate_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
+        self._headgate_renew = duties.renew
+        seats = self._headgate_seats()
+        limits = Limits(self.max_num_scheduled_tokens, seats, self.block_size, 1 + self.num_spec_tokens)
+        total = self._headgate_tokens(self.cache_config.num_gpu_blocks - 1)  # one block is never used
+        self._headgate = Live(
+            duties.policy,
+            limits,
+            total,
+            duties.observers,
+            watchdog=duties.watchdog,
+            evict=self._headgate_evict,
+        )
+        self._headgate_books = Books(self, self._headgate, duties.promises)
+        self._headgate_knobs = Knobs(self, self._headgate.ledger, self._headgate_books)
+
+    # -- what vLLM calls ----------------------------------------------------------------------------
+
+    def add_request(self: Any, request: Request) -> None:
+        """A request arrives, or the next input of a session we know."""
+        known = request.request_id in self.requests
+        super().add_request(request)  # type: ignore[misc]
+        if not known:
+            self._headgate_guarded(self._headgate_books.arrive, request)
+
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compose a step."""
+        if self._pause_state != PauseState.UNPAUSED:
+            self._headgate_guarded(self._headgate.paused)
+        if self._headgate_broken or self._pause_state == PauseState.PAUSED_ALL:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        throttled = bool(args[0] if args else kwargs.get("throttle_prefills", False))
+        seen = self._headgate_guarded(self._headgate_prepare, throttled)
+        try:
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._headgate_knobs.restore()
+        self._headgate_guarded(self._headgate_books.ran, output, seen or [])
+        return output
+
+    def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """The tokens of a step are known."""
+        used = self.cache_config.num_gpu_blocks - 1 - self.kv_cache_manager.block_pool.get_num_free_blocks()
+        books, kv = self._headgate_books, self._headgate_tokens(used)
+        ran = self._headgate_guarded(books.done, scheduler_output, kv)
+        result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if self.num_spec_tokens and ran:
+            self._headgate_guarded(books.recount, scheduler_output.num_scheduled_tokens)
+        return result
+
+    def _preempt_request(self: Any, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        self._headgate_guarded(self._headgate_books.evicted, request)
+
+    def _free_request(self: Any, request: Request, *args: Any, **kwargs: Any) -> Any:
+        result = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        how = ENDS.get(request.status, End.ABORTED)
+        self._headgate_guarded(self._headgate_books.left, request, how, request.num_output_tokens)
+        return result
+
+    def _handle_stopped_request(self: Any, request: Request) -> bool:
+        tokens = request.num_output_tokens  # a session's are cleared when its next input begins
+        finished: bool = super()._handle_stopped_request(request)  # type: ignore[misc]
+        if not finished:
+            self._headgate_guarded(self._headgate_books.stopped, request, tokens)
+        return finished
+
+    # -- our part -----------------------------------------------------------------------------------
+
+    def _headgate_guarded(self: Any, part: Callable[..., Any], *args: Any) -> Any:
+        """Do our part; if it fails, never again."""
+        if self._headgate_broken:
+            return None
+        try:
+            return part(*args)
+        except Exception as error:
+            self._headgate_broken = True
+            with suppress(Exception):
+                LOG.exception("headgate failed; vLLM goes on without it")
+                self._headgate.fall(f"internal error: {told(error)}")
+            self._headgate_knobs.restore()
+            return None
+
+    def _headgate_prepare(self: Any, throttled: bool) -> list[Request]:
+        """Ask for the plan and turn the knobs; who of those waiting vLLM can see.
+
+        `throttled`: a data-parallel engine wants decodes only, as long as prompts do not pile up.
+        """
+        live = self._headgate
+        self._headgate_books.tidy()
+        seats = self._headgate_seats() - self.num_waiting_for_streaming_input  # idle sessions keep theirs
+        if seats != live.ledger.limits.running:
+            live.ledger.limits = live.ledger.limits._replace(running=max(1, seats))
+        if live.lease.ended or live.plan is None:
+            renewal = self._headgate_renew()
+            if renewal is not None:
+                live.take_over(renewal.policy)
+        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        short = free < live.ledger.rolling * self._headgate_groups  # may a decode lack a block?
+        plan = live.begin(self._headgate_tokens(free), short)
+        if plan is None:
+            return []
+        throttled = throttled and not self.prefill_capacity_bound and bool(live.ledger.decoding)
+        return list(self._headgate_knobs.turn(DECODES_ONLY if throttled else plan))
+
+    def _headgate_evict(self: Any, entry: Entry) -> None:
+        """The plan drops its KV: vLLM preempts it, and `_preempt_request` tells the books."""
+        request = self._headgate_books.requests[entry.id]
+        self.running.remove(request)
+        drops = {"drop_stale_output": True} if getattr(self, "requires_kv_delivery", False) else {}
+        self._preempt_request(request, time.monotonic(), **drops)
+
+    def _headgate_seats(self: Any) -> int:
+        return int(getattr(self, "max_num_active_reqs", self.max_num_running_reqs))
+
+    def _headgate_tokens(self: Any, blocks: int) -> int:
+        """Tokens these blocks hold: each token takes a block's share in every group of layers."""
+        return int(blocks * self.block_size // self._headgate_groups)

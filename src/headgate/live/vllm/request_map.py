@@ -1,0 +1,203 @@
+"""Who is who: vLLM's requests as the ledger's entries, and its answers as what ran."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.request import Request
+
+from headgate.core.ledger import Entry
+from headgate.core.policy import End
+from headgate.core.request import Slo
+from headgate.live.engine.step_in_flight import Chunk, Flight
+from headgate.live.engine.live import Live
+from headgate.live.vllm.seams import PROMOTE
+
+LONGEST_WAY = 60.0  # seconds a request may have been on its way from the front end
+Promises = Callable[[Request], tuple[str, Slo, int | None]]  # kind, promises, predicted output
+
+
+class Books:
+    """Tells the live driver what happens in vLLM. What vLLM does is the truth, planned or not."""
+
+    def __init__(self, scheduler: Any, live: Live, promises: Promises) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.requests: dict[int, Request] = {}  # by our number
+        self.holding: dict[int, Request] = {}  # they wait, and hold KV: a session's next input, a remote load
+        self.wall: Callable[[], float] = time.time  # the clock that stamps arrivals in the front end
+        self._scheduler = scheduler
+        self._live = live
+        self._promises = promises
+        self._unready: dict[str, Request] = {}  # blocked, or between two inputs of a session
+        self._aside: dict[str, Request] = {}  # no room for its adapter
+        self._flights: dict[int, tuple[Flight, Any]] = {}  # by the output they came with, which is kept
+        self._next = 0
+        self._by_priority = scheduler.policy.value == "priority"
+        self._in_order = True
+        self._promote = next(getattr(scheduler, name) for name in PROMOTE if hasattr(scheduler, name))
+
+    # -- comings and goings -------------------------------------------------------------------------
+
+    def arrive(self, request: Request) -> None:
+        """A request, or the next input of a session: the policy hears of it as soon as it can run."""
+        if self._scheduler._is_blocked_waiting_status(request.status):
+            self._unready[request.request_id] = request
+        else:
+            self._join(request)
+
+    def _join(self, request: Request) -> None:
+        """It can run: a new entry, or the one that was away."""
+        live, entry = self._live, self.entries.get(request.request_id)
+        if entry is None:
+            entry = self._entry(request)
+            live.arrive(entry)
+        else:
+            live.back(entry)
+        entry.todo = max(1, request.num_tokens - request.num_computed_tokens)
+        if request.num_computed_tokens:
+            self.holding[entry.id] = request
+        self._in_order = False
+
+    def _entry(self, request: Request) -> Entry:
+        live = self._live
+        kind, slo, guess = self._promises(request)
+        # A wall clock may jump between the front end and here: neither from the future nor from long ago.
+        arrival = live.now - min(max(0.0, self.wall() - request.arrival_time), LONGEST_WAY)
+        number, self._next = self._next, self._next + 1
+        limit, priority = request.max_tokens, request.priority
+        if guess is not None:
+            guess = min(guess, limit)
+        entry = Entry(live.ledger, number, arrival, request.num_tokens, limit, kind, guess, priority, slo)
+        self.entries[request.request_id] = entry
+        self.requests[number] = request
+        return entry
+
+    def tidy(self) -> None:
+        """Before a plan: who could not run may be able to now, and the queue is in vLLM's order."""
+        blocked = self._scheduler._is_blocked_waiting_status
+        for name, request in list(self._unready.items()):
+            if not blocked(request.status) or self._promote(request):
+                del self._unready[name]
+                self._join(request)
+        if self._aside:
+            running = self._scheduler.running
+            adapters = {each.lora_request.lora_int_id for each in running if each.lora_request}
+            for name, request in list(self._aside.items()):
+                if (
+                    len(adapters | {request.lora_request.lora_int_id})
+                    <= self._scheduler.lora_config.max_loras
+                ):
+                    del self._aside[name]
+                    self._join(request)
+        if self._by_priority and not self._in_order:
+            self._sort()
+
+    def set_aside(self, requests: list[Request]) -> None:
+        """There is no room for their adapters: the policy is not to wait for them."""
+        for request in requests:
+            self._away(request)
+            self._aside[request.request_id] = request
+
+    def _away(self, request: Request) -> None:
+        entry = self.entries[request.request_id]
+        self.holding.pop(entry.id, None)
+        self._live.away(entry)
+
+    def stopped(self, request: Request, tokens: int) -> None:
+        """A session has answered one input and waits for the next."""
+        self.left(request, End.STOPPED, tokens)
+        self._unready[request.request_id] = request
+
+    def left(self, request: Request, how: End, tokens: int) -> None:
+        """It is gone, with that many output tokens."""
+        name = request.request_id
+        entry = self.entries.get(name)
+        if entry is not None and (name in self._unready or name in self._aside):
+            self._live.back(entry)  # it left while it was away
+        self._unready.pop(name, None)
+        self._aside.pop(name, None)
+        if entry is None:
+            return
+        del self.entries[name], self.requests[entry.id]
+        self.holding.pop(entry.id, None)
+        self._live.ledger.recount(entry, tokens)
+        self._live.left(entry, how)
+        for _, output in self._flights.values():
+            if name in output.num_scheduled_tokens:
+                self._live.wasted(output.num_scheduled_tokens[name])
+
+    def evicted(self, request: Request) -> None:
+        """VLLM dropped its KV."""
+        entry = self.entries.get(request.request_id)
+        if entry is not None:
+            self._live.evicted(entry)
+            self._in_order = False
+
+    def _sort(self) -> None:
+        """`--scheduling-policy priority`: the queue policies see is in vLLM's order of urgency."""
+        waiting, requests = self._live.ledger.waiting, self.requests
+        for id in sorted(waiting, key=lambda id: (requests[id].priority, requests[id].arrival_time, id)):
+            waiting.move_to_end(id)
+        self._in_order = True
+
+    # -- steps --------------------------------------------------------------------------------------
+
+    def ran(self, output: Any, seen: list[Request]) -> None:
+        """Read from vLLM's answer what the step holds; `seen` are the waiting ones it could look at."""
+        live, ledger, scheduled = self._live, self._live.ledger, output.num_scheduled_tokens
+        for name in (
+            *(data.req_id for data in output.scheduled_new_reqs),
+            *output.scheduled_cached_reqs.resumed_req_ids,
+        ):
+            if name in self._unready:  # it became ready, and vLLM saw it, while the step was composed
+                self._join(self._unready.pop(name))
+            entry, request = self.entries[name], self._scheduler.requests[name]
+            if entry.evictions:
+                ledger.recount(entry, request.num_output_tokens)
+            self.holding.pop(entry.id, None)
+            live.admitted(entry, min(entry.prompt, request.num_computed_tokens - scheduled[name]))
+        for request in seen:
+            if self._scheduler._is_blocked_waiting_status(request.status):  # its KV is being loaded
+                self._away(request)
+                self._unready[request.request_id] = request
+        chunks = tuple(self._chunks(scheduled)) if ledger.prefilling else ()
+        flight = live.ran(chunks, len(scheduled) - len(chunks), lambda: self._decodes(scheduled))
+        if flight is not None:
+            self._flights[id(output)] = flight, output
+
+    def done(self, output: Any, kv: int) -> bool:
+        """The tokens of that step are known. False: it was empty."""
+        flight, _ = self._flights.pop(id(output), (None, None))
+        if flight is None:
+            return False
+        self._live.done(flight, kv)
+        return True
+
+    def recount(self, scheduled: dict[str, int]) -> None:
+        """With speculation a decode may have got several tokens in the step."""
+        ledger = self._live.ledger
+        for name in scheduled:
+            entry = self.entries.get(name)
+            if entry is None or entry.id in ledger.prefilling:
+                continue
+            request = self._scheduler.requests[name]
+            ledger.recount(entry, request.num_output_tokens)
+            if entry.id in ledger.waiting:  # evicted while the step was in flight
+                entry.todo = request.num_tokens
+
+    def _chunks(self, scheduled: dict[str, int]) -> list[Chunk]:
+        chunks = []
+        for entry in self._live.ledger.prefilling.values():
+            request = self.requests[entry.id]
+            tokens = scheduled.get(request.request_id)
+            if tokens:
+                computed = request.num_computed_tokens
+                left = request.num_tokens - computed if request.is_prefill_chunk else 0
+                chunks.append(Chunk(entry, tokens, computed - tokens, left))
+        return chunks
+
+    def _decodes(self, scheduled: dict[str, int]) -> list[int]:
+        decoding = self._live.ledger.decoding
+        return [entry.id for entry in map(self.entries.__getitem__, scheduled) if entry.id in decoding]

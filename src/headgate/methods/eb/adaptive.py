@@ -1,0 +1,275 @@
+"""EB(k̂*): exclusive batches whose threshold and seats follow the traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import exp, inf, log1p, sqrt
+from statistics import NormalDist
+
+from headgate.core.errors import InputError, unknown
+from headgate.core.policy import End, Steps
+from headgate.core.request import Request
+from headgate.core.view import View
+from headgate.cost.model import StepCost
+from headgate.estimators.averages import Window
+from headgate.estimators.hazard import OutputHazard, guarded
+from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
+from headgate.methods.eb.plan import Seats, paper_plan, stationary_plan
+from headgate.methods.eb.prediction import whole_steps
+from headgate.methods.eb.switching import kv_reserve
+from headgate.methods.eb.thresholds import Threshold, base_share, paper_share, settle
+from headgate.methods.eb.exclusive import Exclusive
+
+MODES = ("stationary", "paper", "literal")
+GATES = ("forecast", "paper", "fit")
+SEATS = ("forecast", "planned", "fixed")
+NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper's public code
+LEAST_SEATS = 16  # and a tenth of the most: fewer would starve the engine
+
+
+class AdaptiveExclusive(Exclusive):
+    """EB whose threshold k and seats N are planned anew from the requests that left and those that run.
+
+    Every `review` completions the output law is estimated (those still running count as censored, so that
+    a cold start or a shift does not look short), the share of seats to refill is planned, smoothed, and put
+    into force when the next refill is complete, never inside a phase.
+
+    Parameters:
+        slots: the most seats, N_max.
+        cost: what steps cost.
+        mode: "stationary" plans for the steady state of the estimated law (ours); "paper" is the paper's
+            θ0 + Δθ with guards and bound (6); "literal" has no guards and keeps its threshold where the
+            paper's formulas are undefined.
+        gate: who may enter. "forecast": as many as fit now and, by a forecast over the next phase, at the
+            peak of memory; "paper": equation (23), a refill only while a share of KV is free; "fit": as many
+            as fit now.
+        seats: N. "forecast": as many as memory will hold by the same forecast, taken anew when a refill is
+            complete; "planned": N_safe of the spec (mode "paper": bound (6)) from the estimated lengths;
+            "fixed": `slots`. With more seats than memory holds, seats are always idle and k means nothing.
+        window, warm: completions remembered, and needed before the first plan.
+        review: completions between two plans.
+        prior: mean output expected before anything is known.
+        miss: the accepted chance that memory overflows.
+        max_gap: as in `eb`.
+
+    Source: arXiv 2606.00516, Algorithm 1. We differ as the modes say, and in the gate: (23) ignores the
+    prompts of the refill and asks for up to 60 % free memory (erratum E10).
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        cost: StepCost,
+        mode: str = "stationary",
+        gate: str = "forecast",
+        seats: str = "forecast",
+        window: int = 500,
+        warm: int = 100,
+        review: int = 100,
+        prior: float = 256.0,
+        miss: float = 0.01,
+        max_gap: float | None = None,
+    ) -> None:
+        super().__init__(slots, 1, max_gap, cost)
+        _check(mode, gate, seats, warm, review, prior, miss)
+        self.most = slots
+        self.mode, self.gate, self.seats = mode, gate, seats
+        self.review, self.warm, self.miss = review, warm, miss
+        self._cost = cost
+        self._hazard = OutputHazard(window)
+        self._completed = OutputHazard(window)  # these alone, in full, as the paper fits them
+        self._prompts = Window(window)
+        self._running: dict[int, Request] = {}  # those that decode
+        self._iterations = 0
+        self._left = 0  # completions since the last plan
+        self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
+        self._step_tokens = inf  # the most in a step, once seen
+        self._seats_known = seats != "forecast"
+        self._margin = NormalDist().inv_cdf(1 - miss)
+        self.lengths = Lengths(prior, prior)
+        self._share = base_share(self.costs(slots).overhead / prior)
+        self._next: Threshold | None = settle(self._share, slots)
+        self._adopt_plan()
+
+    def costs(self, slots: int) -> PhaseCosts:
+        """Pure and mixed batches as straight lines, for the lengths seen and that many seats."""
+        return phase_costs(self._cost, self.lengths, slots)
+
+    def gauges(self) -> Mapping[str, float]:
+        """The threshold and the estimates it comes from."""
+        estimates = {"share": self._share, "output": self.lengths.output, "prompt": self.lengths.prompt}
+        return {**super().gauges(), **estimates}
+
+    # -- what it hears ------------------------------------------------------------------------------
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """It decodes from now on."""
+        self._running[request.id] = request
+        super().prefilled(request, now)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """It stops decoding; its age goes on when it comes back."""
+        self._running.pop(request.id, None)
+        super().evicted(request, now)
+
+    def stepped(self, steps: Steps) -> None:
+        """Count decode iterations."""
+        if steps.decodes:
+            self._iterations += len(steps.ends)
+        super().stepped(steps)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """Learn its length; plan anew when enough have left."""
+        super().finished(request, now, how)
+        self._running.pop(request.id, None)
+        decoded = request.generated - 1  # the prompt brought the first token
+        if decoded < 1:
+            return
+        self._hazard.update(decoded, how in (End.STOPPED, End.LIMIT), self._iterations)
+        self._completed.update(decoded, how in (End.STOPPED, End.LIMIT))
+        self._prompts.update(request.prompt)
+        self._left += 1
+        if self._left >= self.review and len(self._hazard) >= self.warm and self._memory:
+            self._left = 0
+            self._plan_anew()
+
+    # -- what it plans ------------------------------------------------------------------------------
+
+    def _plan_anew(self) -> None:
+        """Estimate lengths, plan the share and the seats; they wait for the refill to be complete."""
+        ages = [request.generated - 1 for request in self._running.values()]
+        mean = self._hazard.mean(ages, self._iterations)
+        if mean is None or self._memory is None:
+            return
+        prompt, spread = self._prompts.value or 1.0, self._prompts.spread or 0.0
+        self.lengths = Lengths(prompt, max(mean, 1.0 + 1e-9), spread, 0.0)
+        capacity, block = self._memory
+        least = min(self.most, max(LEAST_SEATS, self.most // 10))
+        seats = Seats(max(capacity, prompt + block + mean + 1), self.most, least, self.miss, block)
+        planned = self._planned(ages, seats)
+        if planned is None:
+            return
+        self._share += NEWEST * (planned.share - self._share)
+        slots = {"planned": planned.slots, "fixed": self.most}.get(self.seats, self.slots)
+        self._next = self._settled(slots)
+
+    def _settled(self, slots: int) -> Threshold:
+        """The smoothed share as whole seats, and whole prefill steps where those are cheaper."""
+        plan = settle(self._share, slots)
+        if self.mode != "stationary" or self.pieces or self._step_tokens == inf:
+            return plan
+        return whole_steps(plan, self.lengths, self.costs(slots).overhead, self._step_tokens)
+
+    def _planned(self, ages: list[int], seats: Seats) -> Threshold | None:
+        costs = self.costs(self.slots)
+        if self.mode == "stationary":
+            survival = self._hazard.survival(ages, self._iterations)
+            return survival and stationary_plan(costs, self.lengths, survival, seats)
+        fit = self._completed.fit()
+        if fit is None or fit.base >= 1:
+            return None
+        if self.mode == "paper":
+            return paper_plan(costs, self.lengths, guarded(fit, self.lengths.output), seats, self.slots)
+        if fit.base <= 0:
+            return None  # the paper's formulas have no answer here (erratum E11)
+        share = paper_share(costs.overhead, fit, costs.load(self.slots), cap=inf)
+        return settle(share, self.slots)
+
+    def _refilled(self) -> None:
+        super()._refilled()
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Begin at a moment that is not the end of a refill: what was planned comes into force."""
+        self._adopt_plan()
+        self._seats_known = self.seats != "forecast"
+
+    @property
+    def share(self) -> float:
+        """Of the seats, how many a refill fills: by the newest plan, in force or not."""
+        plan = self._next or self
+        return plan.refill / plan.slots
+
+    def _adopt_plan(self) -> None:
+        if self._next is not None:
+            self.slots, self.refill = self._next.slots, self._next.refill
+            self._next = None
+
+    # -- who may enter ------------------------------------------------------------------------------
+
+    def look(self, view: View) -> None:
+        """Learn the engine's limits, which plans need; for whoever calls `plan` seldom."""
+        self._memory = view.kv_total, view.limits.block
+        self._step_tokens = view.limits.batch_tokens
+
+    def _next_batch(self, view: View) -> list[int]:
+        self.look(view)
+        if not self._seats_known and view.decoding:
+            held = (view.kv_total - view.kv_free) / len(view.decoding)
+            seats = min(self.most, self.seats_that_fit(held, view.kv_total))
+            self._next = self._settled(max(1, seats))
+            self._adopt_plan()
+            self._seats_known = True
+        return super()._next_batch(view)
+
+    def seats_that_fit(self, held: float, capacity: float) -> int:
+        """How many requests of `held` KV tokens each fit at the peak of the coming phase."""
+        fewest = inf
+        for expected, deviation in self._crests(held):
+            root = (sqrt(deviation**2 + 4 * expected * capacity) - deviation) / (2 * expected)
+            fewest = min(fewest, root**2)
+        return int(fewest)
+
+    def _that_fit(self, view: View, prompts: Iterable[Request]) -> list[int]:
+        decodes = len(view.decoding)
+        if self.gate == "fit" or not decodes:
+            return super()._that_fit(view, prompts)
+        if self.gate == "paper":
+            reserve = kv_reserve(self.slots, self.lengths.output, view.kv_total)
+            return super()._that_fit(view, prompts) if view.kv_free >= reserve * view.kv_total else []
+        block, held, count = view.limits.block, view.kv_total - view.kv_free, decodes
+        batch: list[int] = []
+        for request in prompts:
+            held += -(-(request.todo + 1) // block) * block
+            count += 1
+            if max(held + decodes, self._peak(held, count)) > view.kv_total:
+                break
+            batch.append(request.id)
+        return batch
+
+    def _peak(self, held: int, count: int) -> float:
+        """KV tokens that `count` requests with `held` now will have at their peak in the coming phase."""
+        each = held / count
+        return max(count * expected + sqrt(count) * deviation for expected, deviation in self._crests(each))
+
+    def _crests(self, each: float) -> list[tuple[float, float]]:
+        """What a request with `each` KV tokens will hold at some ages of the phase: mean, and z deviations.
+
+        It grows by a token an iteration and ends with the same chance in each, so after s iterations it holds
+        each + s with probability exp(-s/mean), else nothing. The mean is highest at mean - each iterations.
+        Requests differ: prompts by their deviation, ages (what is held beyond the prompt) by their own mean.
+        """
+        ending = 1 / self.lengths.output
+        phase = -log1p(-min(self._share, 0.99)) / ending
+        unlike = self.lengths.prompt_sd**2 + max(0.0, each - self.lengths.prompt) ** 2
+        crests = []
+        for age in (min(max(1 / ending - each, 1.0), phase), phase / 8, phase / 4, phase / 2, phase):
+            alive = exp(-ending * age)
+            spread = sqrt(alive * (1 - alive) * ((each + age) ** 2 + unlike))
+            crests.append((alive * (each + age), self._margin * spread))
+        return crests
+
+
+def _check(mode: str, gate: str, seats: str, warm: int, review: int, prior: float, miss: float) -> None:
+    if mode not in MODES:
+        raise unknown("mode of eb-online", mode, MODES)
+    if gate not in GATES:
+        raise unknown("gate of eb-online", gate, GATES)
+    if seats not in SEATS:
+        raise unknown("seats of eb-online", seats, SEATS)
+    if warm < 1 or review < 1:
+        raise InputError(f"eb-online: warm={warm}, review={review}; both must be at least 1")
+    if not prior > 1:
+        raise InputError(f"eb-online: prior={prior} output tokens; it must be above 1")
+    if not 0 < miss < 1:
+        raise InputError(f"eb-online: miss={miss}; it must lie between 0 and 1, 0.01 is usual")

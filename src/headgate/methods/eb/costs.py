@@ -1,0 +1,162 @@
+"""PhaseCosts: what pure and mixed batches cost as straight lines, the form in which EB's formulas want it."""
+
+from __future__ import annotations
+
+from math import ceil, isfinite
+from typing import NamedTuple
+
+from headgate.core.errors import InputError
+from headgate.cost.model import LinearCost, StepCost
+from headgate.methods.eb.lines import nearest_lines
+
+
+class Lengths(NamedTuple):
+    """Means and standard deviations of prompt and output. mu_L, mu_O, sigma_L, sigma_O of the EB paper.
+
+    Outputs are decode iterations, one less than output tokens (erratum E12: the prefill emits the first).
+    """
+
+    prompt: float
+    output: float
+    prompt_sd: float = 0.0
+    output_sd: float = 0.0
+
+    @property
+    def context(self) -> float:
+        """KV tokens one decode reads on average: mu_L + E[O^2] / (2 mu_O), rule (a) of section 1.2."""
+        return self.prompt + (self.output_sd**2 + self.output**2) / (2 * self.output)
+
+    @property
+    def total(self) -> float:
+        """Tokens of a request, prompt and output."""
+        return self.prompt + self.output
+
+
+class PhaseCosts(NamedTuple):
+    """Seconds of an iteration by what it holds.
+
+    In the order given: alpha_p, beta_p, alpha_d, beta_d, alpha_MB, and the polynomial beta_MB(r) in the
+    decode share r of the EB paper (arXiv 2606.00516, section 3).
+
+    `prefill_fixed` should be what a whole change of phase costs, not a kernel's intercept: the latter is
+    several times too small (erratum E2).
+    """
+
+    prefill_fixed: float
+    prefill_per_token: float
+    decode_fixed: float
+    decode_per_request: float
+    mixed_fixed: float = 0.0
+    mixed_by_share: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def overhead(self) -> float:
+        """The fixed cost of a refill in decode iterations: g = alpha_p / alpha_d."""
+        return self.prefill_fixed / self.decode_fixed
+
+    def load(self, slots: float) -> float:
+        """What the requests of a full batch cost by the fixed cost beside them: rho = beta_d N / alpha_d."""
+        return self.decode_per_request * slots / self.decode_fixed
+
+    def mixed_per_token(self, share: float) -> float:
+        """The price of a token in a mixed batch with that share of decodes: beta_MB(r)."""
+        constant, linear, square = self.mixed_by_share
+        return constant + share * (linear + share * square)
+
+    def pure_per_token(self, lengths: Lengths) -> float:
+        """The price of a token when each kind runs alone, without fixed costs: beta_EB."""
+        prompt = self.prefill_per_token * lengths.prompt
+        return (prompt + self.decode_per_request * lengths.output) / lengths.total
+
+
+def checked_costs(costs: PhaseCosts) -> PhaseCosts:
+    """The same, or an InputError: decode_fixed > 0, the other plain coefficients >= 0, all finite."""
+    for name, value in zip(costs._fields[:5], costs[:5], strict=True):
+        if not (isfinite(value) and value >= 0):
+            raise InputError(f"{name}={value}; need a finite number >= 0, calibrate again")
+    if not costs.decode_fixed > 0:
+        raise InputError(
+            "decode_fixed=0; need > 0, the thresholds compare fixed costs: calibrate small batches"
+        )
+    if not all(isfinite(x) for x in costs.mixed_by_share):
+        raise InputError(
+            f"mixed_by_share={list(costs.mixed_by_share)}; need three finite numbers, calibrate again"
+        )
+    return costs
+
+
+def checked_lengths(lengths: Lengths) -> Lengths:
+    """The same, or an InputError: prompts > 0, outputs >= 1 iteration, deviations >= 0, all finite."""
+    bounds = (("prompt", lengths.prompt > 0, "> 0"), ("output", lengths.output >= 1, ">= 1"))
+    spreads = (("prompt_sd", lengths.prompt_sd >= 0, ">= 0"), ("output_sd", lengths.output_sd >= 0, ">= 0"))
+    for name, fine, bound in (*bounds, *spreads):
+        value = getattr(lengths, name)
+        if not (fine and isfinite(value)):
+            raise InputError(
+                f"mean lengths: {name}={value}; need a finite number {bound}, check the workload"
+            )
+    return lengths
+
+
+def phase_costs(cost: StepCost, lengths: Lengths, slots: int, refill: int = 1) -> PhaseCosts:
+    """A cost card's steps as straight lines in the number of requests, for this workload and batch size.
+
+    Two things bend a step's price that EB's formulas take as straight. Context: each decode is charged for
+    the mean context of the workload. The knee (decodes that ride for free): we take the line through the two
+    ends of a decode phase, `slots` and `slots - refill` decodes. Away from the knee that is the card itself;
+    across it the line is exact where the phase begins and ends, and never below the card between. With the
+    knee below the phase, decode_fixed is what the line has at zero, less than the card's own constant: the
+    free decodes are a credit. Should the credit exceed the constant, the line from an empty batch is used
+    instead, which is never negative. What earlier chunks of a prompt cost (per_behind) is left out; it is
+    about one per cent for 128K prompts in chunks of 8K. A cost that is not made of lines, such as the tile
+    model's stairs, gives the nearest ones.
+    """
+    checked_lengths(lengths)
+    if not 1 <= refill <= slots:
+        raise InputError(f"refill={refill}, slots={slots}; need 1 <= refill <= slots, choose k <= N")
+    if not isinstance(cost, LinearCost):
+        return _nearest(cost, lengths, slots)
+    ends = (slots - refill, slots)
+    decode, prefill, mixed = cost.decode, cost.prefill, cost.mixed
+    fixed, each = _line(decode.constant, decode.per_decode, decode.free_decodes, ends)
+    together, beside = _line(mixed.constant, mixed.per_decode, mixed.free_decodes, ends)
+    constant, linear, square = mixed.by_share
+    of_decodes = beside + mixed.per_context * lengths.context
+    return checked_costs(
+        PhaseCosts(
+            prefill_fixed=prefill.constant,
+            prefill_per_token=prefill.per_token,
+            decode_fixed=fixed,
+            decode_per_request=each + decode.per_context * lengths.context,
+            mixed_fixed=together,
+            mixed_by_share=(constant + mixed.per_prefill, linear + of_decodes - mixed.per_prefill, square),
+        )
+    )
+
+
+def _nearest(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
+    """The same from any step cost, by the lines nearest to it."""
+    decode, prefill, mixed = nearest_lines(cost, lengths.prompt, lengths.context, slots)
+    together, per_token, beside = mixed
+    phase: float = prefill[0] + getattr(cost, "switch", 0.0)  # erratum E2: of the change, not of a kernel
+    shares = (per_token, beside - per_token, 0.0)
+    return checked_costs(PhaseCosts(phase, prefill[1], *decode, together, shares))
+
+
+def amortised_prefill(costs: PhaseCosts, tokens: float, budget: int, switch: float = 0.0) -> float:
+    """The fixed cost that a larger refill would spread: switch + alpha_p (m - tokens / budget), erratum E3.
+
+    A refill of `tokens` prompt tokens takes m = ceil(tokens / budget) iterations. All full ones pay in
+    proportion to the tokens, so only the unfilled part of the last can be spread; the paper takes m = 1.
+    """
+    if budget < 1 or tokens <= 0 or not switch >= 0:
+        raise InputError(f"tokens={tokens}, budget={budget}, switch={switch}; need > 0, >= 1 and >= 0")
+    return switch + costs.prefill_fixed * (ceil(tokens / budget) - tokens / budget)
+
+
+def _line(constant: float, each: float, free: int, ends: tuple[int, int]) -> tuple[float, float]:
+    """(fixed, per request) of constant + each * max(n - free, 0) through the two values of n."""
+    few, many = (max(n - free, 0) for n in ends)
+    paying = (many - few) / (ends[1] - ends[0])
+    fixed = constant + each * (many - paying * ends[1])
+    return (fixed, each * paying) if fixed > 0 else (constant, each * many / ends[1])

@@ -1,0 +1,188 @@
+"""EB(k): decode until enough seats are idle, then prefill prompts into them, never both at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+from headgate.core.errors import InputError
+from headgate.core.plan import ALL, NONE, Plan, Until
+from headgate.core.policy import BatchPolicy, End, Steps
+from headgate.core.request import Request
+from headgate.core.view import View
+from headgate.cost.model import StepCost
+from headgate.methods.eb.switching import refill_due
+from headgate.methods.eb.pieces import Pieces
+
+NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
+SOMEBODY_MUST_LEAVE = Plan(ALL, until=Until(finishes=1))
+ONE_STEP = Plan(ALL, until=Until(steps=1))
+
+
+class Exclusive(BatchPolicy):
+    """Decode until `refill` of `slots` seats could be filled at once; then prefill that many prompts.
+
+    While prompts run, decodes keep their KV and get nothing; while decodes run, no prompt does. With a
+    long queue a refill begins when `refill` seats are idle. With a short one the same *share* decides:
+    a refill begins when the prompts that could enter are at least refill/slots of the batch they would
+    make (`fillable * (slots - refill) >= decoding * refill`, integers only).
+
+    Parameters:
+        slots: N, requests that may hold KV at once.
+        refill: k, from 1 (prefill as soon as anybody can enter: vLLM v0) to `slots` (let the batch run
+            empty: request-level batching).
+        max_gap: seconds a refill may keep any decode waiting. A longer refill is cut into pieces with a
+            decode step between; needs `cost` to know how long a piece takes. None: no bound.
+        cost: what steps cost, for `max_gap`.
+
+    Source: "Threshold-Based Exclusive Batching for LLM Inference" (arXiv 2606.00516), section 3, with a
+    fixed k. We differ: (a) the switch is also tested right after a refill, so that k=1 is vLLM v0 at every
+    load; (b) a prompt enters only if its whole KV is free, and one token for each decode beside it (the
+    paper's code can leave half-done prompts stuck); (c) the prompts of a refill are fixed when it begins;
+    (d) `max_gap` is ours.
+    """
+
+    def __init__(
+        self, slots: int, refill: int, max_gap: float | None = None, cost: StepCost | None = None
+    ) -> None:
+        if slots < 1:
+            raise InputError(f"eb: slots={slots}; at least one request must be able to run")
+        if not 1 <= refill <= slots:
+            raise InputError(f"eb: refill={refill} is outside 1..{slots} (slots); choose 1 <= k <= N")
+        self.slots = slots
+        self.refill = refill
+        self.pieces = Pieces(max_gap, cost) if max_gap is not None else None
+        self._batch: dict[int, None] = {}  # prompts of the refill under way, in order
+
+    @property
+    def refilling(self) -> bool:
+        """Is a refill under way?"""
+        return bool(self._batch)
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """One prompt of the refill is done."""
+        self._drop(request)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It may have left in the middle of the refill."""
+        self._drop(request)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """An evicted prompt waits for its next turn like any other."""
+        self._drop(request)
+
+    def stepped(self, steps: Steps) -> None:
+        """A piece of a refill, or the decode step after it, has run."""
+        if self.pieces:
+            self.pieces.ran(steps)
+
+    def gauges(self) -> Mapping[str, float]:
+        """The threshold, and how many prompts the refill under way still has."""
+        return {"refill": self.refill, "slots": self.slots, "refilling": len(self._batch)}
+
+    def plan(self, view: View) -> Plan:
+        """The prompts of the refill under way, or every decode until the next one is due."""
+        if self.pieces and self.pieces.decodes_are_due and view.decoding:
+            return ONE_STEP
+        if self.pieces and self._batch and view.decoding and not view.prefilling:
+            self._drop_what_no_longer_fits(view)
+            if not self._batch:
+                return ONE_STEP
+        if self._batch and view.decoding and not view.prefilling and not self._may_enter(view):
+            self._batch = {}
+            self._refilled()
+        if not self._batch:
+            self._batch = dict.fromkeys(self._next_batch(view))
+        if self._batch:
+            return self._prefill(view)
+        if not view.waiting:
+            return NOBODY_WAITS
+        return self._decode(view)
+
+    def _drop_what_no_longer_fits(self, view: View) -> None:
+        """Decodes between two pieces took KV that the rest of the refill was meant to have."""
+        rest = [view.waiting[id] for id in self._batch]
+        kept = self._that_fit(view, rest)
+        if len(kept) < len(rest):
+            self._batch = dict.fromkeys(kept)
+            if not kept:
+                self._refilled()
+
+    def _may_enter(self, view: View) -> bool:
+        """Has the engine still a seat and the KV for the next prompt of the refill?
+
+        On one engine always; in a fleet others may have come meanwhile with KV of their own.
+        """
+        block, need = view.limits.block, view.waiting[next(iter(self._batch))].todo
+        return len(view.decoding) < view.limits.running and -(-need // block) * block <= view.kv_free
+
+    def _prefill(self, view: View) -> Plan:
+        prompts = tuple(self._batch)
+        if view.prefilling and prompts[0] not in view.prefilling:  # a real engine may pass one over
+            prompts = tuple(sorted(prompts, key=lambda id: id not in view.prefilling))
+        if self.pieces is None:
+            return Plan(NONE, prompts, until=Until(prefills=len(prompts)))
+        if not view.decoding:  # nobody waits for a token until the first prompt is done
+            return Plan(NONE, prompts, until=Until(prefills=1))
+        tokens, steps = self.pieces.next_piece(view, prompts)
+        return Plan(NONE, prompts, tokens, until=Until(steps=steps, prefills=len(prompts)))
+
+    def _next_batch(self, view: View) -> list[int]:
+        if view.prefilling:  # taken over half-way, or the engine refused a part
+            return list(view.prefilling)
+        slots, refill = self._threshold(view)
+        decodes = len(view.decoding)
+        if not refill_due(slots, refill, decodes, len(view.waiting)):
+            return []
+        return self._that_fit(view, islice(view.waiting.values(), slots - decodes))
+
+    def _that_fit(self, view: View, prompts: Iterable[Request]) -> list[int]:
+        """The first of them whose KV is free, with a token for each decode beside them."""
+        block, decodes = view.limits.block, len(view.decoding)
+        room = view.kv_free - decodes
+        batch: list[int] = []
+        for request in prompts:
+            room -= -(-(request.todo + 1) // block) * block
+            if room < 0 and (batch or decodes):
+                break
+            batch.append(request.id)
+        return batch
+
+    def _decode(self, view: View) -> Plan:
+        """Every decode, until enough have left (or come) for the switch to be worth another look."""
+        slots, refill = self._threshold(view)
+        decodes = len(view.decoding)
+        by_seats = refill - (slots - decodes)
+        by_queue = -(-(decodes * refill - len(view.waiting) * (slots - refill)) // refill)
+        if by_queue > by_seats:  # the queue is too short: an arrival may bring the switch forward
+            return Plan(ALL, until=Until(finishes=max(1, by_queue), arrivals=1))
+        if by_seats > 1:
+            return Plan(ALL, until=Until(finishes=by_seats))
+        return SOMEBODY_MUST_LEAVE  # seats are there, memory is not
+
+    def _threshold(self, view: View) -> tuple[int, int]:
+        slots = min(self.slots, view.limits.running)
+        return slots, min(self.refill, slots)
+
+    def _drop(self, request: Request) -> None:
+        if self._batch.pop(request.id, self) is None and not self._batch:
+            self._refilled()
+
+    def _refilled(self) -> None:
+        """The refill is complete: decodes are next."""
+        if self.pieces:
+            self.pieces.end()
+
+
+class PrefillFirst(Exclusive):
+    """vLLM v0: whenever a prompt can enter, prefill it before any decode runs. EB with k = 1."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots, refill=1)
+
+
+class RequestLevel(Exclusive):
+    """Request-level batching: fill all seats, run the batch until it is empty. EB with k = N."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots, refill=slots)

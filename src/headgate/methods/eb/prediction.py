@@ -1,0 +1,100 @@
+"""Requests per second of mixed and of exclusive batching, predicted from any step cost."""
+
+from __future__ import annotations
+
+from math import ceil, erfc, log1p, sqrt
+
+from headgate.core.errors import InputError
+from headgate.cost.model import Shape, StepCost
+from headgate.methods.eb.costs import Lengths, checked_lengths
+from headgate.methods.eb.lines import mean_prompts
+from headgate.methods.eb.thresholds import Threshold
+
+FEW = 1e-3  # steps that come about this rarely are not counted
+
+
+def mixed_rate(cost: StepCost, lengths: Lengths, running: float, budget: int) -> float:
+    """Mixed batching with `running` requests in the engine all the time.
+
+    In a steady state running/output requests end in each step and as many prompts enter. Where that is less
+    than one, only that share of the steps holds a prompt and the others are pure decodes: the paper charges
+    the price of a mixed token to every step. Where prompts do not fit into the budget, decodes wait for them.
+    """
+    running = _checked(lengths, running, budget)
+    running = min(running, budget / (1 + lengths.prompt / lengths.output))
+    decodes, context = round(running), round(running * lengths.context)
+    entering = running / lengths.output
+    if entering >= 1:
+        prompts = mean_prompts(entering * lengths.prompt, lengths.prompt)
+        seconds = cost.seconds(prompts._replace(decodes=decodes, context=context))
+    else:
+        chunk = min(lengths.prompt, budget - running)
+        share = min(1.0, entering * lengths.prompt / chunk)  # a prompt above the budget takes several steps
+        with_prompt = cost.seconds(Shape(decodes, context, max(1, round(chunk))))
+        seconds = share * with_prompt + (1 - share) * cost.seconds(Shape(decodes, context))
+    return entering / seconds
+
+
+def exclusive_rate(cost: StepCost, lengths: Lengths, slots: float, share: float, budget: int) -> float:
+    """Exclusive batching with `slots` seats, a `share` of which is refilled at once.
+
+    A cycle refills share * slots requests, each of which needs its mean output: the decodes of a phase of
+    ζ * output iterations (ζ = -ln(1 - share)) average share/ζ of the seats. Prompts take as many steps as the
+    budget asks for. Unlike equation (4), every step is priced by the cost itself, knees and context included.
+    """
+    slots = _checked(lengths, slots, budget)
+    if not 0 < share < 1:
+        raise InputError(f"share={share}; need 0 < share < 1, clip the threshold first")
+    refilled = max(1.0, share * slots)
+    share = min(refilled / slots, 0.99)
+    phase = -log1p(-share) * lengths.output
+    decodes = refilled * lengths.output / phase
+    decode = phase * cost.seconds(Shape(round(decodes), round(decodes * lengths.context)))
+    tokens = refilled * lengths.prompt
+    steps = ceil(tokens / budget)
+    return refilled / (decode + steps * cost.seconds(mean_prompts(tokens / steps, lengths.prompt)))
+
+
+def prefill_steps(lengths: Lengths, refilled: float, budget: float) -> float:
+    """How many steps of `budget` tokens a refill takes on average; its prompts' sum is taken as normal."""
+    mean, spread = refilled * lengths.prompt, sqrt(2 * refilled) * lengths.prompt_sd
+    if not spread:
+        return float(ceil(mean / budget))
+    full = max(0, int((mean - 4 * spread) / budget))  # these are certain
+    steps, more = float(full), 1.0
+    while more > FEW:  # the chance that the prompts need another step
+        steps += more
+        full += 1
+        more = 0.5 * erfc((full * budget - mean) / spread)
+    return steps
+
+
+def whole_steps(plan: Threshold, lengths: Lengths, overhead: float, budget: float) -> Threshold:
+    """The plan, or one whose refill just fills its last prefill step, where that costs less per seat.
+
+    Equation (3) and section 3.4 take a refill as one step. Each step of it costs `overhead` (in decode
+    iterations), so a nearly empty last one is paid for little: erratum E3, up to 2 % with published costs. We
+    look at the refills that fill the planned number of steps or one less, with a deviation of the prompts to
+    spare and half an iteration's leavers on top (so many more than k are idle when the phase ends).
+    """
+    slots, extra = plan.slots, plan.slots / (2 * lengths.output)
+
+    def cost(refill: int) -> float:
+        phase = -log1p(-min(refill / slots, 0.99)) * lengths.output
+        refilled = min(refill + extra, slots)
+        return (phase + overhead * prefill_steps(lengths, refilled, budget)) / refilled
+
+    last = ceil((plan.refill + extra) * lengths.prompt / budget)
+    choices = [plan.refill]
+    for steps in (last - 1, last):
+        root = sqrt(lengths.prompt_sd**2 + 4 * lengths.prompt * steps * budget) - lengths.prompt_sd
+        choices.append(int((root / (2 * lengths.prompt)) ** 2 - extra))
+    refill = min((choice for choice in choices if 1 <= choice <= slots), key=cost)
+    return Threshold(refill / slots, refill, slots)
+
+
+def _checked(lengths: Lengths, batch: float, budget: int) -> float:
+    checked_lengths(lengths)
+    if not batch > 0 or budget < 1:
+        raise InputError(f"a batch of {batch} requests and a budget of {budget} tokens; both must be above 0")
+    return max(1.0, batch)

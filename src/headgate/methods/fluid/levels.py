@@ -1,0 +1,182 @@
+"""Service levels of a fluid plan as rows of its linear program: fairness, time per token, shares served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from math import inf, isfinite
+
+import numpy as np
+
+from headgate.core.errors import InputError, unknown
+from headgate.methods.fluid.flows import Instance, Pace
+from headgate.methods.fluid.program import Builder, Floats
+
+SLOTS, TOKENS = "slots", "tokens"
+FIRST_TANGENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+WORDS = {
+    "prefill_fairness": "prefill fairness",
+    "decode_fairness": "decode fairness",
+    "tpot": "time per token",
+    "served": "share served",
+    "prefilling": "engines that prefill",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What a plan must keep, or pays for: section 4 of the paper, (43) to (49).
+
+    The first three are caps; the next three, penalties subtracted from revenue for each unit of the same
+    thing. Differences: TPOT by `tokens` is the mean over tokens that users see, (47) averages over seats
+    as if all were busy; `served` and `prefilling` are ours.
+    """
+
+    prefill_fairness: float | None = None  # η1: largest difference of engines prefilling two classes
+    decode_fairness: float | None = None  # η2: largest difference of solo decodes of two classes
+    tpot: float | None = None  # η3, seconds
+    prefill_penalty: float = 0.0
+    decode_penalty: float = 0.0
+    tpot_penalty: float = 0.0
+    tpot_over: str = SLOTS  # or TOKENS
+    served: Mapping[str, float] = field(default_factory=dict)  # least share of a class's arrivals
+    prefilling: float = 1.0  # most engines that prefill, as a share of all
+    decodes_may_wait: bool | None = None  # a planned queue before decode; None: only where nothing is asked
+
+    @property
+    def none(self) -> bool:
+        """Is no service asked for? Fewer engines that prefill are a limit, not a service."""
+        caps = (self.prefill_fairness, self.decode_fairness, self.tpot)
+        penalties = (self.prefill_penalty, self.decode_penalty, self.tpot_penalty)
+        return not any(penalties) and not self.served and all(cap is None for cap in caps)
+
+    @property
+    def decode_queue(self) -> bool:
+        """May people be planned to wait for a decode seat? The paper's service levels forbid it."""
+        return self.none if self.decodes_may_wait is None else self.decodes_may_wait
+
+    @property
+    def by_class(self) -> bool:
+        """Do they fix how each class's decodes are split? Then the solver's split is not ours to change."""
+        return self.decode_fairness is not None or self.decode_penalty > 0
+
+    def checked(self, instance: Instance) -> Levels:
+        """The same, or an error that names what cannot be."""
+        for each in fields(self)[:6]:
+            value = getattr(self, each.name)
+            if value is not None and not (value >= 0 and isfinite(value)):
+                raise InputError(f"{each.name.replace('_', ' ')} is {value:g}; give at least 0")
+        if self.tpot_over not in (SLOTS, TOKENS):
+            raise unknown("average for TPOT", self.tpot_over, (SLOTS, TOKENS))
+        if not 0 <= self.prefilling <= 1:
+            raise InputError(f"share of engines that prefill is {self.prefilling:g}; give 0 to 1")
+        names = [flow.name for flow in instance.flows]
+        for name, share in self.served.items():
+            if name not in names:
+                raise unknown("class", name, names)
+            if not 0 <= share <= 1:
+                raise InputError(f"class {name!r}: share served is {share:g}; give 0 to 1")
+        fastest = min(1 / instance.pace.solo_speed, instance.pace.mixed_step)
+        if self.tpot is not None and self.tpot < fastest:
+            raise InputError(
+                f"time per token of {self.tpot:g} s cannot be kept: the fastest step takes {fastest:g} s; "
+                "ask for at least that"
+            )
+        return self
+
+
+def slot_tpot(pace: Pace, prefilling: float) -> float:
+    """T(X) of (47): the mean step time over seats, all taken, when X of the engines prefill."""
+    seats, mixed = pace.seats, pace.mixed_step
+    busy = mixed * (seats - 1) * prefilling + seats / pace.solo_speed * (1 - prefilling)
+    return busy / (seats - prefilling)
+
+
+def slot_tpot_slope(pace: Pace, prefilling: float) -> float:
+    """T'(X); T is convex when a mixed step is the longer one, and concave when it is the shorter."""
+    seats = pace.seats
+    return seats * (seats - 1) * (pace.mixed_step - 1 / pace.solo_speed) / (seats - prefilling) ** 2
+
+
+def most_prefilling(pace: Pace, tpot: float) -> float:
+    """X̄(η3): the most engines that may prefill under a cap on (47), as a share; inf when none is too many."""
+    seats = pace.seats
+    slope = (seats - 1) * pace.mixed_step - seats / pace.solo_speed + tpot
+    room = seats * (tpot - 1 / pace.solo_speed)
+    return max(0.0, room / slope) if slope > 0 else inf
+
+
+def add_rows(build: Builder, instance: Instance, levels: Levels, free: str = "") -> dict[str, int]:
+    """Rows of all levels; the number of the row whose dual is the price of each.
+
+    With `free`, that level becomes the column "free" itself, to find the nearest value that can be kept.
+    """
+    count = len(instance.flows)
+    ones = np.ones(count)
+    rows: dict[str, int] = {}
+    if levels.prefilling < 1 or free == "prefilling":
+        rows["prefilling"] = _cap(build, {"x": ones}, levels.prefilling, free == "prefilling")
+    for name, block, penalty in (
+        ("prefill_fairness", "x", levels.prefill_penalty),
+        ("decode_fairness", "solo", levels.decode_penalty),
+    ):
+        cap = getattr(levels, name)
+        if cap is not None or penalty or free == name:
+            _spread(build, count, name, block, penalty)
+            if cap is not None or free == name:
+                limit = inf if cap is None else cap
+                rows[name] = _cap(build, {f"{name}.ends": np.array([-1.0, 1.0])}, limit, free == name)
+    if levels.tpot is not None:
+        rows["tpot"] = _tpot(build, instance.pace, levels, ones)
+    for number, flow in enumerate(instance.flows):
+        least = levels.served.get(flow.name, 0.0) * flow.rate
+        if least > 0:
+            rows[f"served.{flow.name}"] = _served(build, instance, number, least, free == "served")
+    return rows
+
+
+def add_tangents(build: Builder, pace: Pace, penalty: float, count: int, points: list[float]) -> None:
+    """A column t that pays the TPOT penalty and lies above tangents of the convex T(X)."""
+    build.columns("t", np.array([-penalty]))
+    for point in points:
+        slope = slot_tpot_slope(pace, point)
+        height = slot_tpot(pace, point) - slope * point
+        build.row({"t": np.ones(1), "x": np.full(count, -slope)}, low=height)
+
+
+def _spread(build: Builder, count: int, name: str, block: str, penalty: float) -> None:
+    """Rows lo <= each of the block <= hi, and the penalty on hi - lo."""
+    build.columns(f"{name}.ends", np.array([penalty, -penalty]))
+    for number in range(count):
+        one = np.zeros(count)
+        one[number] = 1.0
+        build.row({block: one, f"{name}.ends": np.array([-1.0, 0.0])}, low=0.0)
+        build.row({block: one, f"{name}.ends": np.array([0.0, -1.0])}, high=0.0)
+
+
+def _cap(build: Builder, parts: dict[str, Floats], most: float, free: bool) -> int:
+    if free:
+        return build.row(parts | {"free": np.array([-1.0])}, high=0.0)
+    return build.row(parts, high=most)
+
+
+def _tpot(build: Builder, pace: Pace, levels: Levels, ones: Floats) -> int:
+    """One exact row: (47) is a ratio of two affine functions of X, the token form one of Y_m and Y_s."""
+    cap, seats = levels.tpot, pace.seats
+    assert cap is not None
+    if levels.tpot_over == TOKENS:
+        parts = {"mixed": ones * (1 - cap / pace.mixed_step), "solo": ones * (1 - cap * pace.solo_speed)}
+        return build.row(parts, high=0.0)
+    slope = (seats - 1) * pace.mixed_step - seats / pace.solo_speed + cap
+    return build.row({"x": ones * slope}, high=seats * (cap - 1 / pace.solo_speed))
+
+
+def _served(build: Builder, instance: Instance, number: int, least: float, free: bool) -> int:
+    """Completions of one class; with `free`, only that share of what was asked for."""
+    flow, pace = instance.flows[number], instance.pace
+    one = np.zeros(len(instance.flows))
+    one[number] = 1.0
+    done = {"mixed": one / (flow.output * pace.mixed_step), "solo": one * pace.solo_speed / flow.output}
+    if free:
+        return build.row(done | {"free": np.array([-least])}, low=0.0)
+    return build.row(done, low=least)

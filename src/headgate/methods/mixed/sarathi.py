@@ -1,0 +1,73 @@
+"""Sarathi-Serve: every decode, then prompt chunks up to the budget, first come or shortest first."""
+
+from __future__ import annotations
+
+from headgate.core.errors import unknown
+from headgate.core.plan import ALL, Plan
+from headgate.core.view import View
+from headgate.methods.mixed.mixed import NOBODY_WAITS, Mixed
+from headgate.methods.orders import Ordered, order_of, share
+
+KNOWN_ORDERS = ("arrival", "shortest", "priority")
+
+
+class Sarathi(Ordered, Mixed):
+    """Mixed batching with an order for new prompts and a watermark of KV that they may not take.
+
+    Only prompts that have not started are ordered; one that has is never overtaken.
+
+    Parameters:
+        slots: requests that may hold KV at once (the papers run 128).
+        budget: tokens in one step, decodes included (the papers run 512).
+        order: "arrival", "shortest" (prompt first) or "priority" (then shortest).
+        ageing: tokens by which a prompt counts as shorter with every second it waits; 0: none, and nothing
+            bounds the wait of a long prompt. A tenth of the prefill rate is a good value.
+        watermark: share of the KV that must stay free when a prompt enters.
+
+    Source: Sarathi-Serve (Agrawal et al., OSDI 2024) as restated in arXiv 2508.01002, Algorithm 4, without
+    its endless loop (erratum E20). We differ: a decode without a block evicts the newest request, half-done
+    or not, as vLLM does; the paper's code looks for a half-done prompt first.
+    """
+
+    name = "sarathi"
+
+    def __init__(
+        self,
+        slots: int,
+        budget: int,
+        order: str = "arrival",
+        ageing: float = 0.0,
+        watermark: float = 0.01,
+    ) -> None:
+        Mixed.__init__(self, slots, budget)
+        if order not in KNOWN_ORDERS:
+            raise unknown("order of sarathi", order, KNOWN_ORDERS)
+        self.order = order_of("sarathi", order, ageing, promise=1.0, pace=0.0)
+        self.watermark = share("sarathi", "watermark", watermark)
+
+    def plan(self, view: View) -> Plan:
+        """All decodes; half-done prompts, then new ones in order while seats, budget and KV last."""
+        prefilling, decodes = view.prefilling, len(view.decoding)
+        room = self.budget - decodes * view.limits.decode_width
+        if room < 0 or not (view.waiting or prefilling):
+            return super().plan(view)
+        prompts: list[int] = []
+        for request in prefilling.values():
+            if room > 0:
+                prompts.append(request.id)
+                room -= request.todo
+        half_done = len(prompts)
+        seats = min(self.slots, view.limits.running) - decodes - len(prefilling)
+        prompts += self._entering(view, seats, room)[0]
+        if not prompts:
+            return Plan(ALL, until=self.order.blocked)
+        if half_done == len(prompts) and not view.waiting:  # the same until somebody comes
+            return Plan(ALL, tuple(prompts), self.budget, until=NOBODY_WAITS.until)
+        return Plan(ALL, tuple(prompts), self.budget)
+
+
+class ShortestFirst(Sarathi):
+    """Sarathi with the shortest prompt first: the baseline "Sarathi (SPF)" of arXiv 2508.01002."""
+
+    def __init__(self, slots: int, budget: int, ageing: float = 0.0, watermark: float = 0.01) -> None:
+        super().__init__(slots, budget, "shortest", ageing, watermark)

@@ -1,0 +1,241 @@
+"""SLAI: decodes wait for prompts as long as their promise allows; prompts enter shortest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from heapq import nsmallest
+from math import inf
+
+from headgate.core.errors import InputError
+from headgate.core.plan import ALL, Plan, Until
+from headgate.core.policy import End, Steps
+from headgate.core.request import Request
+from headgate.core.view import View
+from headgate.cost.model import Shape, StepCost
+from headgate.methods.slai.due_dates import LAST, Dues
+from headgate.methods.slai.margins import Margin, behind
+from headgate.methods.orders import Ordered, order_of, share
+
+AGEING = 0.01  # of the prefill rate: overtaken only within a hundred times its own prefill time
+SMALLEST = 64  # prompt tokens of a step whose promise cannot be kept at all; an eighth of a small budget
+TRUSTED = 0.95  # of the time there is: a prediction errs, if only because it takes contexts for equal
+COARSE = 32  # the largest chunk is found to this part of the budget
+NOBODY_WAITS = Until(arrivals=1)
+
+
+class Slai(Ordered):
+    """Give tokens first to decodes that would be late otherwise, then run prompts, then the other decodes.
+
+    A decode is *critical* when its next token is due within `offset` steps. Each step takes: critical
+    decodes, the earliest first; half-done prompts; new prompts by `order`; and, if tokens are left, the other
+    decodes. Without prompts to run everybody decodes.
+
+    Parameters:
+        slots: requests that may hold KV at once, α.
+        budget: tokens in one step, decodes included, τ.
+        cost: what steps cost.
+        order: "shortest" prompt first, "arrival", "priority" (then shortest), or "deadline" (of the first
+            token; those that are late anyway stand behind, the shortest first).
+        decodes: most decodes in a step, β, below `budget`; None: `slots`.
+        between_tokens, first_token: seconds promised to requests that have no promise of their own.
+        pace: how long the coming steps are thought to be. "predicted": a full step with everybody in it, by
+            `cost`; "average": the mean of all steps so far, the paper's; "recent": newer steps count more.
+        offset: δ, that many steps; None: 2 predicted ones, 5 average ones.
+        crowded_offset: δ while it is crowded, so that decodes end sooner; the same as `offset`: fixed.
+        crowded, relaxed: shares of KV or seats in use from which it is crowded, and below which no longer.
+        shrink: cut prompts so that a step ends before a token in it is due, not only by `budget`.
+        ageing: tokens by which a prompt counts as shorter with each second it waits; None: a hundredth of the
+            prefill rate; 0: none (the paper's), and nothing bounds the wait of a long prompt.
+        watermark: share of the KV that must stay free when a prompt enters.
+
+    Source: arXiv 2508.01002, section 5. The paper's variants are pace="average", shrink=False, ageing=0,
+    relaxed=crowded, with offset=10 (fixed) or 5 (dynamic). There we differ: (a) the last schedulable time is
+    worked out at each decision, not kept from the last token (E24); (b) critical decodes beyond `decodes`
+    wait for the next step (E25); (c) whom to evict when KV runs short is the engine's word: the newest.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        budget: int,
+        cost: StepCost,
+        order: str = "shortest",
+        decodes: int | None = None,
+        between_tokens: float = 0.5,
+        first_token: float = 2.0,
+        pace: str = "predicted",
+        offset: float | None = None,
+        crowded_offset: float = 10.0,
+        crowded: float = 0.96,
+        relaxed: float = 0.94,
+        shrink: bool = True,
+        ageing: float | None = None,
+        watermark: float = 0.01,
+    ) -> None:
+        decodes = max(1, min(slots, budget - 1)) if decodes is None else decodes
+        _check(slots, budget, decodes, between_tokens)
+        self.slots, self.budget, self.decodes, self.shrink = slots, budget, decodes, shrink
+        self.margin = Margin(pace, offset, crowded_offset, crowded, relaxed, cost)
+        self.watermark = share("slai", "watermark", watermark)
+        token = cost.seconds(Shape(prefill=budget)) / budget
+        if ageing is None:
+            ageing = AGEING / token if token > 0 else 0.0
+        self.order = order_of("slai", order, ageing, first_token, token)
+        self._cost = cost
+        self._between = between_tokens
+        self._running: dict[float, Dues] = {}  # those that decode, by their promise
+        self._served: float | None = None  # when all of them last got a token together
+
+    def gauges(self) -> Mapping[str, float]:
+        """How long the next step is thought to be, and whether it is crowded."""
+        return {"step": self.margin.step, "crowded": self.margin.is_crowded}
+
+    # -- what it hears ------------------------------------------------------------------------------
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """It decodes from now on."""
+        self._running.setdefault(self._promise(request), Dues()).join(request)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """It does not decode any more."""
+        self._forget(request)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It has left."""
+        super().finished(request, now, how)
+        self._forget(request)
+
+    def stepped(self, steps: Steps) -> None:
+        """Learn how long steps are, and whether everybody got a token."""
+        self.margin.ran(steps)
+        self._served = steps.ends[-1] if steps.decodes == self._known() else None
+
+    def _known(self) -> int:
+        return sum(map(len, self._running.values()))
+
+    def _promise(self, request: Request) -> float:
+        promise = request.slo.between_tokens
+        return self._between if promise is None else promise
+
+    def _forget(self, request: Request) -> None:
+        promise = self._promise(request)
+        dues = self._running.get(promise)
+        if dues:
+            dues.leave(request)
+            if not dues:
+                del self._running[promise]
+
+    # -- what it decides ----------------------------------------------------------------------------
+
+    def plan(self, view: View) -> Plan:
+        """Everybody while no prompt can run; else critical decodes, prompts and who else has room."""
+        if not view.prefilling:
+            if not view.waiting:
+                return self._everybody(view, NOBODY_WAITS)
+            if not self._entering(view, self._seats(view), 1)[0]:
+                return self._everybody(view, self.order.blocked)
+        width, budget = view.limits.decode_width, min(self.budget, view.limits.batch_tokens)
+        critical, allowance = self._critical(view, budget)
+        most = min(self.decodes, (budget - 1) // width)
+        critical = self._earliest(view, critical, most)
+        step = _Step(self._cost, view, allowance if self.shrink else inf)
+        chunk = room = step.most_tokens(len(critical), budget - len(critical) * width)
+        prompts: list[int] = []
+        for request in view.prefilling.values():
+            if room > 0:
+                prompts.append(request.id)
+                room -= request.todo
+        entering, room = self._entering(view, self._seats(view), room)
+        if room > 0 and len(critical) < len(view.decoding):
+            first = frozenset(critical)
+            others = [id for id in view.decoding if id not in first]
+            more = min(len(others), room // width, most - len(critical))
+            more = step.most_decodes(len(critical), more, chunk - room)
+            critical += self._earliest(view, others, more)
+        decode = ALL if len(critical) == len(view.decoding) else frozenset(critical)
+        return Plan(decode, (*prompts, *entering), budget, chunk)
+
+    def _everybody(self, view: View, until: Until) -> Plan:
+        """Every decode, or as many as a step may have."""
+        most = min(self.decodes, self.budget // view.limits.decode_width)
+        if len(view.decoding) <= most:
+            return Plan(ALL, until=until)
+        return Plan(frozenset(self._earliest(view, [*view.decoding], most)), budget=self.budget)
+
+    def _seats(self, view: View) -> int:
+        return min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
+
+    def _critical(self, view: View, budget: int) -> tuple[list[int], float]:
+        """Decodes that must run now, and how long the step may take for everybody to be in time."""
+        critical: list[int] = []
+        if not self._running:
+            return critical, inf
+        longest = min(self._running) if self.shrink else inf
+        seats = min(self.slots, view.limits.running)
+        margin, allowance = self.margin.seconds(view, budget, seats, longest), inf
+        for promise, dues in self._running.items():
+            if self._served is not None:
+                dues.served(self._served)
+            found = dues.all(self._served) if promise <= margin else dues.until(view.now + margin - promise)
+            critical += found.ids
+            # Those that are left out need one more step after this one.
+            allowance = min(allowance, promise + min(found.first, found.others - self.margin.step))
+        if self._known() != len(view.decoding):  # a live engine's news may be a step late
+            critical = [id for id in critical if id in view.decoding]
+        return critical, allowance - view.now
+
+    def _earliest(self, view: View, ids: list[int], most: int) -> list[int]:
+        """Those of them whose tokens are due first, at most so many."""
+        if len(ids) <= most:
+            return ids
+        return [due[2] for due in nsmallest(most, self._dues(view, ids))]
+
+    def _dues(self, view: View, ids: list[int]) -> Iterable[tuple[float, float, int]]:
+        for id in ids:
+            request = view.decoding[id]
+            yield LAST(request) + self._promise(request), request.arrival, id
+
+
+class _Step:
+    """The step that is being put together, and how long it may take."""
+
+    def __init__(self, cost: StepCost, view: View, allowance: float) -> None:
+        self._seconds, self._allowance = cost.seconds, allowance * TRUSTED
+        self._behind = behind(view)
+        decodes = len(view.decoding)
+        self._each = (view.kv_total - view.kv_free) / decodes + 1 if decodes else 0.0  # mean context
+
+    def most_tokens(self, decodes: int, room: int) -> int:
+        """Prompt tokens beside so many decodes, up to `room`; a few even if there is no time for any."""
+        least = max(1, min(SMALLEST, room // 8))
+        return self._most(least, room, lambda tokens: self._takes(decodes, tokens))
+
+    def most_decodes(self, decodes: int, more: int, tokens: int) -> int:
+        """Decodes that may join so many, up to `more`, beside those prompt tokens."""
+        return self._most(0, more, lambda joining: self._takes(decodes + joining, tokens))
+
+    def _takes(self, decodes: int, tokens: int) -> float:
+        return self._seconds(Shape(decodes, int(self._each * decodes), tokens, self._behind))
+
+    def _most(self, low: int, high: int, takes: Callable[[int], float]) -> int:
+        if self._allowance == inf or takes(high) <= self._allowance:
+            return high
+        near = high // COARSE
+        while high - low > near + 1:
+            middle = (low + high) // 2
+            if takes(middle) <= self._allowance:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def _check(slots: int, budget: int, decodes: int, between_tokens: float) -> None:
+    if slots < 1:
+        raise InputError(f"slai: slots={slots}; at least one request must be able to run")
+    if not 1 <= decodes < budget:
+        raise InputError(
+            f"slai: decodes={decodes}, budget={budget}; need 1 <= decodes < budget, so that prompts go on"
+        )
+    if not between_tokens > 0:
+        raise InputError(f"slai: between_tokens={between_tokens} s; a promise must be above 0")

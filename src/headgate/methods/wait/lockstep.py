@@ -1,0 +1,295 @@
+"""Lockstep: tracks move together or stand still, with patience, a memory guard and whole cohorts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+from headgate.core.errors import InputError
+from headgate.core.plan import ALL, NONE, Decodes, Plan, Until
+from headgate.core.policy import BatchPolicy, End, Steps
+from headgate.core.request import Request
+from headgate.core.view import View
+from headgate.methods.wait.tracks import Place, Track
+
+
+class _Batch(NamedTuple):
+    """What a plan asks for: put on the books when the step has run."""
+
+    places: tuple[tuple[Track, int], ...]  # segments that move
+    steps: tuple[tuple[Track, int, int], ...]  # and by how many steps their quotas go on
+    prompts: tuple[int, ...]
+
+
+NOTHING = _Batch((), (), ())
+
+
+class Lockstep(BatchPolicy):
+    """Moves the segments that are ready; everybody else stands still and keeps its KV.
+
+    What WAIT and Nested WAIT have in common; they say which requests form a track. Rules that the paper
+    leaves open: a batch, once formed, is run to its end, in several engine steps if its prompts do not fit
+    one, and its decodes go on beside them; short batches use up the quota of their step; a segment whose
+    requests have stood for `max_pause`, or a type whose first request has waited for `max_wait`, moves with
+    whoever is there; where a batch does not fit into memory nobody new enters and all segments move, the
+    deepest first, as far as they fit, and only if none does the youngest is evicted.
+
+    `max_pause` of 0 leaves nobody standing, neither in a segment nor before one, and then nobody waits for a
+    cohort to fill either (`max_wait` is 0 too): the quotas of the first segments pace who enters, that is
+    all. Only memory can still make a decode wait.
+    """
+
+    reserve = 0.0  # of memory, to be left free by a batch that admits somebody
+
+    def __init__(self, name: str, slots: int, max_pause: float, max_wait: float, literal: bool) -> None:
+        if slots < 1:
+            raise InputError(f"{name}: slots={slots}; at least one request must be able to run")
+        for word, value in (("max_pause", max_pause), ("max_wait", max_wait)):
+            if not value >= 0:
+                raise InputError(f"{name}: {word}={value}; give seconds, 0 or more")
+        self.slots = slots
+        self.literal = literal
+        self.max_pause, self.max_wait = max_pause, max_wait if max_pause else 0.0
+        if literal:
+            self.max_pause = self.max_wait = inf
+        self.draining = False
+        self.tracks: dict[str, Track] = {}
+        self._on: dict[int, Track] = {}
+        self._asked: _Batch = NOTHING
+        self._ran: _Batch = NOTHING  # the newest batch that was begun
+        self._cohort: dict[int, None] = {}  # its prompts that are still to be done
+
+    @abstractmethod
+    def track_of(self, request: Request) -> Track:
+        """Where a request that has just come belongs."""
+
+    def drain(self) -> None:
+        """Nobody else will come: from now on everybody moves whenever no segment is ready."""
+        self.draining = True
+
+    # -- what it hears ------------------------------------------------------------------------------
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It waits at the head of its track."""
+        track = self._on[request.id] = self.track_of(request)
+        track.waiting[request.id] = request
+
+    def admitted(self, request: Request, now: float) -> None:
+        """Its prompt runs."""
+        self._on[request.id].waiting.pop(request.id, None)
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """It is on its way."""
+        self._on[request.id].resident[request.id] = request
+        self._cohort.pop(request.id, None)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """It waits again, before everybody else."""
+        track = self._on[request.id]
+        track.resident.pop(request.id, None)
+        self._cohort.pop(request.id, None)
+        track.waiting[request.id] = request
+        track.waiting.move_to_end(request.id, last=False)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It is gone, wherever it was."""
+        track = self._on.pop(request.id)
+        track.resident.pop(request.id, None)
+        track.waiting.pop(request.id, None)
+        self._cohort.pop(request.id, None)
+
+    def stepped(self, steps: Steps) -> None:
+        """The batch asked for has begun: its quotas are used up."""
+        asked, self._asked = self._asked, NOTHING
+        if asked is NOTHING:
+            return
+        for track, number, count in asked.steps:
+            if number < len(track.quotas):
+                track.quotas[number].advance(count)
+        self._ran, self._cohort = asked, {}
+        if steps.prefill:
+            left = (id for id in asked.prompts if id in self._on and id not in self._on[id].resident)
+            self._cohort = dict.fromkeys(left)
+        elif asked.prompts:  # the engine would not take them: let everybody else go on
+            self._ran = NOTHING
+
+    def gauges(self) -> Mapping[str, float]:
+        """How many segments the newest batch moved."""
+        return {"segments": len(self._ran.places)}
+
+    # -- what it plans ------------------------------------------------------------------------------
+
+    def plan(self, view: View) -> Plan:
+        """The batch under way, or the segments that are ready, or those whose patience has ended."""
+        tracks = [track.places() for track in self.tracks.values()]
+        places = [place for track in tracks for place in track]
+        rest = self._under_way(view, places)
+        if rest is not None:
+            return rest
+        chosen, deadline = self._choose(tracks, view.now)
+        if not chosen and self.draining:
+            chosen = [place for place in places if place.moving or place.queue]
+        if not chosen:
+            self._asked = NOTHING
+            return Plan(NONE, until=Until(arrivals=1, time=deadline))
+        decodes, prompts = self._members(view, chosen)
+        if not self.literal and not self._fits(view, decodes, prompts):
+            if view.decoding or view.prefilling:
+                return self._rescue(view, places)
+            prompts = self._that_fit(view, prompts)
+        if not decodes and not prompts:
+            return self._rescue(view, places)
+        return self._plan(view, decodes, chosen, prompts)
+
+    def _choose(self, tracks: Sequence[list[Place]], now: float) -> tuple[list[Place], float]:
+        """The ready segments of every track, from the first on; and when somebody's patience ends."""
+        chosen: list[Place] = []
+        deadline = inf
+        for places in tracks:
+            depth = next((place.number for place in places if not place.ready), len(places))
+            for place in places[depth:]:
+                end = self._patience(place)
+                if end <= now:
+                    depth = place.number + 1
+                else:
+                    deadline = min(deadline, end)
+            chosen += [place for place in places[:depth] if place.moving or place.queue]
+        return chosen, deadline
+
+    def _patience(self, place: Place) -> float:
+        """When a segment that is not ready must move all the same."""
+        end = place.since() + self.max_pause if self.max_pause < inf else inf
+        if place.number or not place.queue or self.max_wait == inf:
+            return end
+        return min(end, next(iter(place.entering)).arrival + self.max_wait)
+
+    def _members(self, view: View, chosen: Iterable[Place]) -> tuple[list[Request], list[Request]]:
+        """The decodes and the new prompts of these segments; as many prompts as there are seats."""
+        decodes: list[Request] = []
+        prompts: list[Request] = []
+        for place in chosen:
+            decodes += place.each_stage() if self.literal else place.moving
+            entrants = place.entrants(view.now, self.max_pause)
+            (decodes if place.number else prompts).extend(entrants)
+        seats = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
+        return decodes, prompts[: max(0, seats)]
+
+    def _under_way(self, view: View, places: Sequence[Place]) -> Plan | None:
+        """The prompts of the newest batch that are not done, with its decodes; None when it is complete.
+
+        Its prompts may take many steps: whoever has stood for `max_pause` meanwhile goes on as well.
+        """
+        if not view.prefilling and not self._cohort:
+            return None
+        moving = self._ran.places or [(place.track, place.number) for place in places]  # taken over half-way
+        decodes: list[Request] = []
+        for place in places:
+            if (place.track, place.number) in moving or place.since() + self.max_pause <= view.now:
+                decodes += place.moving
+            decodes += place.overdue(view.now, self.max_pause)
+        left = [view.waiting[id] for id in self._cohort if id in view.waiting]
+        seats = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
+        left = left[: max(0, seats)]
+        if not self._fits(view, decodes, left, reserve=0.0):
+            if view.prefilling:
+                return self._rescue(view, places)
+            return None  # what is left does not fit any more: it waits for its next turn
+        if not view.prefilling and not left:
+            return None
+        self._asked = _Batch(self._ran.places, (), (*view.prefilling, *(r.id for r in left)))
+        return Plan(self._named(view, decodes), self._asked.prompts)
+
+    def _plan(self, view: View, decodes: list[Request], chosen: list[Place], prompts: list[Request]) -> Plan:
+        self._asked = _Batch(
+            tuple((place.track, place.number) for place in chosen),
+            tuple((place.track, place.number, 1 + place.skip) for place in chosen),
+            (*view.prefilling, *(request.id for request in prompts)),
+        )
+        return Plan(self._named(view, decodes), self._asked.prompts)
+
+    def _named(self, view: View, decodes: Sequence[Request]) -> Decodes | frozenset[int]:
+        """These decodes, said as shortly as possible."""
+        if len(decodes) == len(view.decoding):
+            return ALL
+        return frozenset(request.id for request in decodes) if decodes else NONE
+
+    # -- memory ---------------------------------------------------------------------------------------
+
+    def _fits(
+        self, view: View, decodes: Sequence[Request], prompts: Sequence[Request], reserve: float | None = None
+    ) -> bool:
+        """Is there KV for one more token of each decode and for all of the prompts?"""
+        block, free = view.limits.block, view.kv_free
+        if prompts or view.prefilling:
+            free -= int((self.reserve if reserve is None else reserve) * view.kv_total)
+        free -= sum(_blocks(request.todo, block) for request in prompts)
+        free -= sum(_more(request, request.todo, block) for request in view.prefilling.values())
+        if len(decodes) * block <= free:
+            return True
+        return sum(_more(request, 1, block) for request in decodes) <= free
+
+    def _that_fit(self, view: View, prompts: Sequence[Request]) -> list[Request]:
+        """The first of them, in an empty engine; one alone always fits."""
+        room = view.kv_free
+        found: list[Request] = []
+        for request in prompts:
+            room -= _blocks(request.todo, view.limits.block)
+            if room < 0 and found:
+                break
+            found.append(request)
+        return found
+
+    def _rescue(self, view: View, places: Sequence[Place]) -> Plan:
+        """Nobody new; all segments, deepest first, as far as their next tokens fit; or the youngest goes."""
+        block, room = view.limits.block, view.kv_free
+        deepest = sorted(places, key=lambda place: -place.number)
+        half, standing = list(view.prefilling.values()), list(view.decoding.values())
+        out: list[int] = []
+        while True:
+            need = sum(_more(request, request.todo, block) for request in half)
+            chosen, decodes = self._growing(deepest, room - need, view, set(out))
+            if decodes or not (half or standing) or (half and need <= room):
+                break
+            victim = (half or standing).pop()
+            room += _blocks(_held(victim), block)
+            out.append(victim.id)
+        self._asked = _Batch(
+            tuple((place.track, place.number) for place in chosen),
+            tuple((place.track, place.number, 1) for place in chosen),
+            tuple(request.id for request in half),
+        )
+        named = frozenset(request.id for request in decodes) if decodes else NONE
+        return Plan(named, self._asked.prompts, evict=tuple(out))
+
+    def _growing(
+        self, deepest: Iterable[Place], room: int, view: View, out: set[int]
+    ) -> tuple[list[Place], list[Request]]:
+        """The segments whose requests can all have one more token, and those requests."""
+        chosen: list[Place] = []
+        decodes: list[Request] = []
+        for place in deepest:
+            entrants = place.entrants(view.now, self.max_pause) if place.number else []
+            those = [request for request in (*place.moving, *entrants) if request.id not in out]
+            need = sum(_more(request, 1, view.limits.block) for request in those)
+            if those and need <= room:
+                room -= need
+                chosen.append(place)
+                decodes += those
+        return chosen, decodes
+
+
+def _held(request: Request) -> int:
+    """KV tokens of a request with a seat: all it has but what is to be prefilled, or but its newest token."""
+    return request.prompt + request.generated - (request.todo or 1)
+
+
+def _blocks(tokens: int, block: int) -> int:
+    return -(-tokens // block) * block
+
+
+def _more(request: Request, tokens: int, block: int) -> int:
+    """KV it must be given to hold so many tokens more."""
+    held = _held(request)
+    return _blocks(held + tokens, block) - _blocks(held, block)

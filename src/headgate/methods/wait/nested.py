@@ -1,0 +1,227 @@
+"""Nested WAIT's thresholds, the memory they need, and with which probability it is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil, exp, floor, inf, log
+from typing import NamedTuple
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.methods.wait.inventory import (
+    MOST_ROUNDS,
+    ROUNDING,
+    Pace,
+    Thresholds,
+    along_the_ray,
+    filled,
+    pace_within,
+    with_nearest,
+)
+from headgate.methods.wait.iteration import Lines, Part
+from headgate.methods.wait.nearest import nearest
+from headgate.methods.wait.residue import Walk
+from headgate.methods.wait.segments import Segments
+
+STEP = 1.05  # of the shortest iteration: the pace to run at where memory allows it
+
+
+class Bound(NamedTuple):
+    """KV tokens that hold everything with probability 1 - δ over a horizon: (12) and (15)."""
+
+    full: float  # M^π: all segments full
+    waiting: float  # n_k for each queue between segments
+    tail: float  # what the queues may grow by beyond that
+    horizon: float  # S: iterations
+    segments: int
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.full + self.waiting + self.tail
+
+
+def arrivals_at(rate: float) -> Callable[[float], float]:
+    """How many come in a while, at a steady rate."""
+    return lambda seconds: rate * seconds
+
+
+def busiest(rates: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    """The most that come in any window of some length, with (seconds, rate) one after the other: (13).
+
+    The most lies in a window that begins or ends where the rate changes.
+    """
+    edges, total = [0.0], [0.0]  # of the rates, and how many have come by then
+    for lasts, rate in rates:
+        if not (lasts > 0 and rate >= 0):
+            raise InputError(f"a rate of {rate} for {lasts} s; need rate >= 0 for more than 0 s")
+        edges.append(edges[-1] + lasts)
+        total.append(total[-1] + lasts * rate)
+
+    def most(seconds: float) -> float:
+        starts = np.maximum(0.0, [*edges, *(edge - seconds for edge in edges)])
+        return float((np.interp(starts + seconds, edges, total) - np.interp(starts, edges, total)).max())
+
+    return most
+
+
+def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float) -> Pace:
+    """Iteration times that keep up with ε of slack per segment and whose full batch fits. Section 4.4."""
+    try:
+        return pace_within(lines, segments.parts(slack), capacity)
+    except InputError as error:
+        cut = f"{len(segments.ends)} segments with {slack:g} slack each"
+        raise InputError(f"{error}; that is for {cut}, as (10) wants; less --slack needs less") from None
+
+
+def nested_fractions(lines: Lines, segments: Segments, slack: float, pace: float) -> Thresholds:
+    """Real-valued thresholds x_i = t Λ_i (1 + ε)^(i-1), which satisfy (10) for every ε > 0."""
+    return along_the_ray(lines, segments.parts(slack), pace)
+
+
+def printed_ratios(segments: Segments, scale: float = 1.0) -> tuple[float, ...]:
+    """The paper's n_i ∝ Λ_i. They make n_{i+1}/n_i = p_i, so they violate (10) and no memory is enough."""
+    return tuple(scale * reach for reach in segments.reach)
+
+
+def least_nested(
+    lines: Lines,
+    segments: Segments,
+    capacity: float,
+    slack: float = 0.0,
+    come: Callable[[float], float] | None = None,
+) -> Thresholds:
+    """The least whole thresholds that satisfy (10) strictly; `come` is for rates that change, (13).
+
+    n_1 ← ⌊(1+ε)·(most that come in ΔT(n))⌋ + 1, n_{i+1} ← the least above n_i p_i, at most n_i.
+    """
+    parts = segments.parts()
+    come = come or arrivals_at(segments.reach[0])
+    first = 1
+    for _ in range(MOST_ROUNDS):
+        sizes = _followers(first, segments.stays, slack)
+        found = filled(lines, parts, sizes)
+        if found.kv > capacity:
+            break
+        wanted = floor((1 + slack) * come(found.seconds)) + 1
+        if wanted <= first:
+            return found
+        first = wanted
+    raise InputError(
+        f"no whole thresholds satisfy (10), DT(n) < n_1/Lambda and n_(i+1)/n_i > p_i, within C = "
+        f"{capacity:,.0f} KV tokens: {tuple(sizes)} would already need {found.kv:,.0f}; use fractional "
+        "thresholds, fewer requests/s, or raise --kv-tokens"
+    )
+
+
+def _followers(first: int, stays: Sequence[float], slack: float) -> list[float]:
+    sizes: list[float] = [first]
+    for stay in stays:
+        expected = sizes[-1] * stay
+        least = max(floor(expected + ROUNDING) + 1, ceil((1 + slack) * expected - ROUNDING))
+        sizes.append(min(least, sizes[-1]))
+    return sizes
+
+
+def check_nested(lines: Lines, segments: Segments, sizes: Sequence[float], capacity: float) -> list[str]:
+    """Every inequality of (10), and M^π ≤ C, that given thresholds violate, and the nearest that do not."""
+    parts: list[Part] = segments.parts()
+    found, faults = filled(lines, parts, sizes), []
+    if sizes[0] <= segments.reach[0] * found.seconds:
+        told = f"{found.seconds:.6g} s >= {sizes[0]:g}/{segments.reach[0]:.4g} s"
+        faults.append(f"(10) DT(n) < n_1/Lambda: {told}")
+    for number, (walk, stay) in enumerate(zip(walks(segments, sizes), segments.stays, strict=True), 1):
+        if walk.ratio <= stay * (1 + ROUNDING) and walk.ratio < 1:
+            told = f"{walk.ratio:.6g} <= {stay:.6g}"
+            faults.append(f"(10) n_{number + 1}/n_{number} > p_{number}: {told}")
+    if found.kv > capacity:
+        faults.append(f"M^pi <= C: a full batch holds {found.kv:,.9g} KV tokens, C = {capacity:,.0f}")
+
+    def least(sizes: Sequence[float], iteration: float) -> list[float]:
+        above = (
+            size * stay * (1 + 2 * ROUNDING * (stay < 1))
+            for size, stay in zip(sizes, segments.stays, strict=False)
+        )
+        return [segments.reach[0] * iteration * (1 + ROUNDING), *above]
+
+    return with_nearest(faults, nearest(lines, parts, sizes, capacity, least) if faults else None)
+
+
+def walks(segments: Segments, sizes: Sequence[float]) -> list[Walk]:
+    """The residues between the segments."""
+    return [
+        Walk(before, after, stay)
+        for before, after, stay in zip(sizes, sizes[1:], segments.stays, strict=False)
+    ]
+
+
+def memory_bound(
+    lines: Lines, segments: Segments, sizes: Sequence[float], miss: float, iterations: float
+) -> Bound:
+    """M^π + Σ (l + b_{k-1}) [n_k + θ_k^-1 ln((L-1) S/δ)]: enough with probability 1 - miss. (12), (15).
+
+    Infinite where a ratio does not exceed its p. `sizes` may be real.
+    """
+    full = filled(lines, segments.parts(), sizes).kv
+    between = walks(segments, sizes)
+    likely = log(max(1.0, len(between) * iterations / miss)) if between else 0.0
+    waiting = tail = 0.0
+    for number, walk in enumerate(between, 1):
+        paused, rate = segments.paused(number), walk.decay
+        waiting += paused * walk.size
+        tail += paused * likely / rate if rate else inf
+    return Bound(full, waiting, tail, iterations, len(segments.ends))
+
+
+def chance_of_overflow(bound: Bound, miss: float, capacity: float) -> float:
+    """δ with which `capacity` is enough, from the bound for `miss`: the same formula, solved for δ."""
+    room = capacity - bound.full - bound.waiting
+    if room < 0 or bound.tail == inf:
+        return 1.0
+    if bound.segments < 2 or bound.tail == 0:
+        return 0.0
+    between = bound.segments - 1
+    per_log = bound.tail / log(max(between * bound.horizon / miss, 1 + ROUNDING))
+    return min(1.0, between * bound.horizon * exp(-room / per_log))
+
+
+class Choice(NamedTuple):
+    """A way to cut, and what it needs; None where it cannot keep up, and why."""
+
+    segments: Segments
+    thresholds: Thresholds | None
+    bound: Bound | None
+    why_not: str = ""
+
+
+def choices(
+    lines: Lines,
+    candidates: Sequence[Segments],
+    slack: float,
+    miss: float,
+    horizon: float,
+    capacity: float = inf,
+) -> list[Choice]:
+    """For each way to cut, real-valued thresholds at a pace a little above the shortest, and their bound."""
+    found = []
+    for segments in candidates:
+        try:
+            pace = nested_pace(lines, segments, slack, capacity)
+        except InputError as error:
+            found.append(Choice(segments, None, None, str(error)))
+            continue
+        sizes = nested_fractions(lines, segments, slack, min(STEP * pace.shortest, pace.longest))
+        shortest = max(line.fixed for line in lines)
+        bound = memory_bound(lines, segments, sizes.sizes, miss, horizon / shortest)
+        found.append(Choice(segments, sizes, bound))
+    return found
+
+
+def best_choice(found: Sequence[Choice]) -> Choice:
+    """The one that needs the least memory; an InputError where none keeps up."""
+    fine = [choice for choice in found if choice.bound is not None]
+    if not fine:
+        several = f"of {len(found)} ways to cut none will do; the last: " if len(found) > 1 else ""
+        raise InputError(several + found[-1].why_not)
+    return min(fine, key=lambda choice: choice.bound.total if choice.bound else inf)

@@ -1,1 +1,0 @@
-"""Pure functions: numbers in, a decision out."""

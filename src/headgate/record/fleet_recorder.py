@@ -1,0 +1,68 @@
+"""The tables of a fleet: one row per request whoever served it, and the steps of every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import nan
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.request import Request
+from headgate.record.recorder import Recorder, Rows
+
+Table = dict[str, NDArray[Any]]
+
+
+class EngineRecorder(Recorder):
+    """The recorder of one engine of a fleet. Requests arrive at the fleet, not here."""
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It was sent here; the fleet knows since when it waits."""
+        self.rows.replica[request.id] = self._replica
+
+    def parted(self, request: Request) -> None:
+        """Its prompt was all it came for."""
+        self._close_stay(request.id)
+
+    def joined(self, request: Request, now: float, runs: bool) -> None:
+        """It came with its KV and decodes here."""
+        self.rows.replica[request.id] = self._replica
+        if runs:
+            self.resumed(request, now)
+
+    def came_without(self, request: Request) -> None:
+        """It came without its KV; its next token will come late."""
+        self.rows.replica[request.id] = self._replica
+        if request.last_token is not None:
+            self._last_before[request.id] = request.last_token
+
+
+class FleetRecorder:
+    """One recorder per engine, and the rows they share."""
+
+    def __init__(self, requests: int, kinds: Sequence[str], engines: int) -> None:
+        self.rows = Rows(requests, kinds)
+        self.engines = [EngineRecorder(0, (), number, self.rows) for number in range(engines)]
+
+    def tables(self) -> dict[str, Table]:
+        """All that was recorded so far; every table but the requests is sorted by engine, then by time."""
+        found: dict[str, list[Table]] = {"steps": [], "stays": [], "plans": []}
+        for number, engine in enumerate(self.engines):
+            for name, table in engine.own_tables().items():
+                table["replica"] = np.full(len(next(iter(table.values()))), number)
+                found[name].append(table)
+        return {"requests": self.rows.table()} | {name: _joined(parts) for name, parts in found.items()}
+
+
+def _joined(parts: Sequence[Table]) -> Table:
+    """One below the other; a column that some lack is unknown there."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    sizes = [len(part["replica"]) for part in parts]
+    return {
+        name: np.concatenate(
+            [part.get(name, np.full(size, nan)) for part, size in zip(parts, sizes, strict=True)]
+        )
+        for name in names
+    }

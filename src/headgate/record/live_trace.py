@@ -1,0 +1,256 @@
+"""A live engine's trace, one JSON object a line, read back into the tables of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+from headgate.core.errors import InputError
+from headgate.core.plan import ALL, NONE, Plan
+from headgate.core.policy import End, Steps
+from headgate.core.request import Slo
+from headgate.record.recorder import Recorder
+from headgate.record.tables import Run
+from headgate.record.trace_fields import FIELDS, fault, header_fault
+
+TRACE = 1  # of the format; a reader refuses a newer one instead of misreading it
+SAME_MOMENT = 1e-6  # seconds; less is rounding
+HERE = ("admitted", "prefilled", "held", "resumed", "evicted", "finished")  # of a request that has arrived
+ORDERED = ("admitted", "prefilled", "finished")
+WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)  # what nonsense in a line can cause
+
+
+@dataclass(slots=True)
+class Seen:
+    """A request as the trace tells of it; a `Request` to the recorder."""
+
+    id: int
+    arrival: float
+    kind: str
+    prompt: int
+    limit: int
+    priority: int
+    slo: Slo
+    guess: int | None
+    todo: int = 0
+    generated: int = 0
+    last_token: float | None = None
+    evictions: int = 0
+    cached: int = 0
+    wasted: int = 0
+    newest: float = -inf  # when it got its seat or its last first token
+
+
+class ClockError(Exception):
+    """A moment before one that was told already. Engines count from their start and never back."""
+
+
+class Replay:
+    """Tells a recorder again what a trace has written down."""
+
+    def __init__(self, requests: int, kinds: list[str]) -> None:
+        self.recorder = Recorder(requests, kinds)
+        self.here: dict[int, Seen] = {}
+        self.asides: list[dict[str, Any]] = []  # what the tables have no place for
+        self._came: set[int] = set()
+        self._rolling: dict[int, int] = {}  # who gets a token in each tick, and since which
+        self._tick = 0
+        self._end = -inf  # of the newest step
+
+    def tell(self, line: dict[str, Any]) -> None:
+        """One line of the trace. Who came before the trace began is not known, and left out."""
+        event = line["event"]
+        if event in HERE:
+            seen = self.here.get(line["id"])
+            if seen is not None:
+                self._later(seen, line)
+                getattr(self, f"_{event}")(seen, line)
+        elif event in ("arrived", "steps", "plan"):
+            getattr(self, f"_{event}")(line)
+        elif event in FIELDS:
+            self.asides.append(line)
+
+    def _later(self, seen: Seen, line: dict[str, Any]) -> None:
+        """Its seat, first token and end come in this order, and after its arrival."""
+        event, at = line["event"], line["at"]
+        _forward(f"{event!r} of request {seen.id}", "its arrival", seen.arrival, at)
+        if event in ORDERED:
+            _forward(f"{event!r} of request {seen.id}", "its seat or first token", seen.newest, at)
+            seen.newest = at
+
+    def tables(self) -> dict[str, Any]:
+        """All of it, as columns; whoever is still here keeps the tokens it has."""
+        for seen in self.here.values():
+            self._stop(seen)
+        return self.recorder.tables()
+
+    def _arrived(self, line: dict[str, Any]) -> None:
+        slo = Slo(line["first_token"], line["between_tokens"])
+        told = {name: line[name] for name in ("id", "kind", "prompt", "limit", "priority", "guess")}
+        if line["id"] in self._came:
+            raise ValueError("the same request comes twice")
+        self._came.add(line["id"])
+        seen = self.here[line["id"]] = Seen(arrival=line["at"], slo=slo, **told)
+        self.recorder.arrived(seen, line["at"])
+
+    def _admitted(self, seen: Seen, line: dict[str, Any]) -> None:
+        self.recorder.admitted(seen, line["at"])
+
+    def _prefilled(self, seen: Seen, line: dict[str, Any]) -> None:
+        seen.generated += 1
+        seen.last_token = line["at"]
+        self._rolling[seen.id] = self._tick
+        self.recorder.prefilled(seen, line["at"])
+
+    def _held(self, seen: Seen, line: dict[str, Any]) -> None:
+        self._stop(seen)
+        self.recorder.held(seen, line["at"])
+
+    def _resumed(self, seen: Seen, line: dict[str, Any]) -> None:
+        seen.last_token = line["last"]
+        self._rolling[seen.id] = self._tick
+        self.recorder.resumed(seen, line["at"])
+
+    def _evicted(self, seen: Seen, line: dict[str, Any]) -> None:
+        self._rolling.pop(seen.id, None)
+        seen.last_token, seen.generated = line["last"], line["output"]
+        seen.evictions, seen.wasted = line["evictions"], line["wasted"]
+        self.recorder.evicted(seen, line["at"])
+
+    def _finished(self, seen: Seen, line: dict[str, Any]) -> None:
+        self._rolling.pop(seen.id, None)
+        del self.here[seen.id]
+        seen.generated, seen.cached = line["output"], line["cached"]
+        seen.evictions, seen.wasted = line["evictions"], line["wasted"]
+        self.recorder.finished(seen, line["at"], End(line["how"]))
+
+    def _steps(self, line: dict[str, Any]) -> None:
+        steps = Steps(*(line[name] for name in Steps._fields))
+        _forward("'steps'", "the end of the step above", self._end, steps.start, *steps.ends)
+        self._end = steps.ends[-1]
+        if steps.decodes:
+            self._tick += len(steps.ends)
+        self.recorder.stepped(steps)
+
+    def _plan(self, line: dict[str, Any]) -> None:
+        named = line["decode"]
+        decode = ALL if named < 0 else frozenset(range(named)) if named else NONE
+        plan = Plan(decode, tuple(range(line["prompts"])), evict=tuple(range(line["evict"])))
+        gauges = {name: nan if value is None else value for name, value in line["gauges"].items()}
+        self.recorder.planned(plan, line["at"], gauges)
+
+    def _stop(self, seen: Seen) -> None:
+        since = self._rolling.pop(seen.id, None)
+        if since is not None:
+            seen.generated += self._tick - since
+
+
+def _forward(what: str, than: str, *moments: float) -> None:
+    """Refuse a moment that lies before the one it follows."""
+    for before, after in pairwise(moments):
+        if after < before - SAME_MOMENT:
+            raise ClockError(f"{what} at {after:g} s, before {than} at {before:g} s")
+        than = "the moment above"
+
+
+def read_live_trace(path: str | Path) -> Run:
+    """The run a trace tells of. A last line that was cut off is left out; any other damage is refused.
+
+    So is a clock that goes back: rates and waits taken from it would mean nothing, and sorting would put
+    steps of two engines into one another.
+    """
+    header, requests, promised = _survey(path)
+    replay = Replay(requests, list(promised))
+    for number, line in _lines(path):
+        try:
+            replay.tell(line)
+        except ClockError as error:
+            raise InputError(
+                f"trace {path}:{number}: {error}: the clock goes back; give each engine's trace by itself"
+            ) from None
+        except WRONG as error:
+            raise InputError(
+                f"trace {path}:{number}: {line.get('event')!r} makes no sense here "
+                f"({type(error).__name__}: {error}); the file was changed, take another"
+            ) from None
+    left = len(replay.here)
+    tables = replay.tables()
+    asides = replay.asides
+    meta = {
+        **header,
+        "label": header.get("policy", "?"),
+        "load": "open",
+        "clients": None,
+        "kinds": [{"name": name, **slo._asdict()} for name, slo in promised.items()],
+        "outcome": f"cut off with {left} requests under way" if left else "finished",
+        "policies": [line for line in asides if line["event"] == "policy"],
+        "fallbacks": [line for line in asides if line["event"] == "fell_back"],
+        "rescues": sum(line["event"] == "rescued" for line in asides),
+        "wasted_tokens": sum(line["tokens"] for line in asides if line["event"] == "wasted"),
+    }
+    return Run(meta, **tables)
+
+
+def _survey(path: str | Path) -> tuple[dict[str, Any], int, dict[str, Slo]]:
+    """The header, the largest request number plus one, and each kind with what all of it was promised."""
+    lines = trace_lines(path)
+    _, header = next(lines)
+    requests, promised = 0, dict[str, Slo]()
+    for _, line in lines:
+        if line["event"] == "arrived":
+            requests = max(requests, line["id"] + 1)
+            slo = Slo(line["first_token"], line["between_tokens"])
+            if promised.setdefault(line["kind"], slo) != slo:
+                promised[line["kind"]] = Slo()  # requests of one kind with promises of their own
+    if not promised:
+        raise InputError(f"trace {path}: no request in it; let the engine serve some first")
+    return header, requests, promised
+
+
+def trace_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The first line, which says whose trace it is, then all others; each with its number, checked."""
+    lines = _lines(path, header=True)
+    number, header = next(lines, (0, {}))
+    if not isinstance(header.get("trace"), int):
+        raise InputError(
+            f"{path} is no trace of a live engine; give a file that headgate serve --trace wrote"
+        )
+    if header["trace"] > TRACE:
+        raise InputError(f"trace {path} has format {header['trace']}, this version reads {TRACE}; upgrade")
+    if wrong := header_fault(header):
+        raise InputError(f"trace {path}:{number}: {wrong}; the file was changed, take another")
+    yield number, header
+    yield from lines
+
+
+def _lines(path: str | Path, header: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each line with its number, checked."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for number, text in enumerate(file, 1):
+                line = _parse(text)
+                if line is None and not text.endswith("\n"):
+                    return  # the engine died while it wrote this
+                if number == 1:
+                    if header:
+                        yield number, line or {}
+                    continue
+                wrong = "not a JSON object" if line is None else fault(line)
+                if line is None or wrong:
+                    raise InputError(f"trace {path}:{number}: {wrong}; the file was changed, take another")
+                yield number, line
+    except OSError as error:
+        raise InputError(f"trace {path}: {error.strerror or error}; give a readable file") from None
+
+
+def _parse(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,192 @@
+"""An Observer that writes a run's tables, the same whoever drives the engine."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from math import nan
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.plan import ALL, Decodes, Plan
+from headgate.core.policy import End, Observer, Steps
+from headgate.core.request import Request
+
+HOW = {how: code for code, how in enumerate(End)}
+STILL_HERE = -1
+NOWHERE = -1  # the engine of a request that was sent to none
+STEPS = {"start": float, "first": float, "seconds": float, "count": int, "decodes": int, "context": int}
+STEPS |= {"prefill": int, "behind": int, "kv": int}
+STAYS = {"request": int, "opened": float, "gap": float, "first_tick": int, "ticks": int}
+PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int}
+STEP_ROW, STAY_ROW, PLAN_ROW = (Struct(f"{len(columns)}d").pack for columns in (STEPS, STAYS, PLANS))
+TICKS = Struct("d")
+REQUEST_TIMES = ("arrival", "admitted", "first_token", "finished")
+REQUEST_COUNTS = ("kind", "cached", "prompt", "output", "evictions", "wasted")
+
+
+class Rows:
+    """One row per request, shared by all engines that work on it."""
+
+    def __init__(self, requests: int, kinds: Sequence[str]) -> None:
+        self.kinds = {name: index for index, name in enumerate(kinds)}
+        self.handles: dict[int, Request] = {}  # those still here
+        self.last_before: dict[int, float] = {}  # newest token of those who lost their KV
+        self.times = {name: array("d", [nan]) * requests for name in REQUEST_TIMES}
+        self.counts = {name: array("q", [0]) * requests for name in REQUEST_COUNTS}
+        self.how = array("b", [STILL_HERE]) * requests
+        self.replica = array("q", [NOWHERE]) * requests
+
+    def arrived(self, request: Request, now: float) -> None:
+        """A new row."""
+        id = request.id
+        self.handles[id] = request
+        self.times["arrival"][id] = now
+        self.counts["prompt"][id] = request.prompt
+        self.counts["kind"][id] = self.kinds[request.kind]
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """Its row is complete."""
+        id = request.id
+        if self.last_before:
+            self.last_before.pop(id, None)
+        self.times["finished"][id] = now
+        self.how[id] = HOW[how]
+        self._fill(self.handles.pop(id))
+
+    def table(self) -> dict[str, NDArray[Any]]:
+        """As columns. Requests that never came have no row."""
+        for request in self.handles.values():
+            self._fill(request)
+        came = ~np.isnan(np.array(self.times["arrival"]))
+        columns = self.times | self.counts | {"how": self.how, "replica": self.replica}
+        return {"id": np.flatnonzero(came)} | {
+            name: np.array(column)[came] for name, column in columns.items()
+        }
+
+    def _fill(self, request: Request) -> None:
+        row, id = self.counts, request.id
+        row["output"][id] = request.generated
+        if request.cached:
+            row["cached"][id] = request.cached
+        if request.evictions:
+            row["evictions"][id] = request.evictions
+            row["wasted"][id] = request.wasted
+
+
+class Recorder(Observer):
+    """Keeps one row per request, per run of equal steps, per stay among the decodes, and per plan.
+
+    A request's tokens are not listed one by one: while it decodes with the others it gets one in each tick,
+    so a *stay* (from which tick, for how many) says it all. See `headgate.record.tables` for the columns.
+    """
+
+    def __init__(
+        self, requests: int, kinds: Sequence[str] = ("",), replica: int = 0, rows: Rows | None = None
+    ) -> None:
+        self._replica = replica
+        self.rows = rows or Rows(requests, kinds)
+        self._last_before = self.rows.last_before
+        self._admitted, self._first = self.rows.times["admitted"], self.rows.times["first_token"]
+        self._steps = bytearray()  # row after row of doubles, in which counts are exact
+        self._stays = bytearray()
+        self._plans = bytearray()
+        self._stay_of: dict[
+            int, tuple[int, int]
+        ] = {}  # request to where its open stay ends, and its first tick
+        self._gauges: dict[str, array[float]] = {}
+        self._tick = 0
+        self._step = 0
+
+    def arrived(self, request: Request, now: float) -> None:
+        """A new row."""
+        self.rows.arrived(request, now)
+        self.rows.replica[request.id] = self._replica
+
+    def admitted(self, request: Request, now: float) -> None:
+        """Its first seat counts."""
+        if self._admitted[request.id] != self._admitted[request.id]:  # still nan
+            self._admitted[request.id] = now
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """A stay among the decodes begins with a token."""
+        before = self._last_before.pop(request.id, nan) if self._last_before else nan
+        if before != before:
+            self._first[request.id] = now
+        self._open_stay(request.id, now, now - before)
+
+    def held(self, request: Request, now: float) -> None:
+        """Its stay is interrupted."""
+        self._close_stay(request.id)
+
+    def resumed(self, request: Request, now: float) -> None:
+        """A stay begins without a token."""
+        last = request.last_token
+        self._open_stay(request.id, now if last is None else last, nan)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """Its stay is over; its next token will come late."""
+        self._close_stay(request.id)
+        if request.last_token is not None:
+            self._last_before[request.id] = request.last_token
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """Its row is complete."""
+        self._close_stay(request.id)
+        self.rows.finished(request, now, how)
+
+    def stepped(self, steps: Steps) -> None:
+        """One row for the whole run of them."""
+        start, ends, decodes, context, prefill, behind, kv = steps
+        count = len(ends)
+        whole = ends[-1] - start
+        first = whole if count == 1 else ends[0] - start
+        self._steps += STEP_ROW(start, first, whole, count, decodes, context, prefill, behind, kv)
+        self._step += count
+        if decodes:
+            self._tick += count
+
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        """What was decided, in numbers: how many decodes are named (-1: all), how many prompts, evictions."""
+        decode = plan.decode
+        named = -1 if decode is ALL else 0 if isinstance(decode, Decodes) else len(decode)
+        self._plans += PLAN_ROW(now, self._step, named, len(plan.prefill), len(plan.evict))
+        for name, value in gauges.items():
+            column = self._gauges.get(name)
+            if column is None:
+                column = self._gauges[name] = array("d", [nan]) * (len(self._plans) // (8 * len(PLANS)) - 1)
+            column.append(value)
+
+    def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """All that was recorded so far, as columns."""
+        own = self.own_tables()
+        own["steps"]["replica"] = np.full(len(own["steps"]["start"]), self._replica)
+        return {"requests": self.rows.table(), **own}
+
+    def own_tables(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Steps, stays and plans of this engine."""
+        for id in list(self._stay_of):
+            self._close_stay(id)
+        plans = _columns(self._plans, PLANS)
+        for name, column in self._gauges.items():
+            column.extend([nan] * (len(plans["time"]) - len(column)))
+            plans[f"gauge.{name}"] = np.array(column)
+        return {"steps": _columns(self._steps, STEPS), "stays": _columns(self._stays, STAYS), "plans": plans}
+
+    def _open_stay(self, id: int, opened: float, gap: float) -> None:
+        self._stays += STAY_ROW(id, opened, gap, self._tick, 0)
+        self._stay_of[id] = len(self._stays) - 8, self._tick
+
+    def _close_stay(self, id: int) -> None:
+        where = self._stay_of.pop(id, None)
+        if where is not None:
+            TICKS.pack_into(self._stays, where[0], self._tick - where[1])
+
+
+def _columns(rows: bytearray, names: dict[str, type]) -> dict[str, NDArray[Any]]:
+    """Rows of doubles, as columns of their own types."""
+    table = np.frombuffer(bytes(rows)).reshape(-1, len(names))
+    return {name: table[:, index].astype(kind) for index, (name, kind) in enumerate(names.items())}

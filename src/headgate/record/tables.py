@@ -1,0 +1,207 @@
+"""A run on disk: four tables of plain numpy columns and one JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.errors import InputError
+from headgate.core.policy import End
+
+Columns = dict[str, NDArray[Any]]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+RECORD = "run.json"  # its presence tells a run folder from any other
+FORMAT = 1  # of the folder; a reader refuses a newer one instead of misreading it
+ENDS = tuple(End)  # the column `how` counts into this
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "requests": (
+        "id", "kind", "arrival", "admitted", "first_token", "finished", "prompt", "output",
+        "cached", "evictions", "wasted", "replica", "how",
+    ),
+    "steps": (
+        "start", "count", "first", "seconds", "decodes", "context", "prefill", "behind", "kv", "replica",
+    ),
+    "stays": ("request", "opened", "gap", "first_tick", "ticks"),
+    "plans": ("time", "step", "decode", "prompts", "evict"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """What happened in one run, whoever drove it. Times in seconds, lengths and KV in tokens.
+
+    `meta` is `run.json`. Read here: `kinds` (name and promises of each kind), `kv_tokens` (KV of one
+    replica), `load` ("open", "closed" or "all-at-once"), `clients`, `rate`, `burstiness`, `model`,
+    `label`, `policy`, `date`. Everything else in it is kept untouched.
+
+    `requests` has one row per request in the order they were sent, by growing id. `steps` has one row per
+    run of equal steps, whose durations lie on a straight line from `first` and sum to `seconds`. `stays`
+    has one row per uninterrupted stay among the running decodes. `plans` has one row per plan with its
+    gauges.
+
+    A tick is a step in which decodes ran; each replica counts its own from 0, in the order of its rows.
+    A stay counts on the replica in its own column `replica` where there is one, else on its request's.
+    """
+
+    meta: dict[str, Any]
+    requests: Columns
+    steps: Columns
+    stays: Columns
+    plans: Columns
+
+    def __post_init__(self) -> None:
+        for name in COLUMNS:
+            _check(name, getattr(self, name))
+        if np.any(np.diff(self.requests["id"]) <= 0):
+            raise InputError("table 'requests' must list each request once, by growing id")
+
+    @property
+    def kinds(self) -> list[dict[str, Any]]:
+        """Name and promises of each kind; one nameless kind when the run does not say."""
+        return self.meta.get("kinds") or [{"name": "", "first_token": None, "between_tokens": None}]
+
+    @property
+    def sending(self) -> str:
+        """How requests were sent: "open", "closed" or "all-at-once"; guessed when the run does not say."""
+        if "load" in self.meta:
+            return str(self.meta["load"])
+        if self.meta.get("clients"):
+            return "closed"
+        arrival = self.requests["arrival"]
+        return "all-at-once" if len(arrival) and np.ptp(arrival) == 0 else "open"
+
+    def completed(self) -> Flags:
+        """Which requests were served to their end: their own stop or their limit."""
+        how = self.requests["how"]
+        return np.asarray((how == ENDS.index(End.STOPPED)) | (how == ENDS.index(End.LIMIT)))
+
+    def span(self) -> tuple[float, float]:
+        """From the first arrival to the last thing that happened."""
+        arrival, finished, steps = self.requests["arrival"], self.requests["finished"], self.steps
+        moments = (arrival, finished[~np.isnan(finished)], steps["start"] + steps["seconds"])
+        starts = [float(times.min()) for times in (arrival, steps["start"]) if len(times)]
+        ends = [float(times.max()) for times in moments if len(times)]
+        return min(starts, default=0.0), max(ends, default=0.0)
+
+    def rows_of(self, ids: NDArray[Any]) -> Integers:
+        """The row of each request id in `requests`."""
+        known = self.requests["id"]
+        rows = np.minimum(np.searchsorted(known, ids), len(known) - 1).astype(np.int64)
+        if len(ids) and (not len(known) or np.any(known[rows] != ids)):
+            raise InputError("table 'stays' names a request that table 'requests' lacks; run it again")
+        return rows
+
+    def save(
+        self, folder: str | Path, overwrite: bool = False, more: Mapping[str, str] | None = None
+    ) -> None:
+        """Write the run, and `more` files by name; the folder appears whole or not at all.
+
+        Everything goes into a temporary folder beside it first, which is then renamed.
+        """
+        target = Path(folder)
+        refuse_full(target, overwrite)
+        text = _as_json({"format": FORMAT, **self.meta})
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+                fresh = Path(scratch, "new")
+                fresh.mkdir()
+                for name, content in {RECORD: text, **(more or {})}.items():
+                    (fresh / name).write_text(content, encoding="utf-8")
+                for name in COLUMNS:
+                    np.savez(fresh / f"{name}.npz", **getattr(self, name))
+                if target.exists():
+                    os.replace(target, Path(scratch, "old"))
+                os.replace(fresh, target)
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(f"cannot write the run to {target}: {reason}; choose another folder") from error
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Run:
+        """Read a run that `save` wrote, or the trace of a live engine (a file that ends in .jsonl)."""
+        source = Path(folder)
+        if source.suffix == ".jsonl":
+            from headgate.record.live_trace import read_live_trace
+
+            return read_live_trace(source)
+        if not source.is_dir():
+            raise InputError(f"no run folder {source}; give the folder a run was written to")
+        meta = _read_json(source / RECORD)
+        found = meta.pop("format", FORMAT)
+        if not isinstance(found, int) or found > FORMAT:
+            raise InputError(f"run folder {source} has format {found}, this version reads {FORMAT}; upgrade")
+        return cls(meta, **{name: _read_columns(source / f"{name}.npz") for name in COLUMNS})
+
+
+def _check(table: str, columns: Columns) -> None:
+    """Refuse a table with a missing column or with columns of unequal length."""
+    missing = [name for name in COLUMNS[table] if name not in columns]
+    if missing:
+        raise InputError(f"table {table!r} lacks the column {missing[0]!r}; the run is broken, run it again")
+    lengths = {name: np.shape(column) for name, column in columns.items()}
+    wanted = (np.size(columns[COLUMNS[table][0]]),)
+    for name, length in lengths.items():
+        if length != wanted:
+            raise InputError(f"column {name!r} of table {table!r} has shape {length}, the others {wanted}")
+
+
+def refuse_full(folder: Path, overwrite: bool) -> None:
+    """Never overwrite what somebody may want to keep."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; name a folder for the run")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise InputError(f"folder {folder} is not empty; choose another or allow overwriting")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
+        raise InputError(f"folder {folder} holds no run ({RECORD}), so it is not overwritten; choose another")
+
+
+def _as_json(meta: dict[str, Any]) -> str:
+    """Strict JSON, numpy numbers as plain ones."""
+    try:
+        return json.dumps(meta, indent=2, allow_nan=False, default=_plain) + "\n"
+    except (TypeError, ValueError) as error:
+        raise InputError(f"run.json cannot hold what the run says of itself: {error}") from error
+
+
+def _plain(value: object) -> object:
+    """What JSON calls a numpy number or array."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or one line that says what is wrong with it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; run it again") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}; run it again") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds a {type(found).__name__}, not an object; run it again")
+    return found
+
+
+def _read_columns(path: Path) -> Columns:
+    """The columns in a file; never unpickles, so a foreign file cannot run code."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; run it again") from error
+    except (ValueError, EOFError, TypeError, BadZipFile) as error:
+        raise InputError(f"{path} is not a table of numbers: {error}; run it again") from error

@@ -1,0 +1,163 @@
+"""A page as one HTML file that asks for nothing from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from itertools import count
+
+from headgate.report.html.markup import Markup, embedded, join, tag
+from headgate.report.document import Cell, Chapter, Figure, Grid, Page, Printed, Section
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+SCRIPTS = ("script.js", "timeline.js")
+TIMELINE_TOOLS = (
+    ("earlier", "◀", "Earlier"),
+    ("later", "▶", "Later"),
+    ("in", "+", "Zoom in"),
+    ("out", "−", "Zoom out"),  # noqa: RUF001
+    ("all", "Whole run", "Show the whole run"),
+)
+
+
+def render(page: Page) -> str:
+    """The whole file."""
+    numbers = count(1)
+    several = len(page.chapters) > 1
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="generator", content="headgate"),
+        tag("title", page.title),
+        tag("style", Markup(_shipped("style.css"))),
+    )
+    warnings = [tag("li", warning) for warning in page.warnings]
+    body = tag(
+        "body",
+        _header(page),
+        tag(
+            "main",
+            tag("ul", *warnings, class_="warnings") if warnings else None,
+            *(_chapter(chapter, numbers, several) for chapter in page.chapters),
+            _made(page),
+        ),
+        tag("div", id="tip", hidden="hidden", role="status"),
+        tag("script", Markup("\n".join(map(_shipped, SCRIPTS)))),
+    )
+    return f"<!doctype html>\n{tag('html', head, body, lang='en', data_kind=page.kind)}\n"
+
+
+def _shipped(name: str) -> str:
+    return files("headgate.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _header(page: Page) -> Markup:
+    switch = tag("button", "Theme", type="button", id="theme", title="Light, dark, or as the system has it")
+    words = tag("div", tag("h1", page.title), tag("p", page.about, class_="about"))
+    return tag("header", words, switch)
+
+
+def _chapter(chapter: Chapter, numbers: Iterator[int], several: bool) -> Markup:
+    parts: list[Markup | None] = [tag("h2", chapter.title) if several or chapter.title else None]
+    parts.append(tag("p", chapter.verdict, class_="verdict"))
+    if chapter.notes:
+        parts.append(tag("ul", *(tag("li", note) for note in chapter.notes), class_="notes"))
+    parts += [_section(section, numbers) for section in chapter.sections]
+    return tag("article", *parts)
+
+
+def _section(section: Section, numbers: Iterator[int]) -> Markup:
+    inside: list[Markup] = []
+    figures: list[Markup] = []
+    for block in section.blocks:
+        if isinstance(block, Figure) and not block.wide:
+            figures.append(_figure(block, next(numbers)))
+            continue
+        if figures:
+            inside.append(tag("div", *figures, class_="figures"))
+            figures = []
+        if isinstance(block, Figure):
+            inside.append(_figure(block, next(numbers)))
+        else:
+            inside.append(_plain(block))
+    if figures:
+        inside.append(tag("div", *figures, class_="figures"))
+    if section.closed:
+        return tag("details", tag("summary", section.title), *inside)
+    return tag("section", tag("h3", section.title), *inside)
+
+
+def _plain(block: Grid | Printed | str) -> Markup:
+    if isinstance(block, Grid):
+        return _grid(block)
+    if isinstance(block, Printed):
+        return tag("pre", block.text, tabindex="0")
+    return tag("p", block, class_="words")
+
+
+def _figure(figure: Figure, number: int) -> Markup:
+    timeline = "timeline" in figure.data
+    kind = "wide" if figure.wide else "bars" if "rows" in figure.data else ""
+    entries = [
+        tag("button", tag("i", class_=style), name, type="button", class_="entry", data_for=name)
+        for name, style in figure.legend
+    ]
+    tools = [tag("button", "PNG", type="button", data_save="png", title="Save this figure as an image")]
+    tools.append(tag("button", "CSV", type="button", data_save="csv", title="Save its numbers"))
+    zoom = [
+        tag("button", word, type="button", data_zoom=name, title=why, aria_label=why)
+        for name, word, why in (TIMELINE_TOOLS if timeline else ())
+    ]
+    note = [tag("p", figure.note, class_="note")] if figure.note else []
+    above, below = (note, []) if figure.wide else ([], note)  # so that plots side by side stand in line
+    return tag(
+        "figure",
+        tag("figcaption", tag("h4", figure.title), tag("p", figure.look, class_="look"), *above),
+        tag("div", *entries, class_="legend") if entries else None,
+        tag("div", *zoom, class_="zoom") if zoom else None,
+        tag("div", figure.drawing, class_="plot", tabindex="0" if timeline else None),
+        *below,
+        tag("div", *tools, class_="tools"),
+        tag("script", embedded(figure.data), type="application/json"),
+        id=f"figure-{number}",
+        class_=kind or None,
+    )
+
+
+def _grid(grid: Grid) -> Markup:
+    words = [_is_words(cell) for cell in grid.rows[0]] if grid.rows else [False] * len(grid.heads)
+    heads = [
+        tag("th", _head(head), scope="col", class_="words" if left else None)
+        for head, left in zip(grid.heads, words, strict=True)
+    ]
+    rows = [tag("tr", *(_cell(cell, place) for place, cell in enumerate(row))) for row in grid.rows]
+    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
+    copy = tag("button", "Copy", type="button", data_copy="tsv", title="Copy for a spreadsheet")
+    notes = [tag("p", note, class_="note") for note in grid.notes]
+    caption = tag("div", tag("h4", grid.title), copy, class_="caption")
+    return tag("div", caption, tag("div", table, class_="scroll"), *notes, class_="grid-box")
+
+
+def _is_words(cell: Cell) -> bool:
+    return cell.tone.split(" ")[0] in ("words", "prose")
+
+
+def _head(head: str) -> Markup:
+    name, _, unit = head.partition("\n")
+    return tag("button", name, tag("small", unit) if unit else None, type="button")
+
+
+def _cell(cell: Cell, place: int) -> Markup:
+    value = None if cell.value is None else f"{cell.value:.6g}"
+    if not place:
+        return tag("th", cell.text, scope="row", data_value=value)
+    return tag("td", cell.text, class_=cell.tone or None, data_value=value)
+
+
+def _made(page: Page) -> Markup | None:
+    if not page.made:
+        return None
+    parts = [join(tag("dt", name), tag("dd", value)) for name, value in page.made]
+    return tag("section", tag("h2", "How it was made"), tag("dl", *parts), id="made")

@@ -1,0 +1,136 @@
+"""Distributions of what users wait for: TTFT, TPOT, ITL and E2E, with the promises drawn in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from headgate.report.charts.chart import LOG, TAIL, Axis, Chart, Mark, Series
+from headgate.report.document import Figure
+from headgate.report.charts.scales import Floats
+from headgate.report.charts.thinning import HIGHEST, LOWEST, distribution
+from headgate.stats.gaps import Gaps
+from headgate.stats.promises import Latencies
+from headgate.record.tables import Flags, Integers, Run
+from headgate.report.terminal.tables import time_unit
+from headgate.stats.windows import choose
+
+
+class Sample(NamedTuple):
+    """Values and how often each occurred."""
+
+    values: Floats
+    weights: Integers
+
+
+class Latency(NamedTuple):
+    """One kind of waiting: where its values come from and which promise is about it."""
+
+    name: str
+    long: str
+    whose: str  # the share of what
+    look: str
+    promise: str | None
+    read: Callable[[Run, Flags], Sample]
+
+
+def _per_request(field: str) -> Callable[[Run, Flags], Sample]:
+    def read(run: Run, keep: Flags) -> Sample:
+        values = getattr(Latencies.of(run), field)[keep]
+        known = values[~np.isnan(values)]
+        return Sample(known, np.ones(len(known), np.int64))
+
+    return read
+
+
+def _gaps(run: Run, keep: Flags) -> Sample:
+    found = Gaps(run).sample(keep)
+    return Sample(found.values, found.weights)
+
+
+TTFT = Latency(
+    "TTFT",
+    "Time to first token",
+    "share of requests",
+    "Further left is sooner; where a curve crosses 99 % is its p99.",
+    "first_token",
+    _per_request("ttft"),
+)
+ITL = Latency(
+    "ITL",
+    "Time between two tokens",
+    "share of tokens",
+    "A step to the right near the top is a pause that few tokens, but many users, meet.",
+    None,
+    _gaps,
+)
+E2E = Latency(
+    "E2E",
+    "From sending to the last token",
+    "share of requests",
+    "All of it together; long outputs make the upper end.",
+    None,
+    _per_request("e2e"),
+)
+TPOT = Latency(
+    "TPOT",
+    "Time per output token",
+    "share of requests",
+    "The pace at which a request's text appears, on average.",
+    "between_tokens",
+    _per_request("tpot"),
+)
+
+
+def distributions(runs: Mapping[str, Sequence[Run]]) -> list[Figure]:
+    """One figure for each kind of waiting that any run has; TPOT only where promised. Seeds are pooled."""
+    found = []
+    for latency in (TTFT, ITL, E2E, TPOT):
+        samples = {name: _pooled(latency, own) for name, own in runs.items()}
+        samples = {name: sample for name, sample in samples.items() if len(sample.values)}
+        if samples:
+            kinds = [kind for own in runs.values() for kind in own[0].kinds]
+            promises = _promised(kinds, latency.promise)
+            if promises or latency is not TPOT:
+                found.append(curves(latency, samples, list(runs), promises))
+    return found
+
+
+def curves(
+    latency: Latency, samples: Mapping[str, Sample], order: Sequence[str], promises: Mapping[str, float]
+) -> Figure:
+    """The curves of several samples in one figure, each in the colour of its place in `order`."""
+    first = next(iter(samples.values()))
+    scale, unit = time_unit(float(np.median(first.values)))
+    series = []
+    for name, sample in samples.items():
+        values, shares = distribution(sample.values * scale, sample.weights)
+        series.append(Series(name, np.maximum(values, 1e-6), shares, order.index(name)))
+    top = max(float(each.y[-1]) for each in series)
+    marks = [
+        Mark(f"promised: {value * scale:g} {unit}{who}", value * scale) for who, value in promises.items()
+    ]
+    y = Axis(latency.whose, "%", TAIL, LOWEST, min(HIGHEST, max(top, 0.9)))
+    chart = Chart(Axis(latency.name, unit, LOG), y, series, marks)
+    return chart.figure(f"{latency.long} ({latency.name})", latency.look)
+
+
+def _pooled(latency: Latency, own: Sequence[Run]) -> Sample:
+    parts = [latency.read(run, choose(run).keep) for run in own]
+    return Sample(
+        np.concatenate([part.values for part in parts]), np.concatenate([part.weights for part in parts])
+    )
+
+
+def _promised(kinds: Sequence[dict[str, object]], promise: str | None) -> dict[str, float]:
+    """What was promised, by the words behind it; kinds with the same promise share a line."""
+    found: dict[float, list[str]] = {}
+    for kind in kinds if promise else ():
+        value = kind.get(promise or "")
+        if isinstance(value, int | float):
+            names = found.setdefault(float(value), [])
+            if str(kind.get("name", "")) not in names:
+                names.append(str(kind.get("name", "")))
+    return {f" ({', '.join(filter(None, who))})" if any(who) else "": value for value, who in found.items()}

@@ -1,0 +1,193 @@
+"""Runs put together: those on the same requests form a scene, and scenes differ in their load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.cost.card import load_card
+from headgate.methods.bounds.capacity import Bound, Requests, engine_bound
+from headgate.report.runs.compared import Compared, compared
+from headgate.stats.comparison import Comparison, compare
+from headgate.stats.metrics import Metrics, summarise
+from headgate.record.tables import Run
+
+RATE, CLIENTS, AT_ONCE = "rate", "clients", "all-at-once"
+
+
+class Load(NamedTuple):
+    """How requests were sent: so many per second, by so many clients, or all at once.
+
+    In a sweep over another word it is that word and its value, for it stands in the load's place on the axis.
+    """
+
+    kind: str
+    value: float
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        if self.kind == CLIENTS:
+            return f"{self.value:,.0f} clients in a closed loop"
+        if self.kind == RATE:
+            return f"{self.value:,.4g} requests/s offered"
+        return "all requests at once" if self.kind == AT_ONCE else self.short
+
+    @property
+    def short(self) -> str:
+        """As a place on an axis."""
+        return f"{self.value:,.4g} {self.unit}" if self.unit else f"{self.kind} {self.value:,.4g}"
+
+    @property
+    def unit(self) -> str:
+        """Of the value, "" where its kind says it."""
+        return {CLIENTS: "clients", RATE: "requests/s"}.get(self.kind, "")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Runs on the same requests: by policy, or what else is compared, then by seed; the baseline first."""
+
+    title: str
+    load: Load
+    runs: Mapping[str, Sequence[Run]]
+
+    @property
+    def first(self) -> dict[str, Run]:
+        """One run of each, that of the first seed."""
+        return {name: own[0] for name, own in self.runs.items()}
+
+    @property
+    def compared(self) -> Compared:
+        """What its runs differ in."""
+        return compared(self.first.values())
+
+    @cached_property
+    def metrics(self) -> dict[str, Metrics]:
+        """The figures of those."""
+        return {name: summarise(run) for name, run in self.first.items()}
+
+    @cached_property
+    def comparison(self) -> Comparison | str | None:
+        """The paired comparison; in words why there is none; None where there is nothing to compare."""
+        if len(self.runs) < 2:
+            return None
+        broken = [
+            name
+            for name, own in self.runs.items()
+            for run in own
+            if run.meta.get("outcome", "finished") != "finished"
+        ]
+        if broken:
+            return f"not every run came to its end ({', '.join(dict.fromkeys(broken))})"
+        try:
+            return compare(self.runs, next(iter(self.runs)))
+        except InputError as error:
+            return str(error)
+
+    @property
+    def engines(self) -> int:
+        """How many there are."""
+        run = next(iter(self.first.values()))
+        return int(run.meta.get("engines") or max(1, len(np.unique(run.steps["replica"]))))
+
+    @cached_property
+    def bound(self) -> Bound | None:
+        """The rate no policy exceeds on these requests; None where the card does not tell."""
+        run = next(iter(self.first.values()))
+        limits = dict(run.meta.get("engine") or {})
+        done = run.completed() & (run.requests["output"] >= 1)
+        if not limits or not np.any(done):
+            return None
+        lengths = Requests.of(run.requests["prompt"][done], run.requests["output"][done] - 1)
+        try:
+            cost = load_card(run.meta["card"]).cost
+            return engine_bound(
+                cost, lengths, limits["running"], limits["batch_tokens"], limits["kv_tokens"], self.engines
+            )
+        except (InputError, KeyError):
+            return None
+
+
+def what_differs(scenes: Sequence[Scene]) -> Compared:
+    """What is compared in all of them; what differs from scene to scene is their load, not this."""
+    found = {scene.compared for scene in scenes if len(scene.runs) > 1}
+    if len(found) == 1:
+        return next(iter(found))
+    return compared(run for scene in scenes for run in scene.first.values())
+
+
+def load_of(run: Run) -> Load:
+    """How its requests were sent; a trace's own rate is measured."""
+    if run.sending == "closed":
+        return Load(CLIENTS, float(run.meta.get("clients") or 0))
+    arrival = run.requests["arrival"]
+    if run.sending == AT_ONCE or len(arrival) < 2 or not np.ptp(arrival) > 0:
+        return Load(AT_ONCE, math.nan)
+    offered = (len(arrival) - 1) / float(np.ptp(arrival))
+    return Load(RATE, float(run.meta.get("rate") or offered))
+
+
+def title_of(run: Run) -> str:
+    """What was served, on what, under which load."""
+    about = run.meta.get("workload")
+    what = str(about.get("name") or "requests") if isinstance(about, dict) else "requests"
+    where = run.meta.get("card") or run.meta.get("model") or run.meta.get("driver", "")
+    return f"{what}{f' on {where}' if where else ''}, {load_of(run).text}"
+
+
+def gather(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Scene]:
+    """Scenes by what was sent and how, in the order they come; equal names get a number.
+
+    Runs of one policy that differ in nothing but their seed are seeds of it.
+    """
+    found: dict[tuple[object, ...], dict[str, list[Run]]] = {}
+    for place, run in enumerate(runs):
+        own = found.setdefault(_key(run), {})
+        wanted = names[place] if names else str(run.meta.get("label") or run.meta.get("policy") or "run")
+        if wanted in own and run.meta.get("router") != own[wanted][0].meta.get("router"):
+            wanted = f"{wanted} ({run.meta.get('router') or 'no router'})"
+        name, again = wanted, 1
+        while name in own and not _another_seed(run, own[name]):
+            again += 1
+            name = f"{wanted} ({again})"
+        own.setdefault(name, []).append(run)
+    return [scene_of(own) for own in found.values()]
+
+
+def scene_of(own: Mapping[str, Sequence[Run]], title: str = "") -> Scene:
+    """Runs that are known to be on the same requests."""
+    run = next(iter(own.values()))[0]
+    return Scene(title or title_of(run), load_of(run), own)
+
+
+def swept(own: Mapping[str, Sequence[Run]], word: str, at: object) -> Scene:
+    """The runs at one place of a sweep; a word that is not the load is named, and stands for it."""
+    scene = scene_of(own)
+    if not word or word in (RATE, CLIENTS, "scale_rate"):
+        return scene
+    named = f"{scene.title}, {word.replace('_', ' ')} {at}"
+    load = Load(word.replace("_", " "), float(at)) if isinstance(at, int | float) else scene.load
+    return Scene(named, load, own)
+
+
+def _key(run: Run) -> tuple[object, ...]:
+    about = run.meta.get("workload")
+    name = (about.get("name"), about.get("trace")) if isinstance(about, dict) else ()
+    load = load_of(run)
+    value = None if math.isnan(load.value) else float(f"{load.value:.4g}")
+    return run.meta.get("card"), *name, load.kind, value
+
+
+def _another_seed(run: Run, own: Sequence[Run]) -> bool:
+    first = own[0].meta
+    words = ("policy", "parameters", "engine", "engines", "router", "router_parameters")
+    same = all(run.meta.get(word) == first.get(word) for word in words)
+    same = same and bool(run.meta.get("asynchronous")) == bool(first.get("asynchronous"))
+    return same and "seed" in run.meta and run.meta["seed"] not in [other.meta.get("seed") for other in own]

@@ -1,0 +1,273 @@
+"""The phase timeline: which steps were prefill, decode or mixed, with queue, seats and KV under it."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from headgate.report.charts.chart import path, style_of
+from headgate.report.html.markup import Markup, position, tag
+from headgate.report.document import Figure
+from headgate.report.charts.scales import Floats, Scale
+from headgate.report.charts.thinning import Columns, over_time
+from headgate.stats.flow import waiting
+from headgate.record.tables import Integers, Run
+from headgate.report.terminal.tables import number
+
+ROWS = 110_000  # steps that one report carries for zooming, over all its runs
+FEWEST = 2_000  # of one run
+WIDTH = 1000
+PHASES = ("prefill", "decode", "mixed")
+STRIP, STRIP_STEP, PANEL, PANEL_STEP = 20.0, 40.0, 76.0, 100.0  # as in timeline.js
+LEFT, RIGHT, TOP = 52.0, 10.0, 16.0
+MOST_STRIPS = 8
+COARSE = 120  # columns of the picture before the script draws it finer
+LOOK = (
+    "Height is share of time: prefill, decode and mixed steps, grey where the engine was idle. "
+    "Decodes stand still during prefill, so wide prefill blocks are the gaps users see."
+)
+KEYS = (
+    ("prefill", "block prefill"),
+    ("decode", "block decode"),
+    ("mixed", "block mixed"),
+    ("idle", "block idle-key"),
+)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The steps of one engine of one run, or stretches of equal length where there are too many."""
+
+    name: str
+    colour: int
+    start: Floats
+    seconds: Floats
+    phase: Integers  # counts into PHASES
+    seats: Floats
+    queue: Floats
+    kv: Floats
+    thinned: bool
+
+    @property
+    def style(self) -> str:
+        """The colour of this run elsewhere; lines as jagged as these are drawn without dashes."""
+        return style_of(self.colour, alone=True)
+
+
+def timeline(runs: Sequence[tuple[str, Run]], rows: int = ROWS) -> Figure | None:
+    """The figure; None when no run has a step. Of a fleet, only so many engines are drawn."""
+    chosen = _chosen(runs)
+    share = max(FEWEST, rows // max(len(chosen), 1))
+    strips = [_strip(name, colour, run, replica, share) for name, colour, run, replica in chosen]
+    strips = [strip for strip in strips if len(strip.start)]
+    if not strips:
+        return None
+    ends = max(float((strip.start + strip.seconds)[-1]) for strip in strips)
+    low, high = min(0.0, *(float(strip.start[0]) for strip in strips)), ends
+    meta = runs[0][1].meta
+    seats = dict(meta.get("engine") or {}).get("running")
+    panels = (
+        {"name": "queue", "unit": "requests", "limit": None, "bound": ""},
+        {"name": "seats in use", "unit": "requests", "limit": seats, "bound": "seats"},
+        {"name": "KV", "unit": "tokens", "limit": meta.get("kv_tokens"), "bound": "memory"},
+    )
+    note = "Drag across it to zoom in, double-click for the whole run; arrow keys and + - 0 work too."
+    if any(strip.thinned for strip in strips):
+        note += " Long runs are drawn by stretches, not by single steps."
+    entries = tuple((strip.name, strip.style) for strip in strips) if len(strips) > 1 else ()
+    drawing = _draw(strips, panels, low, high)
+    data = {"timeline": _packed(strips, panels, low, high)}
+    return Figure("Phases over time", LOOK, drawing, data, (*KEYS, *entries), wide=True, note=note)
+
+
+def _chosen(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, int, Run, int | None]]:
+    """Runs, or engines of runs, with their names; None stands for the only engine."""
+    found: list[tuple[str, int, Run, int | None]] = []
+    each = max(1, MOST_STRIPS // max(len(runs), 1))
+    for colour, (name, run) in enumerate(runs):
+        replicas = np.unique(run.steps["replica"]).tolist()
+        if len(replicas) <= 1:
+            found.append((name, colour, run, None))
+        else:
+            found += [
+                (f"{name}, {engine_name(run, number)}", colour, run, number)
+                for number in some_engines(run, replicas, each)
+            ]
+    return found
+
+
+def some_engines(run: Run, replicas: Sequence[int], most: int) -> list[int]:
+    """So many of them at most, one of every role before a second of any."""
+    roles: Counter[str] = Counter()
+    ranked: list[tuple[int, int]] = []
+    for engine in replicas:
+        role = engine_name(run, engine).removeprefix(f"engine {engine}")
+        ranked.append((roles[role], engine))
+        roles[role] += 1
+    return sorted(engine for _, engine in sorted(ranked)[:most])
+
+
+def engine_name(run: Run, replica: int) -> str:
+    """An engine of a fleet, with its role where it has one."""
+    roles = run.meta.get("roles")
+    known = isinstance(roles, list) and 0 <= replica < len(roles) and roles[replica] != "any"
+    return f"engine {replica} ({roles[replica]})" if known and roles else f"engine {replica}"
+
+
+def _strip(name: str, colour: int, run: Run, replica: int | None, most: int) -> Strip:
+    steps = run.steps
+    rows = np.ones(len(steps["start"]), bool) if replica is None else steps["replica"] == replica
+    start, seconds = steps["start"][rows].astype(float), steps["seconds"][rows].astype(float)
+    decodes, prefill = steps["decodes"][rows] > 0, steps["prefill"][rows] > 0
+    phase = np.where(prefill & decodes, 2, np.where(prefill, 0, 1)).astype(np.int64)
+    own = run if replica is None else _of_engine(run, replica)
+    queue, seats = waiting(own, start).astype(float), _seated(own, start)
+    strip = Strip(name, colour, start, seconds, phase, seats, queue, steps["kv"][rows].astype(float), False)
+    return strip if len(start) <= most else _stretched(strip, most)
+
+
+def _of_engine(run: Run, replica: int) -> Run:
+    """The same with the requests of one engine only."""
+    mine = run.requests["replica"] == replica
+    return replace(run, requests={name: column[mine] for name, column in run.requests.items()})
+
+
+def _seated(run: Run, times: Floats) -> Floats:
+    """How many had been admitted and not left, at each moment; who was evicted keeps counting."""
+    admitted, left = (run.requests[name] for name in ("admitted", "finished"))
+    left = left[~np.isnan(admitted) & ~np.isnan(left)]
+    came = np.searchsorted(np.sort(admitted[~np.isnan(admitted)]), times, side="right")
+    return np.asarray(came - np.searchsorted(np.sort(left), times, side="right"), np.float64)
+
+
+def _stretched(strip: Strip, most: int) -> Strip:
+    """Equal stretches of time; each phase of a stretch becomes one step as long as its share of it."""
+    begin, end = float(strip.start[0]), float(strip.start[-1] + strip.seconds[-1])
+    edges = np.linspace(begin, end, most // len(PHASES) + 1)
+    by = [
+        over_time(strip.start, strip.seconds, (strip.phase == phase) * 1.0, edges).mean for phase in range(3)
+    ]
+    busy = np.maximum(sum(by), 1e-12)
+    level = {
+        name: over_time(strip.start, strip.seconds, getattr(strip, name), edges).mean / busy
+        for name in ("seats", "queue", "kv")
+    }
+    width = edges[1] - edges[0]
+    seconds = np.stack(by, axis=1) * width
+    start = edges[:-1, None] + np.cumsum(seconds, axis=1) - seconds
+    kept = (seconds > 1e-9 * width).ravel()
+    phase = np.tile(np.arange(3), len(edges) - 1)[kept]
+    seats, queue, kv = (np.repeat(level[name], 3)[kept] for name in ("seats", "queue", "kv"))
+    times = start.ravel()[kept], seconds.ravel()[kept]
+    return Strip(strip.name, strip.colour, *times, phase, seats, queue, kv, True)
+
+
+def _packed(
+    strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float
+) -> dict[str, Any]:
+    """For timeline.js: whole numbers, levels as differences, bytes of equal weight together, deflated."""
+    tick = max(1e-5, (high - low) / 2e9)
+    kv_tick = max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e4)
+    return {
+        "low": low,
+        "high": high,
+        "tick": tick,
+        "kv_tick": kv_tick,
+        "panels": list(panels),
+        "runs": [
+            {
+                "name": strip.name,
+                "style": strip.style,
+                "rows": len(strip.start),
+                "data": _pack(strip, low, tick, kv_tick),
+            }
+            for strip in strips
+        ],
+    }
+
+
+def _pack(strip: Strip, low: float, tick: float, kv_tick: float) -> str:
+    begin, end = (
+        np.rint((times - low) / tick).astype(np.int64) for times in (strip.start, strip.start + strip.seconds)
+    )
+    idle = begin - np.concatenate(([0], end[:-1]))  # nearly always zero, which takes no room
+    levels = (strip.seats, strip.queue, strip.kv / kv_tick)
+    changes = (np.diff(np.rint(level), prepend=0.0) for level in levels)
+    columns = (*changes, idle, end - begin, strip.phase)
+    whole = b"".join(column.astype("<i4").view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns)
+    return base64.b64encode(zlib.compress(whole, 9)).decode("ascii")
+
+
+def _draw(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float) -> Markup:
+    """The whole run, for print and for browsers that cannot unpack the steps."""
+    bottom = TOP + len(strips) * STRIP_STEP + len(panels) * PANEL_STEP
+    x = Scale(low, high, LEFT, WIDTH - RIGHT)
+    edges = np.linspace(low, high, COARSE + 1)
+    parts: list[Markup] = []
+    for value, label in x.ticks(10):
+        at = float(x(value))
+        parts.append(tag("line", class_="grid", x1=at, x2=at, y1=TOP, y2=bottom))
+        parts.append(tag("text", label, class_="tick", x=at, y=bottom + 15, text_anchor="middle"))
+    middle = (x.start + x.end) / 2
+    parts.append(
+        tag("text", "time since the start (s)", class_="axis", x=middle, y=bottom + 32, text_anchor="middle")
+    )
+    for place, strip in enumerate(strips):
+        parts += _phases(strip, x, edges, TOP + place * STRIP_STEP)
+    top = TOP + len(strips) * STRIP_STEP + 8
+    for place, (panel, field) in enumerate(zip(panels, ("queue", "seats", "kv"), strict=True)):
+        found = [
+            (strip.style, over_time(strip.start, strip.seconds, getattr(strip, field), edges))
+            for strip in strips
+        ]
+        parts += _panel(panel, found, x, top + place * PANEL_STEP)
+    return tag(
+        "svg",
+        *parts,
+        viewBox=f"0 0 {WIDTH} {position(bottom + 36)}",
+        role="img",
+        aria_label="Phases over time",
+    )
+
+
+def _phases(strip: Strip, x: Scale, edges: Floats, top: float) -> list[Markup]:
+    parts = [tag("text", strip.name, class_="name", x=x.start, y=top - 4)]
+    parts.append(tag("rect", class_="idle", x=x.start, y=top, width=x.end - x.start, height=STRIP))
+    left, size = x(edges[:-1]), (x.end - x.start) / (len(edges) - 1)
+    base = np.full(len(left), top + STRIP)
+    for phase, name in enumerate(PHASES):
+        tall = STRIP * np.clip(
+            over_time(strip.start, strip.seconds, (strip.phase == phase) * 1.0, edges).mean, 0, 1
+        )
+        outline = "".join(
+            f"M{position(at)} {position(foot - high)}h{size:.2f}v{position(high)}h-{size:.2f}z"
+            for at, foot, high in zip(left.tolist(), base.tolist(), tall.tolist(), strict=True)
+            if high > 0.05
+        )
+        base = base - tall
+        parts.append(tag("path", class_=f"bar {name}", d=outline))
+    return parts
+
+
+def _panel(panel: dict[str, Any], found: Sequence[tuple[str, Columns]], x: Scale, top: float) -> list[Markup]:
+    most = max(float(columns.high.max()) for _, columns in found) or 1.0
+    limit = panel["limit"] if panel["limit"] and panel["limit"] < 1.6 * most else None
+    y = Scale(0.0, 1.08 * max(most, limit or 0.0), top + PANEL, top)
+    parts = [tag("text", f"{panel['name']} ({panel['unit']})", class_="name", x=x.start, y=top - 5)]
+    for value, label in y.ticks(4):
+        at = float(y(value))
+        parts.append(tag("line", class_="grid", x1=x.start, x2=x.end, y1=at, y2=at))
+        parts.append(tag("text", label, class_="tick", x=x.start - 6, y=at + 4, text_anchor="end"))
+    for style, columns in found:
+        parts.append(tag("path", class_=f"line thin {style}", d=path(x(columns.middle), y(columns.mean))))
+    if limit:
+        at, said = float(y(limit)), f"{panel['bound']}: {number(float(limit))}"
+        parts.append(tag("line", class_="mark", x1=x.start, x2=x.end, y1=at, y2=at))
+        parts.append(tag("text", said, class_="marked", x=x.end - 3, y=at + 12, text_anchor="end"))
+    return parts

@@ -1,1 +1,0 @@
-"""What happened: tables, metrics, comparisons."""

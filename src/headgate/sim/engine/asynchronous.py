@@ -1,0 +1,217 @@
+"""A virtual engine that composes a step while the one before it runs, as vLLM does by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop
+from math import inf
+
+from headgate.core.ledger import NOT_ROLLING, Entry
+from headgate.core.plan import Decodes
+from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.delayed_events import Later
+from headgate.sim.engine.launches import Launches
+from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.residents import SEAT
+
+
+class Unseen(float):
+    """The date of tokens on their way: when the next step is composed, as a live engine has it.
+
+    Another step may be seen at the very same time, so dates are told apart by identity.
+    """
+
+
+class Composed:
+    """A step that has been composed and whose tokens have not been seen."""
+
+    __slots__ = ("composed", "date", "dated", "done", "joined", "leaving", "work")
+
+    def __init__(self, composed: float, done: float, date: float, work: tuple[int, int, int, int]) -> None:
+        self.composed, self.done = composed, done
+        self.date = Unseen(date)  # of its tokens, until they are seen
+        self.work = work  # decodes, their context, prompt tokens, tokens behind them
+        self.joined: list[tuple[Entry, bool]] = []  # prompts done with it, and whether they decode on
+        self.leaving: dict[int, tuple[Entry, End]] = {}  # they go when its tokens are seen
+        self.dated: list[Entry] = []  # whose newest token may be its own, beside those who roll on
+
+
+class Ahead(Replica):
+    """Its clock is the host's. A step is composed at the moment the tokens of the step before the last are
+    seen, for what is known then; its tokens are seen when the GPU has done it and the host, busy with the
+    step after it, looks.
+
+    With E(n) the moment at which the tokens of step n are seen, G(n) when the GPU has done it, c(n) its time
+    on the GPU and H(n) the host's: step n + 1 is composed from E(n - 1) on, and
+
+        G(n + 1) = max(max(G(n), E(n - 1)) + c(n + 1), E(n - 1) + H(n + 1))
+        E(n)     = max(G(n), E(n - 1) + H(n + 1))
+
+    Where nothing more can be composed, E(n) = G(n). So who comes during step n enters in step n + 2; who has
+    all its tokens with step n keeps seat and KV while step n + 1 is composed; tokens before a step with
+    prompts are late, for such a step takes the host long; and where the host takes longer than the GPU, it
+    is what one waits for. Without a host (cards that do not have one) H = 0, and only the lag is left.
+    The engine knows limits beforehand and ends of sequences not: whose output ends by itself with step n is
+    in step n + 1 too, for a token nobody gets.
+
+    A policy hears of prompts and evictions when the step is composed and of ends when they are seen, as it
+    does in a live engine. It is asked at every step: no step is jumped over.
+
+    Source: vLLM's `EngineCore.step_with_batch_queue` and `AsyncScheduler`, with a queue of two and the GPU's
+    worker in the engine's own process (one GPU). We differ: a step begins on the GPU when it is composed, not
+    when its first kernel has been launched; who hangs up goes with the step on its way, not before it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: BatchPolicy,
+        lengths: Sequence[int],
+        observers: Sequence[Observer] = (),
+        on_leave: Callable[[float], None] = lambda now: None,
+    ) -> None:
+        self._later = Later(observers)
+        self._air: Composed | None = None  # composed last
+        self._landing: Composed | None = None  # the one before it, seen when `settle` is called
+        self._seen = -inf  # when the last tokens were
+        super().__init__(engine, policy, lengths, (self._later,), False, on_leave)
+        self._launches = self._pace = Launches(engine.cost)
+
+    @property
+    def occupied(self) -> bool:
+        """Is anybody here, or a step on its way?"""
+        return self._air is not None or super().occupied
+
+    def leave(self, entry: Entry, now: float, how: End) -> None:
+        """Whoever gets a token from the step on its way goes with it."""
+        if self._air is not None and entry.id in self.ledger.decoding:
+            if entry.id not in self._air.leaving:
+                self._stop(entry)
+                self._goes(entry, how)
+            return
+        super().leave(entry, now, how)
+
+    def evict(self, entry: Entry) -> None:
+        """Those who are about to go get no more tokens; their KV comes free by itself."""
+        if self._air is not None and entry.id in self._air.leaving:
+            self._stop(entry)
+        else:
+            super().evict(entry)
+            self._date(entry)
+
+    def advance(self, wake: float = inf) -> bool:
+        """Compose a step, or wait for the one on its way. False: there is none, and nothing could run."""
+        composed = self.now
+        if super().advance(wake):
+            self.last_start = composed
+            return True
+        if not self.asked_now:
+            return False
+        if self._air is None:
+            self._later.catch_up()
+            return False
+        self._landing, self._air = self._air, None
+        self.last_start, self.now = composed, max(composed, self._landing.done)
+        self.asked_now = False
+        return True
+
+    def settle(self) -> None:
+        """The tokens of the step before the newest are seen; who has all of them goes."""
+        if self._landing is not None:
+            self._land(self._landing)
+            self._later.catch_up(self._landing.date, self.now)
+            self._landing = None
+        self._later.catch_up()
+        while self._ends and self._ends[0][0] <= self.ledger.tick:
+            end, id = heappop(self._ends)
+            entry = self.ledger.decoding.get(id)
+            if entry is not None and entry.end == end:
+                known = entry.generated >= min(entry.limit, self.longest - entry.prompt)
+                if known or not entry.rolls:
+                    self._stop(entry)
+                whole = entry.generated >= self._lengths[entry.id]
+                self._goes(entry, End.STOPPED if whole else End.LIMIT)
+
+    def _ran(
+        self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
+    ) -> None:
+        """The step is on its way; the clock goes to the end of the one before it, as it is seen."""
+        seen = -inf if self._air is None else self._air.done
+        self.now = max(start, seen, self._launches.launched)
+        newest = Composed(start, ends[0], self.now, (decodes, context, prefill, behind))
+        self._landing, self._air = self._air, newest
+        if decodes:
+            self.blocks.grow(self.ledger.tick, 1, decodes)
+            self.ledger.ticks(1, newest.date)
+        self.lease.ended = True
+
+    def _complete(self, entry: Entry) -> None:
+        """Its prompt is done with the step on its way."""
+        assert self._air is not None
+        rolling = isinstance(self.plan.decode, Decodes)
+        self._join(entry, self._air.date, rolling)
+        self._air.joined.append((entry, rolling))
+        self._date(entry)
+        self.policy.prefilled(entry, self.now)
+        if not rolling:
+            self.policy.held(entry, self.now)
+
+    def _land(self, step: Composed) -> None:
+        """Tell what this step brought."""
+        now, later = self.now, self._later
+        kv = (self.blocks.total - self.blocks.free) * self.blocks.size
+        start = max(step.composed, self._seen)
+        steps = Steps(start, [now], *step.work, kv)
+        self._seen = now
+        self.ledger.redate(step.date, now, step.dated)
+        later.tell("stepped", steps)
+        self.policy.stepped(steps)
+        for entry, rolling in step.joined:
+            later.tell("prefilled", entry, now)
+            if not rolling:
+                later.tell("held", entry, now)
+        for entry, how in step.leaving.values():
+            self._free(entry)
+            self.ledger.recount(entry, min(entry.generated, self._whole(entry)))
+            self.ledger.leave(entry)
+            later.tell("finished", entry, now, how)
+            self.policy.finished(entry, now, how)
+            self._on_leave(now)
+
+    def _stop(self, entry: Entry) -> None:
+        """It gets no token after the step on its way, and keeps its seat and its KV."""
+        if entry.rolls:
+            self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
+            self.ledger.retire(entry)
+        self.ledger.held.pop(entry.id, None)
+        self._date(entry)
+
+    def _goes(self, entry: Entry, how: End) -> None:
+        """It leaves when the tokens of the step on its way are seen."""
+        assert self._air is not None
+        entry.end = NOT_ROLLING
+        self._air.leaving[entry.id] = entry, how
+
+    def _hold(self, entry: Entry) -> None:
+        super()._hold(entry)
+        self._date(entry)
+
+    def _date(self, entry: Entry) -> None:
+        """When its newest token came will be known when the step on its way, if there is one, is seen."""
+        if self._air is not None:
+            self._air.dated.append(entry)
+
+    def _newest(self) -> Entry:
+        """Whoever was admitted last of those who stay, or would get a token."""
+        leaving = self._air.leaving if self._air else {}
+        running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
+        return max((entry for entry in running if entry.rolls or entry.id not in leaving), key=SEAT)
+
+    def _next_end(self) -> int:
+        return self.ledger.tick + 1  # one step at a time
+
+    def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
+        if self._air is None:  # nothing is left to wait for
+            self._later.catch_up()
+        super()._tell_finished(entry, now, how)

@@ -1,0 +1,297 @@
+"""A virtual engine: runs a policy's plans step by step, or many equal steps at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from headgate.core.errors import RunError
+from headgate.core.lease import Lease
+from headgate.core.ledger import Entry
+from headgate.core.plan import ALL, EACH_STEP, NONE, Decodes, Plan, check
+from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.cost.model import Chunk, Shape
+from headgate.sim.engine.engine import Engine
+from headgate.core.listeners import Listeners
+from headgate.sim.engine.residents import Residents
+from headgate.sim.engine.steps import Pace
+
+NO_GAUGES: Mapping[str, float] = {}
+
+
+class Replica(Residents):
+    """One engine in virtual time. The simulator's loop calls `ask`, `advance` and `settle`, in this order.
+
+    Nothing is done per running request and step: decodes share the ledger's tick, their ends wait in a heap,
+    their KV needs are counted by remainder. A request is touched when it joins, leaves or is held.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: BatchPolicy,
+        lengths: Sequence[int],
+        observers: Sequence[Observer] = (),
+        leases: bool = True,
+        on_leave: Callable[[float], None] = lambda now: None,
+    ) -> None:
+        super().__init__(engine.checked(), lengths)
+        self.lease = Lease()
+        self.plan = Plan()
+        self.now = 0.0
+        self.last_start = 0.0  # when the newest step began
+        self.asked_now = False  # the plan was made for what the view shows now
+        self._pace = Pace(engine.cost)
+        self._observers = tuple(observers)
+        self._leases = leases
+        self._on_leave = on_leave
+        self._prompts: list[Entry] = []  # prompts of the plan that are still to run, next one last
+        self.take_over(policy)
+
+    def take_over(self, policy: BatchPolicy) -> None:
+        """Another policy decides from now on."""
+        self.policy = policy
+        self.hear = Listeners((*self._observers, policy))
+        self._has_gauges = type(policy).gauges is not BatchPolicy.gauges
+        self.lease.ended = True
+        if self.occupied:
+            self._refresh_view()
+            policy.adopt(self.ledger)
+
+    # -- comings and goings ---------------------------------------------------------------------
+
+    def receive(self, entry: Entry) -> bool:
+        """A request joins the queue; False if it can never fit and is refused."""
+        for hook in self.hear.arrived:
+            hook(entry, entry.arrival)
+        self.lease.arrival()
+        if entry.prompt >= self.longest:
+            self.lease.finish()
+            self._tell_finished(entry, entry.arrival, End.REFUSED)
+            return False
+        self.ledger.arrive(entry)
+        return True
+
+    def leave(self, entry: Entry, now: float, how: End) -> None:
+        """A request leaves before its end: aborted (felt at the end of the step), or out of patience."""
+        self._free(entry)
+        self.ledger.leave(entry)
+        self.lease.ended = True
+        self._tell_finished(entry, now, how)
+
+    def evict(self, entry: Entry) -> None:
+        """Drop its KV; it goes back to the front of the queue. Ends the lease with the next step."""
+        self._drop(entry)
+        self.lease.steps = min(self.lease.steps, 1)
+        self.asked_now = False
+        for hook in self.hear.evicted:
+            hook(entry, self.now)
+
+    # -- the three calls of the loop --------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Ask the policy for a plan, check it, and put it into force."""
+        self._refresh_view()
+        ledger = self.ledger
+        plan = self.policy.plan(ledger)
+        faults = check(plan, ledger) if isinstance(plan, Plan) else [f"{plan!r} is not a Plan"]
+        if faults:
+            raise RunError(
+                f"policy {type(self.policy).__name__} planned nonsense at {self.now:.6f} s: "
+                f"{'; '.join(faults)}; {self.state()}; {plan}"
+            )
+        self.plan = plan
+        self.asked_now = True
+        self.lease.begin(plan.until if self._leases else EACH_STEP)
+        for id in plan.evict:
+            self.evict(ledger.known(id))
+        if plan.decode is not ALL or ledger.held:
+            self._choose_decodes()
+        self._prompts = [*map(ledger.known, reversed(plan.prefill))]
+        gauges = self.policy.gauges() if self._has_gauges else NO_GAUGES
+        for hook in self.hear.planned:
+            hook(plan, self.now, gauges)
+
+    def advance(self, wake: float = inf) -> bool:
+        """Run a step with prompts, or a span of decode steps up to about `wake`. False: nothing could run."""
+        ran = bool(self._prompts) and self._prompt_step()
+        if not (ran or self.lease.ended or self.plan.decode is NONE) and self.ledger.rolling:
+            ran = self._decode_span(wake)
+        if ran:
+            self.asked_now = False
+        else:
+            self.lease.ended = True
+        return ran
+
+    def settle(self) -> None:
+        """Let those go whose last token came with the step that just ended."""
+        while self._ends and self._ends[0][0] <= self.ledger.tick and (entry := self._pop_finished()):
+            self.lease.finish()
+            whole = entry.generated >= self._lengths[entry.id]
+            self._tell_finished(entry, self.now, End.STOPPED if whole else End.LIMIT)
+            if not self.occupied:
+                self.lease.ended = True
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _prompt_step(self) -> bool:
+        """One step with prompts and, unless the plan holds them, decodes."""
+        ledger = self.ledger
+        decodes = 0 if self.plan.decode is NONE else ledger.rolling
+        if decodes and self.blocks.due(ledger.tick) > self.blocks.free:
+            return False  # decodes come first; without room for them no prompt enters
+        chosen = self._chunks(decodes)
+        if not chosen:
+            return False
+        prefill = behind = 0
+        for _, tokens, done in chosen:
+            prefill += tokens
+            behind += done
+        context = ledger.context + decodes if decodes else 0
+        start = self.now
+        parts = tuple(Chunk(done, n, n == e.todo) for e, n, done in chosen) if self._pace.by_chunk else ()
+        end = self._pace.prompts_end(start, Shape(decodes, context, prefill, behind, parts))
+        self._ran(start, [end], decodes, context, prefill, behind)
+        for entry, tokens, _ in chosen:
+            entry.todo -= tokens
+            if not entry.todo:
+                self._complete(entry)
+        return True
+
+    def _decode_span(self, wake: float) -> bool:
+        """As many decode-only steps as are sure to be alike: nobody joins, leaves or runs out of KV."""
+        ledger, lease = self.ledger, self.lease
+        blocks, tick, start = self.blocks, ledger.tick, self.now
+        if blocks.growers[tick % blocks.size] > blocks.free and not self._make_room():
+            return False
+        count = ledger.rolling
+        context = ledger.context + count
+        steps = self._next_end() - tick
+        if lease.steps < steps:
+            steps = int(lease.steps)
+        if count * (steps // blocks.size + 1) > blocks.free:
+            steps = blocks.affordable(tick, steps, count)
+        stop = wake if wake < lease.time else lease.time
+        self._ran(start, self._pace.decode_ends(count, context, steps, start, stop), count, context)
+        return True
+
+    def _ran(
+        self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
+    ) -> None:
+        """Book these steps."""
+        blocks, count, end = self.blocks, len(ends), ends[-1]
+        if decodes:
+            blocks.grow(self.ledger.tick, count, decodes)
+            self.ledger.ticks(count, end)
+        self.last_start = ends[-2] if count > 1 else start
+        self.now = end
+        self.lease.ran(count, end)
+        kv = (blocks.total - blocks.free) * blocks.size
+        steps = Steps(start, ends, decodes, context, prefill, behind, kv)
+        for hook in self.hear.stepped:
+            hook(steps)
+
+    def _chunks(self, decodes: int) -> list[tuple[Entry, int, int]]:
+        """Which prompts run in this step, for how many tokens, behind how many; admits those that are new."""
+        ledger, blocks, prompts, size = self.ledger, self.blocks, self._prompts, self.blocks.size
+        room = self._budget() - decodes * ledger.limits.decode_width
+        if self.plan.chunk < room:
+            room = int(self.plan.chunk)
+        spare = blocks.free - (blocks.due(ledger.tick) if decodes else 0)
+        chosen: list[tuple[Entry, int, int]] = []
+        while prompts and room > 0:
+            entry = prompts[-1]
+            if entry.id in ledger.waiting:
+                if not self._admit(entry, spare):
+                    break
+            elif entry.id not in ledger.prefilling:  # it left meanwhile
+                prompts.pop()
+                continue
+            todo = entry.todo
+            tokens = todo if todo < room else room
+            done = entry.prompt + entry.generated - todo
+            need = -(-(done + tokens) // size) - -(-done // size)
+            if need > spare:
+                self._starved_prompt(chosen)
+                break
+            blocks.free -= need
+            spare -= need
+            room -= tokens
+            chosen.append((entry, tokens, done))
+            if tokens == todo:
+                prompts.pop()
+        return chosen
+
+    def _budget(self) -> int:
+        """Tokens the engine gives this step."""
+        most = self.ledger.limits.batch_tokens
+        return most if self.plan.budget >= most else int(self.plan.budget)
+
+    def _admit(self, entry: Entry, spare: int) -> bool:
+        """A seat for a new prompt, if there is one and all its KV would fit."""
+        ledger = self.ledger
+        if len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
+            return False
+        if self.blocks.of(entry.todo) > spare:
+            return False
+        ledger.admit(entry)
+        for hook in self.hear.admitted:
+            hook(entry, self.now)
+        return True
+
+    def _complete(self, entry: Entry) -> None:
+        """Its prompt is done; the step brought its first token (or, after an eviction, its next)."""
+        rolling = isinstance(self.plan.decode, Decodes)  # one that names its decodes does not name this one
+        self._join(entry, self.now, rolling)
+        self.lease.prefill()
+        for hook in self.hear.prefilled:
+            hook(entry, self.now)
+        if not rolling:
+            for hook in self.hear.held:
+                hook(entry, self.now)
+
+    # -- who decodes, and what happens when memory runs out -----------------------------------------
+
+    def _choose_decodes(self) -> None:
+        """Hold and resume decodes as the plan says; a plan for none of them only stops the tick."""
+        decode, ledger = self.plan.decode, self.ledger
+        if decode is NONE:
+            return
+        chosen = ledger.decoding if isinstance(decode, Decodes) else decode
+        for entry in [held for held in ledger.held.values() if held.id in chosen]:
+            self._resume(entry)
+            for hook in self.hear.resumed:
+                hook(entry, self.now)
+        if len(chosen) == ledger.rolling:
+            return
+        for entry in list(ledger.decoding.values()):
+            if entry.rolls and entry.id not in chosen:
+                self._hold(entry)
+                for hook in self.hear.held:
+                    hook(entry, self.now)
+
+    def _make_room(self) -> bool:
+        """KV is short of what the decodes need: ask the policy first, then evict the newest."""
+        if not self.asked_now:
+            return False
+        while self.ledger.rolling and self.blocks.due(self.ledger.tick) > self.blocks.free:
+            self.evict(self._newest())
+        return self.ledger.rolling > 0
+
+    def _starved_prompt(self, chosen: Sequence[object]) -> None:
+        """A half-done prompt finds no block: the policy is asked first, then the newest is evicted."""
+        if chosen:
+            return
+        if self.asked_now:
+            self.evict(self._newest())
+        else:
+            self.lease.ended = True
+
+    def _refresh_view(self) -> None:
+        self.ledger.now = self.now
+        self.ledger.kv_free = self.blocks.free * self.blocks.size
+
+    def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
+        for hook in self.hear.finished:
+            hook(entry, now, how)
+        self._on_leave(now)

@@ -1,0 +1,111 @@
+"""Who holds KV, how much, and until when: ledger, blocks and true ends, moved together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from operator import attrgetter
+
+from headgate.core.ledger import NOT_ROLLING, Entry, Ledger
+from headgate.core.view import Limits
+from headgate.kv.blocks import Blocks
+from headgate.sim.engine.engine import Engine
+
+SEAT = attrgetter("seat")
+
+
+class Residents:
+    """The state of a virtual engine. Every change touches one request: O(1), or O(log n) for its end."""
+
+    def __init__(self, engine: Engine, lengths: Sequence[int]) -> None:
+        self.blocks = Blocks(engine.kv_tokens // engine.block, engine.block)
+        limits = Limits(engine.batch_tokens, engine.running, engine.block)
+        self.ledger = Ledger(limits, self.blocks.total * engine.block)
+        self.longest = engine.longest
+        self._lengths = lengths  # true output lengths, by request number; no policy sees them
+        self._ends: list[tuple[int, int]] = []  # heap of (tick of its last token, request); some rows stale
+
+    @property
+    def occupied(self) -> bool:
+        """Is anybody here?"""
+        ledger = self.ledger
+        return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
+
+    def state(self) -> str:
+        """Who is where, for error messages."""
+        ledger = self.ledger
+        return (
+            f"{len(ledger.waiting)} waiting, {len(ledger.prefilling)} prefilling, "
+            f"{len(ledger.decoding)} decoding ({len(ledger.held)} held), "
+            f"{self.blocks.free} of {self.blocks.total} KV blocks free"
+        )
+
+    def _whole(self, entry: Entry) -> int:
+        """Its true output, cut by its own limit and by the engine's."""
+        return min(self._lengths[entry.id], entry.limit, self.longest - entry.prompt)
+
+    def _join(self, entry: Entry, now: float, rolling: bool) -> None:
+        """Its prompt is done; from now on it decodes, with the others or held."""
+        ledger = self.ledger
+        ledger.join(entry, now, rolling)
+        generated = entry.generated
+        remaining = self._whole(entry) - generated
+        if rolling:
+            self.blocks.roll(entry.prompt + generated - 1, ledger.tick)
+        if rolling or not remaining:
+            entry.end = ledger.tick + remaining
+            heappush(self._ends, (entry.end, entry.id))
+
+    def _hold(self, entry: Entry) -> None:
+        """It stops rolling; its end is not known any more."""
+        self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
+        self.ledger.hold(entry)
+        entry.end = NOT_ROLLING
+
+    def _resume(self, entry: Entry) -> None:
+        """It rolls again."""
+        ledger = self.ledger
+        ledger.resume(entry)
+        self.blocks.roll(entry.held_kv, ledger.tick)
+        entry.end = ledger.tick + self._whole(entry) - entry.generated
+        heappush(self._ends, (entry.end, entry.id))
+
+    def _free(self, entry: Entry) -> None:
+        """Give its blocks back; call it before the ledger lets it go."""
+        blocks, held = self.blocks, entry.held_kv
+        blocks.free += -(-held // blocks.size)
+        if entry.rolls:
+            blocks.roll(held, self.ledger.tick, by=-1)
+        entry.end = NOT_ROLLING
+
+    def _drop(self, entry: Entry) -> None:
+        """Its KV is given back, and it waits again."""
+        self._free(entry)
+        self.ledger.evict(entry)
+
+    def _pop_finished(self) -> Entry | None:
+        """Somebody whose last token has come, with the KV given back; None when there is no one left."""
+        ends, ledger = self._ends, self.ledger
+        while ends and ends[0][0] <= ledger.tick:
+            end, id = heappop(ends)
+            entry = ledger.decoding.get(id)
+            if entry is not None and entry.end == end:
+                self._free(entry)
+                ledger.leave(entry)
+                return entry
+        return None
+
+    def _next_end(self) -> int:
+        """The tick at which somebody's last token comes; at least one decode must roll."""
+        ends, decoding = self._ends, self.ledger.decoding
+        while True:
+            end, id = ends[0]
+            entry = decoding.get(id)
+            if entry is not None and entry.end == end:
+                return end
+            heappop(ends)
+
+    def _newest(self) -> Entry:
+        """Whoever was admitted last."""
+        running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
+        return max(running, key=SEAT)

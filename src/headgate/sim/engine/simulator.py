@@ -1,0 +1,174 @@
+"""Virtual time: the event loop. A newcomer should read `run` first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from math import inf
+
+from headgate.core.errors import RunError, told
+from headgate.core.policy import BatchPolicy, End, Observer
+from headgate.sim.engine.asynchronous import Ahead
+from headgate.sim.engine.arrivals import Arrivals
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.forgetful import Forgetful
+from headgate.sim.engine.replica import Replica
+from headgate.core.watchdog import Watchdog
+from headgate.workloads.workload import Workload
+
+PATIENT_DOG = 3600.0  # seconds of the run without any progress
+MOST_WAITS = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
+REPORT_EVERY = 256  # requests between two reports of progress
+
+
+class Simulator:
+    """One engine, one policy, one workload.
+
+    With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped
+    over. Without, the policy is asked at every single step. Both give the same schedule to the last bit.
+    With `asynchronous` the engine composes a step while the one before it runs (`Ahead`), without leases;
+    with `lost` it forgets so many output tokens of whom it evicts (`Forgetful`).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: BatchPolicy,
+        workload: Workload,
+        observers: tuple[Observer, ...] = (),
+        *,
+        leases: bool = True,
+        asynchronous: bool = False,
+        lost: int = 0,
+        watchdog: float = PATIENT_DOG,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.arrivals = Arrivals(workload)
+        lengths, returned = workload.output.tolist(), self.arrivals.returned
+        self.replica: Replica
+        if asynchronous:
+            self.replica = Ahead(engine, policy, lengths, observers, returned)
+        elif lost:
+            self.replica = forgetful = Forgetful(engine, policy, lengths, observers, leases, returned)
+            forgetful.lost = lost
+        else:
+            self.replica = Replica(engine, policy, lengths, observers, leases, returned)
+        self._watchdog = Watchdog(watchdog)
+        self._progress = progress
+        self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
+        # When who gives up, if still here, and whether by hanging up; at the same moment patience first.
+        self._timers: list[tuple[float, int, bool]] = []
+        self._patience: list[float] = workload.patience.tolist()
+        self._abort: list[float] = workload.abort.tolist()
+        # Whoever comes may leave again within a lease: for want of patience, or because it can never fit.
+        refused = bool(workload.prompt.max() >= engine.longest)
+        self._impatient = refused or min(min(self._patience), min(self._abort)) < inf
+
+    def run(self) -> None:
+        """Serve everybody. Whatever goes wrong in the policy's own code is a RunError that names it."""
+        replica = self.replica
+        name = type(replica.policy).__name__
+        try:
+            self._serve()
+        except RunError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RunError(f"policy {name} broke at {replica.now:.6f} s: {told(error)}") from error
+        if self.arrivals.outstanding:
+            raise RunError(
+                f"policy {name} lost {self.arrivals.outstanding} requests; a policy must not change the view"
+            )
+
+    def _serve(self) -> None:
+        """The main loop."""
+        arrivals, replica, impatient = self.arrivals, self.replica, self._impatient
+        while True:
+            if arrivals.next_time <= replica.now or self._timers:
+                self._receive(replica.now)
+            if replica.lease.ended:
+                if replica.occupied:
+                    replica.ask()
+                elif arrivals.pending:
+                    self._wait(arrivals.next_time)
+                    continue
+                else:
+                    return
+            if replica.advance(inf if replica.lease.arrivals == inf and not impatient else self._wake()):
+                if arrivals.next_time <= replica.last_start:
+                    self._receive(replica.last_start)  # they came before the step that lets others go
+                replica.settle()
+            elif replica.asked_now:
+                self._wait(min(arrivals.next_time, replica.plan.until.time))
+            if replica.now >= self._watchdog.next_look:
+                self._look()
+
+    def _receive(self, now: float) -> None:
+        """Everybody who has come by now joins the queue; whoever has lost patience by now leaves.
+
+        One may let the other happen: in a closed loop whoever leaves makes room for the next, and whoever
+        comes during a long step may have lost patience when it ends.
+        """
+        arrivals, timers = self.arrivals, self._timers
+        while arrivals.next_time <= now or (timers and timers[0][0] <= now):
+            if arrivals.next_time <= now:
+                self._take()
+            else:
+                self._give_up(*heappop(timers))
+
+    def _take(self) -> None:
+        """The next request joins, and its patience begins to run."""
+        entry = self.arrivals.take(self.replica.ledger)
+        if self._progress and entry.id % REPORT_EVERY == 0:
+            self._progress(entry.id)
+        if not self.replica.receive(entry):
+            return
+        if self._patience[entry.id] < inf:
+            heappush(self._timers, (entry.arrival + self._patience[entry.id], entry.id, False))
+        if self._abort[entry.id] < inf:
+            heappush(self._timers, (entry.arrival + self._abort[entry.id], entry.id, True))
+
+    def _give_up(self, when: float, id: int, hangs_up: bool) -> None:
+        """Its patience has ended: it leaves the queue if it never had a seat; an abort ends it anywhere."""
+        entry = self.replica.ledger.find(id)
+        if entry is None:
+            return
+        never_ran = id in self.replica.ledger.waiting and entry.evictions == 0
+        if never_ran:
+            self.replica.leave(entry, when, End.ABORTED if hangs_up else End.ABANDONED)
+        elif hangs_up:
+            self.replica.leave(entry, self.replica.now, End.ABORTED)
+
+    def _wake(self) -> float:
+        """The first moment at which something from outside could end the lease."""
+        arrivals = self.replica.lease.arrivals
+        wake = inf if arrivals == inf else self.arrivals.time_of(arrivals)
+        if self._impatient:
+            wake = min(wake, self.arrivals.next_time)
+            if self._timers:
+                wake = min(wake, self._timers[0][0])
+        return wake
+
+    def _wait(self, until: float) -> None:
+        """Nothing can run: let time pass to the next event."""
+        replica = self.replica
+        if self._timers:
+            until = min(until, self._timers[0][0])
+        if replica.last_start != self._idle_since:
+            self._idle_since, self._waits = replica.last_start, 0
+        self._waits += replica.asked_now
+        if until == inf or self._waits > MOST_WAITS:
+            raise RunError(
+                f"policy {type(replica.policy).__name__} runs nothing at {replica.now:.6f} s and nothing "
+                f"else will happen (a plan must name half-done prompts, view.prefilling, too); "
+                f"{replica.state()}; {replica.plan}"
+            )
+        replica.now = max(replica.now, until)
+        replica.lease.ended = True
+
+    def _look(self) -> None:
+        starving = self._watchdog.look(self.replica.ledger, self.replica.now)
+        if starving:
+            name = type(self.replica.policy).__name__
+            raise RunError(
+                f"policy {name} starves at {self.replica.now:.3f} s: {starving}; {self.replica.state()}"
+            )

@@ -1,0 +1,60 @@
+"""An engine that at random gives less than was asked, as a real one may: a policy must bear it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headgate.core.errors import RunError
+from headgate.core.ledger import Entry
+from headgate.core.policy import BatchPolicy, Observer
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.simulator import Simulator
+from headgate.workloads.workload import Workload
+
+REFUSES = 1 / 3  # of the prompts that ask for a seat
+HALVES = 1 / 2  # of the steps get half of their tokens
+
+
+class Miser(Replica):
+    """Halves the tokens of some steps and refuses some seats; decodes always get their token."""
+
+    mood: Callable[[], float]  # uniform on [0, 1)
+    refused = False  # somebody, since the policy was last asked
+
+    def ask(self) -> None:
+        """A new plan, a new chance."""
+        self.refused = False
+        super().ask()
+
+    def _budget(self) -> int:
+        budget = super()._budget()
+        return max(len(self.ledger.decoding) + 1, budget // 2) if self.mood() < HALVES else budget
+
+    def _admit(self, entry: Entry, spare: int) -> bool:
+        if self.mood() < REFUSES:
+            self.refused = True
+            return False
+        return super()._admit(entry, spare)
+
+
+def serve_by_miser(
+    engine: Engine,
+    policy: BatchPolicy,
+    workload: Workload,
+    observers: tuple[Observer, ...],
+    mood: Callable[[], float],
+) -> None:
+    """Serve the workload on a miserly engine."""
+    simulator = Simulator(engine, policy, workload, observers)
+    miser = simulator.replica
+    miser.__class__ = Miser
+    assert isinstance(miser, Miser)
+    miser.mood = mood
+    while True:
+        try:
+            return simulator.run()
+        except RunError:
+            if not miser.refused:  # else nothing ran because of our spite: ask again
+                raise
+            miser.lease.ended = True

@@ -1,0 +1,198 @@
+"""A virtual engine that is one of many: it can stop short of a span's end, and it hands requests over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappush
+from math import inf
+
+from headgate.core.ledger import Entry
+from headgate.core.plan import NONE, Decodes
+from headgate.core.policy import BatchPolicy, End
+from headgate.sim.engine.engine import Engine
+from headgate.kv.transfer import Handover
+from headgate.sim.engine.replica import Replica
+from headgate.record.fleet_recorder import EngineRecorder
+
+AT_ONCE = -inf
+CUT_TO = 1  # output tokens of a request that is sent for its prompt alone
+
+
+class Exchange(Replica):
+    """What a fleet needs of an engine beyond what a simulator of one needs.
+
+    A span of decode steps is not run when it begins, because somebody may be sent here before it ends:
+    `span_due` says by when it must run, and `run_span` runs as much as is sure by then.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: BatchPolicy,
+        lengths: Sequence[int],
+        recorder: EngineRecorder,
+        leases: bool,
+        on_end: Callable[[Entry, End], None],
+        on_part: Callable[[Entry], None],
+    ) -> None:
+        self.done: list[Entry] = []  # prompts that the step under way completes
+        self._passing: dict[int, tuple[int, int | None]] = {}  # sent for their prompt: true limit and guess
+        self._brief: set[int] = set()  # of those, the ones whose first token is their last
+        self._parked: dict[int, int] = {}  # request to the KV blocks kept for it until they are copied
+        self._span = 0, 0, 0  # decodes, their context and steps of the span that was put off
+        self._recorder, self._on_end, self._on_part = recorder, on_end, on_part
+        super().__init__(engine, policy, lengths, (recorder,), leases)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in its queue."""
+        return len(self.ledger.waiting)
+
+    @property
+    def kv_free(self) -> int:
+        """Tokens."""
+        return self.blocks.free * self.blocks.size
+
+    # -- parts of `advance` ---------------------------------------------------------------------------
+
+    def start_prompts(self) -> bool:
+        """Run a step with prompts if there is one to run."""
+        ran = bool(self._prompts) and self._prompt_step()
+        if ran:
+            self.asked_now = False
+        return ran
+
+    def span_due(self) -> float | None:
+        """By when the coming span must run: after that nothing can shorten it. None: nothing to decode."""
+        ledger, lease, blocks = self.ledger, self.lease, self.blocks
+        if lease.ended or self.plan.decode is NONE or not ledger.rolling:
+            return None
+        tick, count = ledger.tick, ledger.rolling
+        if blocks.growers[tick % blocks.size] > blocks.free:
+            return AT_ONCE
+        steps = self._next_end() - tick
+        if lease.steps < steps:
+            steps = int(lease.steps)
+        if count * (steps // blocks.size + 1) > blocks.free:
+            steps = blocks.affordable(tick, steps, count)
+        if steps <= 1:
+            return AT_ONCE
+        context = ledger.context + count
+        self._span = count, context, steps
+        due = self._pace.nearly_done(count, context, steps, self.now)
+        return due if due < lease.time else lease.time
+
+    def run_now(self) -> bool:
+        """Run a span that cannot be put off; False: there is no memory for it."""
+        ran = self._decode_span(inf)
+        if ran:
+            self.asked_now = False
+        return ran
+
+    def run_span(self, wake: float) -> None:
+        """Run the span that was put off, no further than the first step that ends at `wake` or later."""
+        (count, context, steps), now = self._span, self.now  # nothing has changed here since `span_due`
+        stop = wake if wake < self.lease.time else self.lease.time
+        self._ran(now, self._pace.decode_ends(count, context, steps, now, stop), count, context)
+        self.asked_now = False
+
+    # -- requests sent for their prompt alone -----------------------------------------------------------
+
+    def send_for_prompt(self, entry: Entry) -> None:
+        """It will leave with its first token, if there is a second one; the policy cannot tell beforehand."""
+        if self._whole(entry) <= 1:
+            self._brief.add(entry.id)
+        self._passing[entry.id] = entry.limit, entry.guess
+        entry.limit = CUT_TO
+        entry.guess = None if entry.guess is None else CUT_TO
+
+    def _complete(self, entry: Entry) -> None:
+        super()._complete(entry)
+        self.done.append(entry)
+
+    def passes(self, entry: Entry) -> bool:
+        """Is it here for its prompt alone?"""
+        return entry.id in self._passing
+
+    def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
+        passing = self._passing.pop(entry.id, None) if self._passing else None
+        if passing is None or entry.id in self._brief or how not in (End.STOPPED, End.LIMIT):
+            if passing is not None:
+                entry.limit, entry.guess = passing
+            self._brief.discard(entry.id)
+            for hook in self.hear.finished:
+                hook(entry, now, how)
+            self._on_end(entry, how)
+            return
+        self._recorder.parted(entry)
+        self.policy.finished(entry, now, End.LIMIT)
+        entry.limit, entry.guess = passing
+        need = self.blocks.of(entry.prompt)
+        self.blocks.free -= need  # settling has just given them back
+        self._parked[entry.id] = need
+        self._on_part(entry)
+
+    def release(self, id: int) -> None:
+        """Its KV has been copied, or nobody wants it any more."""
+        self.blocks.free += self._parked.pop(id)
+        self.lease.ended = True
+
+    # -- requests that come with their KV ----------------------------------------------------------------
+
+    def reserve(self, handover: Handover) -> bool:
+        """Take the KV it will need, if it is there beside what decodes and prompts of the plan count on.
+
+        A block for every decode, whether it is due now or not: then the answer does not change within a span.
+        """
+        need = self.blocks.of(handover.tokens)
+        spare = self.blocks.free - self.ledger.rolling
+        if need > spare - sum(map(self._still_needs, self._prompts)):
+            return False
+        self.blocks.free -= need
+        handover.reserved = need
+        self.lease.ended = True
+        return True
+
+    def _still_needs(self, prompt: Entry) -> int:
+        """Blocks that a prompt of the plan has yet to take."""
+        if prompt.id not in self.ledger.waiting and prompt.id not in self.ledger.prefilling:
+            return 0
+        known = prompt.prompt + prompt.generated
+        return self.blocks.of(known) - self.blocks.of(known - prompt.todo)
+
+    def unpark(self, handover: Handover) -> None:
+        """It stays where its prompt was: what was kept for it is its own again."""
+        handover.reserved = self._parked.pop(handover.entry.id)
+
+    def give_up_reserved(self, handover: Handover) -> None:
+        """Nobody comes to use it."""
+        self.blocks.free += handover.reserved
+        self.lease.ended = True
+
+    def join(self, entry: Entry) -> bool:
+        """One whose KV is here decodes from now on; False: there is no seat."""
+        ledger = self.ledger
+        promised = sum(prompt.id in ledger.waiting for prompt in self._prompts)  # seats the plan counts on
+        if len(ledger.decoding) + len(ledger.prefilling) + promised >= ledger.limits.running:
+            return False
+        rolls = isinstance(self.plan.decode, Decodes)
+        ledger.take_in(entry, rolls)
+        entry.cached = entry.prompt
+        if rolls:
+            self.blocks.roll(entry.held_kv, ledger.tick)
+            entry.end = ledger.tick + self._whole(entry) - entry.generated
+            heappush(self._ends, (entry.end, entry.id))
+        self.lease.ended = True
+        self._recorder.joined(entry, self.now, rolls)
+        for tell in (self.policy.arrived, self.policy.admitted, self.policy.prefilled):
+            tell(entry, self.now)
+        if not rolls:
+            self.policy.held(entry, self.now)
+        return True
+
+    def take_back(self, entry: Entry) -> None:
+        """One whose KV could not come: all its tokens are prefilled again here."""
+        self.ledger.take_back(entry)
+        self.lease.ended = True
+        self._recorder.came_without(entry)
+        self.policy.arrived(entry, self.now)

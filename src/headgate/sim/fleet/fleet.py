@@ -1,0 +1,285 @@
+"""Many engines, one router, one clock: the event loop of a fleet at token level. Read `_serve` first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from math import inf
+from typing import Any
+
+from headgate.core.errors import InputError, RunError, told
+from headgate.core.fleet import Move, RoutePolicy, Stage
+from headgate.core.ledger import Entry, Ledger
+from headgate.core.policy import BatchPolicy, End
+from headgate.core.request import Request
+from headgate.sim.engine.arrivals import Arrivals
+from headgate.core.dispatch import Dispatch
+from headgate.sim.engine.engine import Engine
+from headgate.sim.fleet.exchange import Exchange
+from headgate.kv.transfer import Handover, Transfer
+from headgate.sim.fleet.kv_handover import Porter
+from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY
+from headgate.sim.fleet.fleet_engine import PENDING, RUNNING, WAITS, Station
+from headgate.record.fleet_recorder import FleetRecorder
+from headgate.workloads.workload import Workload
+
+DUE, WAKE, TIMER, LANDS = range(4)
+NO_TIME = Transfer()
+
+
+class FleetSimulator:
+    """Engines of one kind, each with a policy of its own, behind one router.
+
+    An engine is touched when its step or span ends, or when something reaches it; so a request costs the
+    same in a fleet of any size. At one moment steps end first, then requests
+    come and are routed, then engines begin their next step.
+
+    A request that can never fit is refused at the fleet's door. Patience counts until the first token: in
+    the fleet's queue, and in an engine's. A request whose prompt is done waits for its decode as long as it
+    takes (the stochastic network lets it give up), unless its client hangs up.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        engines: int,
+        policy: Callable[[str], BatchPolicy],
+        router: RoutePolicy,
+        workload: Workload,
+        *,
+        transfer: Transfer = NO_TIME,
+        leases: bool = True,
+        watchdog: float = PATIENT_DOG,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """`policy` makes the policy of an engine from its role."""
+        if engines < 1:
+            raise InputError(f"{engines} engines; give at least 1")
+        self.now = 0.0
+        self.arrivals = Arrivals(workload)
+        kinds = [kind.name for kind in workload.kinds]
+        self.recorder = FleetRecorder(len(workload), kinds, engines)
+        told = self._send, self._turn_away, self._push_wake
+        self.dispatch = Dispatch(router, engines, engine.running, kinds, len(workload), *told)
+        self._porter = Porter(transfer.checked(), self._push_landing, self._reach, self._joined)
+        self._lengths: list[int] = workload.output.tolist()
+        self.stations: list[Station] = []
+        for seat in self.dispatch.roster.replicas:
+            station = self._station(seat.id, engine, policy(seat.role), leases, watchdog)
+            seat.inside = station.replica
+            self.stations.append(station)
+        self._longest = engine.longest
+        self._lobby = Ledger(self.stations[0].replica.ledger.limits, 0)  # whose handles wait at no engine
+        self._at: dict[int, Station] = {}
+        self._patience: list[float] = workload.patience.tolist()
+        self._abort: list[float] = workload.abort.tolist()
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._ready: list[Station] = []
+        self.working = 0  # engines with a step under way
+        self._sequence = 0
+        self._progress = progress
+
+    def _station(
+        self, id: int, engine: Engine, policy: BatchPolicy, leases: bool, watchdog: float
+    ) -> Station:
+        def on_end(entry: Entry, how: End) -> None:
+            del self._at[entry.id]
+            self.arrivals.returned(self.now)
+            self.dispatch.ended(entry, id, self.now, how)
+
+        def on_part(entry: Entry) -> None:
+            self._porter.take(entry, self._at.pop(entry.id))
+            self.dispatch.parted(entry, id, self.now)
+
+        recorder = self.recorder.engines[id]
+        replica = Exchange(engine, policy, self._lengths, recorder, leases, on_end, on_part)
+        return Station(id, replica, watchdog, self._porter)
+
+    def run(self) -> None:
+        """Serve everybody. Whatever goes wrong in a policy's or the router's own code is a RunError."""
+        try:
+            self._serve()
+        except RunError:
+            raise
+        except (Exception, SystemExit) as error:
+            name = type(self.dispatch.router).__name__
+            raise RunError(f"router {name} or a policy broke at {self.now:.6f} s: {told(error)}") from error
+        if self.arrivals.outstanding:
+            raise RunError(self._left_behind())
+
+    def _serve(self) -> None:
+        """The main loop."""
+        heap, arrivals, ready, dispatch = self._heap, self.arrivals, self._ready, self.dispatch
+        while (now := self._next()) < inf:
+            self.now = dispatch.roster.now = now
+            while heap and heap[0][0] <= now:
+                time, _, what, who = heappop(heap)
+                if what != DUE:
+                    self._happen(what, who)
+                elif who.due == time:
+                    self._turn(who)
+            now = self.now
+            if dispatch.pending:
+                dispatch.route(now)
+            while arrivals.next_time <= now:
+                self._arrive(now)
+            while ready:
+                self._begin(now)
+            if not self.working:
+                self._unblock()
+
+    def _next(self) -> float:
+        """When the next thing happens; inf: nothing ever."""
+        heap, now = self._heap, self.arrivals.next_time
+        while heap and heap[0][2] == DUE and heap[0][3].due != heap[0][0]:
+            heappop(heap)  # out of date: something reached that engine
+        if heap and heap[0][0] < now:
+            now = heap[0][0]
+        return now if now > self.now else self.now  # a closed loop sends the next one at once
+
+    def _unblock(self) -> None:
+        """Memory full of KV that waits has brought every engine to a stop: some of it goes."""
+        porter, ready = self._porter, self._ready
+        while porter.may_block and not self.working and any(each.lacks_memory for each in self.stations):
+            if not porter.recompute_one():
+                return
+            while ready:
+                self._begin(self.now)
+
+    # -- what happens -------------------------------------------------------------------------------------
+
+    def _turn(self, station: Station) -> None:
+        """An engine is due."""
+        if station.state == PENDING:
+            end, heap = station.finish_span(), self._heap
+            others = self._ready or self.dispatch.pending  # have something to do before that
+            if others or self.arrivals.next_time <= end or (heap and heap[0][0] <= end):
+                self._push(end, DUE, station)
+                return
+            self.now = self.dispatch.roster.now = end
+        ended = station.state == RUNNING
+        station.wake()
+        self._ready.append(station)
+        if ended:
+            self.working -= 1
+            replica = station.replica
+            if replica.done:
+                for entry in replica.done:
+                    if not replica.passes(entry):
+                        self.dispatch.prompt_done(entry, station.id, self.now)
+                replica.done.clear()
+            station.settle()
+
+    def _begin(self, now: float) -> None:
+        """Engines begin their next step; whom that lets go may make the router move others."""
+        heap = self._heap
+        for station in self._ready:
+            station.begin(now)
+            if station.due < inf:
+                self._sequence += 1
+                heappush(heap, (station.due, self._sequence, DUE, station))
+                self.working += station.state != WAITS
+        self._ready.clear()
+        if self.dispatch.pending:
+            self.dispatch.route(now)
+
+    def _happen(self, what: int, who: Any) -> None:
+        if what == WAKE:
+            self.dispatch.woken(self.now)
+        elif what == TIMER:
+            self._time_is_up(*who)
+        else:
+            self._porter.landed(who)
+
+    def _arrive(self, now: float) -> None:
+        entry = self.arrivals.take(self._lobby)
+        id = entry.id
+        if self._progress and id % REPORT_EVERY == 0:
+            self._progress(id)
+        self.recorder.rows.arrived(entry, entry.arrival)
+        if entry.prompt >= self._longest:
+            self.recorder.rows.finished(entry, entry.arrival, End.REFUSED)
+            self.arrivals.returned(now)
+            return
+        if self._patience[id] < inf:
+            self._push(entry.arrival + self._patience[id], TIMER, (id, False))
+        if self._abort[id] < inf:
+            self._push(entry.arrival + self._abort[id], TIMER, (id, True))
+        self.dispatch.arrived(entry, now)
+
+    def _send(self, entry: Entry, move: Move) -> None:
+        """The router has chosen an engine."""
+        station = self.stations[move.replica]
+        if move.stage is Stage.DECODE:
+            self._porter.bind(entry.id, station)
+        else:
+            entry.arrival = self.now  # at that engine's queue
+            self._at[entry.id] = station
+            if move.stage is Stage.PREFILL:
+                station.replica.send_for_prompt(entry)
+            station.sent.append(entry)
+        self._reach(station)
+
+    def _joined(self, handover: Handover) -> None:
+        """It decodes at its receiver."""
+        assert handover.receiver is not None
+        self._at[handover.entry.id] = handover.receiver
+
+    def _time_is_up(self, id: int, hangs_up: bool) -> None:
+        """Patience has ended, or the client hangs up."""
+        waiting = self.dispatch.roster.waiting.get(id)
+        if waiting is not None:
+            self._leaves(waiting, End.ABORTED if hangs_up else End.ABANDONED)
+        elif id in self._at:
+            station = self._at[id]
+            station.timers.append((self.now, id, hangs_up))
+            self._reach(station)
+        elif hangs_up and (handover := self._porter.drop(id)):
+            if handover.receiver is None:
+                self._leaves(handover.entry, End.ABORTED)
+            else:
+                self._close(handover.entry, End.ABORTED)
+                self.dispatch.ended(handover.entry, handover.receiver.id, self.now, End.ABORTED)
+
+    def _turn_away(self, request: Request, now: float) -> None:
+        self._leaves(request, End.REFUSED)
+
+    def _leaves(self, request: Request, how: End) -> None:
+        """One who waits before the engines, or between two of them, goes away."""
+        self._close(request, how)
+        self.dispatch.left(request, self.now, how)
+
+    def _close(self, request: Request, how: End) -> None:
+        self.recorder.rows.finished(request, self.now, how)
+        self.arrivals.returned(self.now)
+
+    # -- time --------------------------------------------------------------------------------------------
+
+    def _reach(self, station: Station) -> None:
+        """Something was put at its door."""
+        due = station.due
+        if station.reached(self.now):
+            self._ready.append(station)
+        elif station.due != due:
+            self._push(station.due, DUE, station)
+
+    def _push(self, time: float, what: int, who: Any) -> None:
+        self._sequence += 1
+        heappush(self._heap, (time, self._sequence, what, who))
+
+    def _push_landing(self, time: float, handover: Handover) -> None:
+        self._push(time, LANDS, handover)
+
+    def _push_wake(self, time: float) -> None:
+        self._push(time, WAKE, None)
+
+    def _left_behind(self) -> str:
+        """Why the run cannot go on."""
+        name, roster = type(self.dispatch.router).__name__, self.dispatch.roster
+        waiting = sum(map(len, roster.queues.values())) + len(roster.handoff)
+        stuck = next((station for station in self.stations if station.replica.occupied), None)
+        where = f"; {stuck.told()}, {stuck.replica.plan}" if stuck else ""
+        return (
+            f"{self.arrivals.outstanding} requests are left unserved at {self.now:.6f} s and nothing else "
+            f"will happen: {waiting} wait for router {name}{where}"
+        )

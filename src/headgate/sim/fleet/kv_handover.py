@@ -1,0 +1,112 @@
+"""Carries requests with their KV from the engine of their prompt to the engine of their output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headgate.core.ledger import Entry
+from headgate.kv.transfer import Handover, Transfer
+from headgate.sim.fleet.fleet_engine import Station
+
+
+class Porter:
+    """All that are on their way. KV stays at the sender until its copy is complete, and is reserved at the
+    receiver, between two of its steps, before the copy begins.
+
+    When no engine runs for want of memory, which is full of KV that waits for a place or for its copy,
+    somebody's KV is dropped and computed again where it decodes: the oldest who waits for memory
+    at its receiver, or else who waits for a receiver.
+    """
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        lands: Callable[[float, Handover], None],
+        reach: Callable[[Station], None],
+        arrives: Callable[[Handover], None],
+    ) -> None:
+        self.transfer = transfer
+        self._lands, self._reach, self._arrives = lands, reach, arrives
+        self._handovers: dict[int, Handover] = {}
+        self._copies = 0  # under way
+
+    def take(self, entry: Entry, sender: Station) -> None:
+        """Its prompt is done there."""
+        self._handovers[entry.id] = Handover(entry, sender)
+
+    def bind(self, id: int, receiver: Station) -> None:
+        """The router has found a place for its decode."""
+        handover = self._handovers[id]
+        handover.receiver = receiver
+        (receiver.stripped if handover.stripped else receiver.bound).append(handover)
+        receiver.news = True  # the fleet itself reaches it
+
+    def copy(self, handover: Handover, now: float) -> bool:
+        """Begin to copy; False: it takes no time."""
+        seconds = self.transfer.seconds(handover.tokens)
+        if seconds <= 0:
+            self._free_sender(handover)
+            return False
+        handover.copying = True
+        self._copies += 1
+        self._lands(now + seconds, handover)
+        return True
+
+    def landed(self, handover: Handover) -> None:
+        """The copy is complete."""
+        assert handover.receiver is not None
+        handover.copying = False
+        self._copies -= 1
+        self._free_sender(handover)
+        if handover.dropped:
+            handover.receiver.unneeded.append(handover)
+        else:
+            handover.receiver.landed.append(handover)
+        self._tell(handover.receiver)
+
+    def joined(self, handover: Handover) -> None:
+        """It decodes at its receiver."""
+        del self._handovers[handover.entry.id]
+        self._arrives(handover)
+
+    def drop(self, id: int) -> Handover | None:
+        """Its client has hung up, if it is on its way; a copy that has begun goes on to its end."""
+        handover = self._handovers.pop(id, None)
+        if handover is None:
+            return None
+        handover.dropped = True
+        if handover.reserved and not handover.copying:
+            assert handover.receiver is not None
+            handover.receiver.unneeded.append(handover)
+            self._tell(handover.receiver)
+        elif not handover.reserved and not handover.stripped:
+            self._free_sender(handover)
+        return handover
+
+    @property
+    def may_block(self) -> bool:
+        """Is there KV that waits, and none that is being copied?"""
+        return bool(self._handovers) and not self._copies
+
+    def recompute_one(self) -> bool:
+        """Break a deadlock of memory; False: there is none that this could break."""
+        kept = [handover for handover in self._handovers.values() if not handover.stripped]
+        bound = (each for each in kept if each.receiver is not None and each in each.receiver.bound)
+        handover = next(bound, None) or next((each for each in kept if each.receiver is None), None)
+        if handover is None:
+            return False
+        handover.stripped = True
+        self._free_sender(handover)
+        if handover.receiver is not None:
+            handover.receiver.bound.remove(handover)
+            handover.receiver.stripped.append(handover)
+            self._tell(handover.receiver)
+        return True
+
+    def _free_sender(self, handover: Handover) -> None:
+        handover.sender.freed.append(handover)
+        self._tell(handover.sender)
+
+    def _tell(self, station: Station) -> None:
+        station.news = True
+        self._reach(station)

@@ -1,1 +1,0 @@
-"""The words of a run, from flags or a TOML file, become objects, and the objects a run."""

@@ -1,0 +1,181 @@
+"""Figures of a sample: mean, spread and quantiles, and how far to trust them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.stats.intervals import Order, alike, half_width
+from headgate.record.tables import Floats, Integers
+
+BATCHES = 20  # batch means: few enough to be nearly independent, enough for a t interval
+TENTHS = 10  # parts that a quantile of few values is judged by
+QUANTILES = (0.50, 0.90, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its 95 % interval; no interval when there was too little to go by.
+
+    A t interval is even to both sides, so where little was seen it may reach where no value can be (a rate
+    below zero). There it is cut, which costs no coverage: the true value is not in the part that is cut off.
+    An interval on the log scale would keep out of it, too, but its coverage was not measured.
+
+    `rough` when neighbouring batches were so alike that the interval, though widened, may be too narrow.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    rough: bool = False
+
+    def cut(self, least: float = 0.0, most: float = math.inf) -> Estimate:
+        """The same with an interval that stays where values can be; rates and times are not negative."""
+        if self.low is None or self.high is None:
+            return self
+        return replace(self, low=max(self.low, least), high=min(self.high, most))
+
+    def as_share(self) -> Estimate:
+        """The same with an interval that stays between 0 and 1."""
+        return self.cut(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is said of a sample of times, in seconds. NaN when the sample is empty."""
+
+    count: int
+    mean: Estimate
+    median: float
+    p90: float
+    p95: float
+    p99: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """An estimate and how its parts (batches, or seeds) deviate from it: what intervals are made of.
+
+    Two spreads over the same parts can be paired: what hit both alike cancels in their difference. How
+    the parts depend on each other decides the error of their mean: see `errors.py`.
+    """
+
+    value: float
+    parts: Floats
+    order: Order = Order.SEEDS
+
+    @classmethod
+    def of_ratio(cls, above: NDArray[Any], below: NDArray[Any], order: Order = Order.BATCHES) -> Spread:
+        """A ratio of sums over parts, such as waiting per request or tokens per second.
+
+        Each part's deviation is its influence on the ratio (the delta method), so parts of unequal
+        weight count as they should.
+        """
+        total = float(np.sum(below))
+        if total == 0:
+            return cls(math.nan, np.empty(0), order)
+        ratio = float(np.sum(above)) / total
+        return cls(ratio, (above - ratio * below) * (len(below) / total), order)
+
+    @classmethod
+    def of_values(cls, values: Floats) -> Spread:
+        """One value per seed, around their mean."""
+        mean = float(np.mean(values)) if len(values) else math.nan
+        return cls(mean, values - mean)
+
+    def estimate(self) -> Estimate:
+        """The value with its interval."""
+        return self.around(self.value)
+
+    def around(self, value: float) -> Estimate:
+        """The interval around a value that was computed elsewhere."""
+        half = half_width(self.parts, self.order)
+        if half is None or math.isnan(value):
+            return Estimate(value)
+        return Estimate(value, value - half, value + half, self.order is Order.BATCHES and alike(self.parts))
+
+    def minus(self, other: Spread) -> Spread:
+        """The paired difference."""
+        if len(self.parts) != len(other.parts):
+            return Spread(self.value - other.value, np.empty(0), self.order)
+        return Spread(self.value - other.value, self.parts - other.parts, self.order)
+
+
+def batches(chosen: NDArray[np.bool_]) -> Integers:
+    """The batch of each chosen row, equal numbers in consecutive order; -1 for the others.
+
+    No batch at all, hence no interval, when there are fewer than two rows for each.
+    """
+    number = np.full(len(chosen), -1, np.int64)
+    rows = np.flatnonzero(chosen)
+    if len(rows) >= 2 * BATCHES:
+        number[rows] = np.arange(len(rows)) * BATCHES // len(rows)
+    return number
+
+
+def per_batch(batch: Integers, values: NDArray[Any]) -> Floats:
+    """Sums of the values by batch; rows outside every batch and unknown values (NaN) count nothing."""
+    held = (batch >= 0) & ~np.isnan(values)
+    if not np.any(batch >= 0):
+        return np.empty(0)
+    return np.asarray(np.bincount(batch[held], values[held], BATCHES), np.float64)
+
+
+def spread_of_mean(batch: Integers, values: Floats, whole: float) -> Spread:
+    """The mean of the known values, with its deviations by batch."""
+    known = (~np.isnan(values)).astype(np.float64)
+    above, below = per_batch(batch, values), per_batch(batch, known)
+    return Spread(whole, Spread.of_ratio(above, below).parts, Order.BATCHES)
+
+
+def left_out(batch: Integers, values: Floats, share: float) -> Floats:
+    """What each pair of batches adds to a quantile of all known values, by leaving it out (the jackknife).
+
+    Centre and spread belong together: these are the deviations of the pooled quantile, not those of 20
+    quantiles of small samples, which lie elsewhere and vary otherwise. Tenths are left out and not
+    twentieths or single values: a tail of few values moves by jumps, and larger parts smooth them.
+    """
+    if not np.any(batch >= 0):
+        return np.empty(0)
+    held = (batch >= 0) & ~np.isnan(values)
+    numbers, known, count = batch[held] * TENTHS // BATCHES, values[held], TENTHS
+    parts = (known[numbers != number] for number in range(count))
+    found = np.array([np.quantile(part, share) if len(part) else math.nan for part in parts])
+    return np.asarray((count - 1) * (np.mean(found) - found), np.float64)
+
+
+def figures(values: Floats, spread: Spread | None = None, weights: Integers | None = None) -> Figures:
+    """The figures of a sample without NaN; the interval of the mean comes from `spread`."""
+    total = len(values) if weights is None else int(weights.sum())
+    if not total:
+        return Figures(0, Estimate(math.nan), math.nan, math.nan, math.nan, math.nan, math.nan)
+    if weights is None:
+        mean, deviation = float(np.mean(values)), float(np.std(values))
+        median, p90, p95, p99 = np.quantile(values, QUANTILES).tolist()
+    else:
+        mean = float(values @ weights) / total
+        deviation = math.sqrt(float((values - mean) ** 2 @ weights) / total)
+        median, p90, p95, p99 = quantiles(values, weights, QUANTILES)
+    interval = Estimate(mean) if spread is None else spread.around(mean).cut()
+    return Figures(total, interval, median, p90, p95, p99, deviation)
+
+
+def quantiles(values: Floats, weights: Integers, shares: Sequence[float]) -> list[float]:
+    """Quantiles of a weighted sample, the same numbers as numpy gives for the sample written out."""
+    held = weights > 0
+    if not np.any(held):
+        return [math.nan] * len(shares)
+    order = np.argsort(values[held], kind="stable")
+    ordered, reach = values[held][order], np.cumsum(weights[held][order])
+    found = []
+    for share in shares:
+        rank = share * float(reach[-1] - 1)
+        below, above = ordered[np.searchsorted(reach, [math.floor(rank), math.ceil(rank)], side="right")]
+        found.append(float(below + (above - below) * (rank - math.floor(rank))))
+    return found

@@ -1,0 +1,194 @@
+"""A fleet engine by engine: how busy each was, whom it served, and what the requests brought."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headgate.core.fleet import PREFILL
+from headgate.stats.metrics import without_nan
+from headgate.record.tables import Floats, Integers, Run
+from headgate.stats.windows import Window, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Range:
+    """The least, the mean and the most over engines."""
+
+    least: float
+    mean: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Floats | Integers) -> Range:
+        """Of one value per engine."""
+        if not len(values):
+            return cls(math.nan, math.nan, math.nan)
+        return cls(float(values.min()), float(values.mean()), float(values.max()))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The engines of one role."""
+
+    role: str
+    engines: int
+    busy: Range  # share of the time in steps, however full
+    decodes: Range  # that run at once, mean over the time
+    requests: Range  # served to their end there; those of a prefill engine end elsewhere
+    kv_peak: Range  # tokens
+
+
+@dataclass(frozen=True)
+class FleetFigures:
+    """What one sees only with many engines. Revenue is per second of the window, of the whole fleet."""
+
+    engines: int
+    router: str
+    pools: tuple[Pool, ...]
+    busy: tuple[float, ...]  # engine by engine
+    requests: tuple[int, ...]
+    revenue: float  # of requests served to their end; NaN where no prices are known
+    revenue_per_engine: float
+    kind_revenue: dict[str, float]
+    prices: dict[str, float]  # of a prompt and an output token
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for strict JSON."""
+        return dict(without_nan(asdict(self)))
+
+
+def fleet_figures(run: Run, window: str = "middle") -> FleetFigures | None:
+    """The figures of a fleet; None for a run of one engine without a router."""
+    engines = run.meta.get("engines")
+    if not engines:
+        return None
+    chosen = choose(run, window)
+    roles = np.array(run.meta.get("roles") or ["any"] * engines)
+    (busy, decodes), peak = _busy(run, chosen, engines), _peaks(run, engines)
+    done = run.requests["replica"][run.completed()]
+    served = np.bincount(done[done >= 0], minlength=engines)
+    pools = tuple(
+        Pool(role, int(mine.sum()), *(Range.of(each[mine]) for each in (busy, decodes, served, peak)))
+        for role in dict.fromkeys(roles.tolist())
+        if len(mine := roles == role)
+    )
+    by_kind = _revenue(run, chosen)
+    total = sum(by_kind.values()) if by_kind else math.nan
+    return FleetFigures(
+        engines, str(run.meta.get("router", "")), pools, tuple(busy.tolist()), tuple(served.tolist()), total,
+        total / engines, by_kind, dict(run.meta.get("prices") or {}),
+    )  # fmt: skip
+
+
+def _busy(run: Run, window: Window, engines: int) -> tuple[Floats, Floats]:
+    """The share of the window that each engine spent in steps, and its mean number of decodes in it."""
+    start, end = run.steps["start"], run.steps["start"] + run.steps["seconds"]
+    inside = np.clip(end, window.low, window.high) - np.clip(start, window.low, window.high)
+    seconds = window.seconds if window.seconds > 0 else math.nan
+    spent = np.bincount(run.steps["replica"], inside, minlength=engines)
+    served = np.bincount(run.steps["replica"], inside * run.steps["decodes"], minlength=engines)
+    return np.asarray(spent / seconds, np.float64), np.asarray(served / seconds, np.float64)
+
+
+def _peaks(run: Run, engines: int) -> Floats:
+    peak = np.zeros(engines)
+    np.maximum.at(peak, run.steps["replica"], run.steps["kv"].astype(np.float64))
+    return peak
+
+
+def _revenue(run: Run, window: Window) -> dict[str, float]:
+    """Per second, by kind: prompt and output tokens of the requests that finished in the window."""
+    prices = run.meta.get("prices")
+    if not prices or window.seconds <= 0:
+        return {}
+    requests, rows = run.requests, window.counted
+    worth = prices["prompt"] * requests["prompt"][rows] + prices["output"] * requests["output"][rows]
+    kinds = np.bincount(requests["kind"][rows].astype(np.int64), worth, minlength=len(run.kinds))
+    return {
+        str(kind.get("name", "")): float(amount) / window.seconds
+        for kind, amount in zip(run.kinds, kinds.tolist(), strict=True)
+    }
+
+
+def fleet_table(figures: FleetFigures) -> RenderableType:
+    """One line per role: least, mean and most over its engines; then the revenue."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from headgate.report.terminal.tables import number
+
+    table = _table()
+    _add_rows(table, figures)
+    lines: list[RenderableType] = [Text(f"Router {figures.router}"), table]
+    if not math.isnan(figures.revenue):
+        kinds = figures.kind_revenue
+        each = ", ".join(f"{name or '-'} {number(value)}" for name, value in kinds.items())
+        whole = f"Revenue {number(figures.revenue)} /s, {number(figures.revenue_per_engine)} per engine"
+        lines.append(Text(f"{whole}: {each}" if len(kinds) > 1 else whole))
+        lines.append(Text(_priced(figures), style="dim"))
+    return Group(*lines)
+
+
+def fleets_table(figures: Mapping[str, FleetFigures]) -> RenderableType:
+    """Several fleets, one line per role of each."""
+    from rich.console import Group
+    from rich.text import Text
+
+    table = _table("revenue /s\nper engine")
+    for name, found in figures.items():
+        table.add_row(
+            name, "", "", "", "" if math.isnan(found.revenue) else _number(found.revenue_per_engine)
+        )
+        _add_rows(table, found)
+    notes = dict.fromkeys(_priced(found) for found in figures.values() if found.prices)
+    return Group(table, *(Text(note, style="dim") for note in notes))
+
+
+def _priced(figures: FleetFigures) -> str:
+    """At which prices, so that nobody takes the defaults for money."""
+    return "Revenue: {prompt:g} per prompt token, {output:g} per output token.".format(**figures.prices)
+
+
+def _table(*more: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("engines", overflow="fold")
+    for head in (
+        "busy\n%",
+        "decodes at once\nleast / mean / most",
+        "requests served\nleast / mean / most",
+        *more,
+    ):
+        table.add_column(head, justify="right", no_wrap=True)
+    return table
+
+
+def _add_rows(table: Table, figures: FleetFigures) -> None:
+    for pool in figures.pools:
+        decodes = " / ".join(map(_whole, asdict(pool.decodes).values()))
+        served = " / ".join(map(_whole, asdict(pool.requests).values()))
+        decodes, whom = ("", "prompts only") if pool.role == PREFILL else (decodes, served)
+        table.add_row(f"  {pool.engines} {pool.role}", _whole(100 * pool.busy.mean), decodes, whom)
+
+
+def _whole(value: float) -> str:
+    """Without decimals; a run that failed at once has no time to share."""
+    return "-" if math.isnan(value) else f"{value:,.0f}"
+
+
+def _number(value: float) -> str:
+    from headgate.report.terminal.tables import number
+
+    return number(value)

@@ -1,0 +1,181 @@
+"""Requests over time: the number in the system, whether it still grows, Little's law."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.stats.intervals import widening
+from headgate.record.tables import Floats, Integers, Run
+from headgate.stats.windows import TRIM
+
+POINTS = 200  # moments at which the queue is looked at
+STRETCHES = 20  # of the window (or of half of it), whose means a line is drawn through
+SURE = 3.0  # standard errors of a slope that are no chance
+LEAST_DRIFT = 10.0  # requests; a change below this does not matter
+ROUNDS = 5  # requests per client that a closed loop must finish before its start is forgotten
+STAGED = ("rate", "clients", "prompt", "output")  # what stages of a workload may change
+
+
+def queue_length(run: Run, points: int = POINTS) -> tuple[Floats, Integers]:
+    """How many requests waited for their first admission, at moments evenly over the run.
+
+    Requests sent back to the queue by an eviction are not counted.
+    """
+    begin, end = run.span()
+    times = np.linspace(begin, end, points)
+    return times, waiting(run, times)
+
+
+def _present(run: Run, times: Floats) -> Integers:
+    """Arrived by then and not gone: the number in the system."""
+    left = run.requests["finished"]
+    came = np.searchsorted(np.sort(run.requests["arrival"]), times, side="right")
+    return came - np.searchsorted(np.sort(left[~np.isnan(left)]), times, side="right")
+
+
+def waiting(run: Run, times: Floats) -> Integers:
+    """Arrived by then, and neither admitted nor gone."""
+    requests = run.requests
+    left = np.where(np.isnan(requests["admitted"]), requests["finished"], requests["admitted"])
+    came = np.searchsorted(np.sort(requests["arrival"]), times, side="right")
+    went = np.searchsorted(np.sort(left[~np.isnan(left)]), times, side="right")
+    return came - went
+
+
+def stationary(run: Run) -> tuple[bool, str]:
+    """Whether figures of this run say something about the long run, and why.
+
+    Stages that differ: not stationary by design. All at once: never, such a run only drains. Closed loop:
+    the queue cannot grow, but each client must have had five requests on average, else the common start
+    still shows. Open loop: from when 10 % to when 90 % of the requests had arrived, neither the number in
+    the system nor the number waiting may have a trend beyond three standard errors of its slope and
+    beyond ten requests; see `_verdict`.
+    """
+    planned = _by_design(run)
+    if planned:
+        return False, f"not stationary by design: {planned}"
+    if run.sending == "all-at-once":
+        return False, "all requests were there at the start: the run only drains"
+    if run.sending == "closed":
+        done, clients = int(np.sum(run.completed())), int(run.meta.get("clients") or peak(run))
+        if done < ROUNDS * clients:
+            return False, f"closed loop, but only {done / max(clients, 1):.1f} requests per client finished"
+        return True, f"closed loop of {clients} clients: the queue cannot grow"
+    arrival = np.sort(run.requests["arrival"])
+    drop = int(len(arrival) * TRIM)
+    middle = arrival[drop : len(arrival) - drop]
+    if len(middle) < 2 or middle[0] == middle[-1]:
+        return False, "too few requests to tell"
+    return _verdict(run, np.linspace(middle[0], middle[-1], POINTS))
+
+
+def _by_design(run: Run) -> str:
+    """What the stages of a drawn workload change between them, "" when nothing."""
+    workload = run.meta.get("workload")
+    drawn = workload.get("drawn") if isinstance(workload, dict) else None
+    stages = drawn.get("stages") if isinstance(drawn, dict) else None
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        return ""
+    changed = [name for name in STAGED if any(stage.get(name) != stages[0].get(name) for stage in stages)]
+    return f"{len(stages)} stages that differ in {' and '.join(changed)}" if changed else ""
+
+
+def _verdict(run: Run, times: Floats) -> tuple[bool, str]:
+    """Judge the number in the system and the queue at these moments, over the window and over its halves.
+
+    The halves show what a straight line through the whole blurs: a backlog that drains and is gone. One
+    case is let through: a run that fills up at first and is level from then on (a queue that patience
+    bounds) has settled. Its second half has no trend, and less than a third of the slope of its first,
+    while a queue in overload has the same slope in both.
+    """
+    settled, seconds = False, float(times[-1] - times[0])
+    for name, number in (("number in the system", _present(run, times)), ("queue", waiting(run, times))):
+        first, second = (Trend.of(part) for part in np.split(number, 2))
+        trend = next((one for one in (Trend.of(number), first, second) if one.seen), None)
+        if trend is None:
+            continue
+        if trend.change > 0 and not second.seen and second.change < first.change / 3:
+            settled = True
+            continue
+        span = seconds / (1 if trend not in (first, second) else 2)
+        part = {first: "first half of the window", second: "second half of the window"}.get(trend, "window")
+        slope = f"{_two(trend.change / span, '+')} requests/s (standard error {_two(trend.error / span)})"
+        word = "growing" if trend.change > 0 else "shrinking"
+        return False, f"{name} still {word}: {slope} over the {part}"
+    if settled:
+        return True, "filled up at first, and neither grows nor shrinks in the second half of the window"
+    return True, "neither the queue nor the number in the system grows or shrinks over the window"
+
+
+class Trend(NamedTuple):
+    """How much a straight line through a series changes from its start to its end, and the error of that."""
+
+    change: float
+    error: float
+
+    @property
+    def seen(self) -> bool:
+        """Whether it is more than chance, and more than a few requests."""
+        return abs(self.change) > max(LEAST_DRIFT, SURE * self.error)
+
+    @classmethod
+    def of(cls, number: Integers) -> Trend:
+        """The line through the means of 20 stretches, and the smaller of two errors.
+
+        A stable queue wanders around its level: neighbouring residuals are alike, which widens the error of
+        the slope by the same AR(1) factor as that of a mean. A queue in overload is a random walk with a
+        drift: there the steps between stretches give the error (their variance is 2/3 of the walk's, the
+        slope's 6/5 of it). Either is far too large where the other is right.
+        """
+        size = len(number) // STRETCHES
+        level = number[: size * STRETCHES].reshape(STRETCHES, size).mean(axis=1)
+        place = (np.arange(STRETCHES) - (STRETCHES - 1) / 2) / STRETCHES
+        slope = float(place @ level) / float(place @ place)
+        rest = level - level.mean() - slope * place
+        around = math.sqrt(float(rest @ rest) / (STRETCHES - 2) / float(place @ place)) * widening(rest)
+        walking = math.sqrt(6 / 5 * 3 / 2 * STRETCHES * float(np.var(np.diff(level), ddof=1)))
+        return cls(slope, min(around, walking))
+
+
+def _two(value: float, sign: str = "") -> str:
+    """Two digits that matter, 12 and not 1.2e+01."""
+    return f"{float(f'{value:.2g}'):{sign}g}"
+
+
+def _changes(run: Run) -> tuple[Floats, Integers]:
+    """The moments at which the number in the system changes, and the number from then on."""
+    requests = run.requests
+    left = requests["finished"][~np.isnan(requests["finished"])]
+    times = np.concatenate((requests["arrival"], left))
+    change = np.concatenate((np.ones(len(requests["arrival"]), np.int64), -np.ones(len(left), np.int64)))
+    order = np.lexsort((change, times))  # who leaves makes room before who comes
+    return times[order], np.cumsum(change[order])
+
+
+def peak(run: Run) -> int:
+    """Most requests in the system at one moment."""
+    return int(_changes(run)[1].max(initial=0))
+
+
+def little(run: Run) -> tuple[float, float]:
+    """The time-average number in the system, and arrival rate times mean time in the system.
+
+    Both come from the columns `arrival` and `finished`, so their agreement says nothing of whether those
+    are right: it is arithmetic on a path that begins and ends empty. To check a driver, compare either with
+    a count that does not come from the request table, such as the number an observer sees step by step.
+    Refuses a run that was cut off, where the two differ.
+    """
+    requests = run.requests
+    if not len(requests["id"]) or np.any(np.isnan(requests["finished"])):
+        raise InputError("Little's law needs a run in which every request left; this one was cut off")
+    times, number = _changes(run)
+    span = float(times[-1] - times[0])
+    if span == 0:
+        raise InputError("Little's law needs a run that takes time; this one began and ended at once")
+    average = float(np.sum(number[:-1] * np.diff(times))) / span
+    stay = requests["finished"] - requests["arrival"]
+    return average, (len(stay) / span) * float(np.mean(stay))

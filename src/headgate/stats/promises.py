@@ -1,0 +1,70 @@
+"""What each request's user saw: its latencies, and whether its promises were kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headgate.record.tables import Flags, Floats, Run
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Per request, in seconds; NaN where there is none (yet).
+
+    `ttft` for everybody who got a token; the others only for requests served to their end, because
+    when the last token of an aborted request came is not known.
+    """
+
+    ttft: Floats
+    e2e: Floats
+    decode: Floats  # from the first token to the last
+    gaps: Floats  # how many gaps that time holds: output tokens less one
+    tpot: Floats  # the mean of those gaps; needs two tokens
+
+    @classmethod
+    def of(cls, run: Run) -> Latencies:
+        """The latencies of every request."""
+        requests, done = run.requests, run.completed()
+        ttft = requests["first_token"] - requests["arrival"]
+        e2e = np.where(done, requests["finished"] - requests["arrival"], np.nan)
+        decode = np.where(done, requests["finished"] - requests["first_token"], np.nan)
+        gaps = np.where(done, requests["output"] - 1.0, np.nan)
+        tpot = np.where(gaps > 0, decode / np.maximum(gaps, 1.0), np.nan)
+        return cls(ttft, e2e, decode, gaps, tpot)
+
+
+@dataclass(frozen=True)
+class Promises:
+    """Which requests can be judged, and which of them kept every promise to their user."""
+
+    judged: Flags
+    met: Flags
+
+    @classmethod
+    def of(cls, run: Run, latencies: Latencies) -> Promises | None:
+        """None when nobody was promised anything.
+
+        A request is met when it was served to its end with TTFT and TPOT within what its kind was
+        promised. One that was aborted, abandoned or refused is not met. One still in the system counts
+        only when it has already broken its promise of a first token: the rest is not known.
+        """
+        if not any(promised(kind) for kind in run.kinds):
+            return None
+        requests, kind = run.requests, run.requests["kind"].astype(np.int64)
+        first, between = (
+            np.array([np.inf if row.get(name) is None else row[name] for row in run.kinds])[kind]
+            for name in ("first_token", "between_tokens")
+        )
+        so_far = run.span()[1] - requests["arrival"]
+        late = np.where(np.isnan(latencies.ttft), so_far, latencies.ttft) > first
+        slow = np.nan_to_num(latencies.tpot, nan=0.0) > between
+        judged = (requests["how"] >= 0) | late
+        return cls(judged, run.completed() & ~late & ~slow)
+
+
+def promised(kind: dict[str, Any]) -> bool:
+    """Whether this kind of user was promised anything."""
+    return kind.get("first_token") is not None or kind.get("between_tokens") is not None

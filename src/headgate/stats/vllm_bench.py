@@ -1,0 +1,127 @@
+"""A run in the words of `vllm bench serve --save-result`, so that tools made for those files can read it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from headgate.stats.figures import Figures, figures
+from headgate.stats.gaps import Gaps
+from headgate.stats.promises import Latencies, Promises
+from headgate.record.tables import ENDS, Flags, Floats, Run
+
+BACKEND = "headgate-sim"
+MILLISECONDS = 1000.0
+
+
+def bench_result(run: Run, detailed: bool = False) -> dict[str, Any]:
+    """The whole run, nothing left out, with that tool's field names and units (latencies in ms).
+
+    As there, latencies and token totals are those of the requests that were served to their end, and the
+    two peaks are counted in whole seconds since the start: most tokens that came within one second, most
+    requests that were in the system during some part of one second. With `detailed`, lists with one entry
+    per request in the order they were sent, times in seconds. Unknown numbers are None.
+    """
+    requests, done = run.requests, run.completed()
+    begin = run.span()[0]
+    duration = float(np.max(requests["finished"][done], initial=begin)) - begin
+    gaps, latencies = Gaps(run), Latencies.of(run)
+    promises = Promises.of(run, latencies)
+    prompts, outputs = int(requests["prompt"][done].sum()), int(requests["output"][done].sum())
+    result = _described(run) | {
+        "duration": duration,
+        "completed": int(done.sum()),
+        "failed": int(np.sum(~done)),
+        "total_input_tokens": prompts,
+        "total_output_tokens": outputs,
+        "request_throughput": _per_second(done.sum(), duration),
+        "request_goodput": None if promises is None else _per_second(promises.met.sum(), duration),
+        "output_throughput": _per_second(outputs, duration),
+        "total_token_throughput": _per_second(prompts + outputs, duration),
+        "max_output_tokens_per_s": _most_tokens(run, gaps, begin),
+        "max_concurrent_requests": _most_requests(run, begin),
+    }
+    sample = gaps.sample(done)
+    for name, values in (("ttft", latencies.ttft), ("tpot", latencies.tpot), ("e2el", latencies.e2e)):
+        result |= _latency(name, figures(values[done & ~np.isnan(values)]))
+    result |= _latency("itl", figures(sample.values, weights=sample.weights))
+    return result | _lists(run, gaps, latencies, done) if detailed else result
+
+
+def _described(run: Run) -> dict[str, Any]:
+    """What was run: the fields that are not measurements."""
+    meta = run.meta
+    return {
+        "date": meta.get("date"),
+        "endpoint_type": BACKEND,
+        "backend": BACKEND,
+        "label": meta.get("label"),
+        "model_id": meta.get("model"),
+        "tokenizer_id": meta.get("tokenizer", meta.get("model")),
+        "num_prompts": len(run.requests["id"]),
+        "request_rate": meta.get("rate") or "inf",
+        "burstiness": meta.get("burstiness", 1.0),
+        "max_concurrency": meta.get("clients"),
+    }
+
+
+def _per_second(amount: float, seconds: float) -> float | None:
+    """A rate, None over no time."""
+    return float(amount) / seconds if seconds > 0 else None
+
+
+def _latency(name: str, found: Figures) -> dict[str, float | None]:
+    """The fields of one latency."""
+    values = {"mean": found.mean.value, "median": found.median, "std": found.std}
+    values |= {"p90": found.p90, "p95": found.p95, "p99": found.p99}
+    return {f"{which}_{name}_ms": _known(value * MILLISECONDS) for which, value in values.items()}
+
+
+def _most_tokens(run: Run, gaps: Gaps, begin: float) -> float:
+    """Most output tokens within one second of the clock."""
+    first = run.requests["first_token"]
+    opening = run.stays["opened"][~np.isnan(run.stays["gap"])]  # tokens that ended a prompt done again
+    single = np.concatenate((first[~np.isnan(first)], opening))
+    seconds, counts = [np.floor(single - begin)], [np.ones(len(single))]
+    for ends, tokens in gaps.ticks.tokens():
+        second = np.floor(ends - begin)
+        edges = np.flatnonzero(np.diff(second, prepend=-1.0))  # where another second begins
+        seconds.append(second[edges])
+        counts.append(np.add.reduceat(tokens.astype(np.float64), edges))
+    return float(_by_second(seconds, counts).max(initial=0.0))
+
+
+def _most_requests(run: Run, begin: float) -> int:
+    """Most requests in the system during some part of one second of the clock."""
+    finished = np.where(np.isnan(run.requests["finished"]), run.span()[1], run.requests["finished"])
+    came, gone = np.floor(run.requests["arrival"] - begin), np.floor(finished - begin) + 1
+    change = _by_second([came, gone], [np.ones(len(came)), -np.ones(len(gone))])
+    return int(np.cumsum(change).max(initial=0))
+
+
+def _by_second(seconds: list[Floats], amounts: list[Floats]) -> Floats:
+    """Sums of the amounts by second, in order; seconds in which nothing happens take no memory."""
+    _, place = np.unique(np.concatenate(seconds), return_inverse=True)
+    return np.asarray(np.bincount(place, np.concatenate(amounts)), np.float64)
+
+
+def _lists(run: Run, gaps: Gaps, latencies: Latencies, done: Flags) -> dict[str, Any]:
+    """One entry per request. A request that was not served to its end has its ending as its error."""
+    requests = run.requests
+    endings = [end.value for end in ENDS] + ["unfinished"]  # code -1 is the last
+    return {
+        "input_lens": requests["prompt"].tolist(),
+        "output_lens": requests["output"].tolist(),
+        "ttfts": [_known(value) for value in latencies.ttft.tolist()],
+        "itls": gaps.lists(),
+        "start_times": requests["arrival"].tolist(),
+        "generated_texts": [""] * len(done),
+        "errors": ["" if ok else endings[how] for ok, how in zip(done, requests["how"], strict=True)],
+    }
+
+
+def _known(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,227 @@
+"""Settings inside vLLM: where they come from, what is refused, what is read again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+import pytest
+
+from headgate.core.errors import InputError
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.methods.eb.hybrid import Hybrid
+from headgate.vllm.reload import Reload, Renewals
+from headgate.live.vllm.settings import Settings, build_policy, check_policy, read_settings
+
+CARD = "h200-qwen3-8b"
+ENGINE = {"kv_tokens": 100_000, "block": 16, "max_model_len": 8192, "batch_tokens": 4096, "running": 64}
+
+
+@pytest.fixture(autouse=True)
+def no_file(monkeypatch):
+    monkeypatch.delenv("HEADGATE_CONFIG", raising=False)
+
+
+def written(tmp_path, monkeypatch, text, name="headgate.toml"):
+    path = tmp_path / name
+    path.write_text(text)
+    monkeypatch.setenv("HEADGATE_CONFIG", str(path))
+    return path
+
+
+def test_defaults():
+    settings = read_settings()
+    assert (settings.policy, settings.watchdog, settings.log_every) == ("eb+", 300.0, 60.0)
+    assert settings.metrics and not settings.force and settings.trace is None
+
+
+TOML = 'policy = "eb"\nlog-every = "500ms"\n[set]\nrefill = 8\n[classes.chat]\nttft = "300ms"\n'
+JSON = '{"policy": "eb", "log_every": 0.5, "set": {"refill": 8}, "classes": {"chat": {"ttft": 0.3}}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", TOML), ("a.json", JSON), ("a.conf", JSON), ("b", TOML)]
+)
+def test_a_file_of_either_kind(tmp_path, monkeypatch, name, text):
+    written(tmp_path, monkeypatch, text, name)
+    settings = read_settings()
+    assert settings.named() == ("eb", {"refill": 8})
+    assert settings.log_every == 0.5 and settings.classes["chat"].ttft == 0.3
+
+
+def test_additional_config_wins_word_by_word(tmp_path, monkeypatch):
+    written(tmp_path, monkeypatch, 'policy = "eb"\nwatchdog = 7\nset = {refill = 8}')
+    assert read_settings({"headgate": {"watchdog": "9s"}}).named() == ("eb", {"refill": 8})
+    over = read_settings({"headgate": {"policy": "mixed"}, "other": 1})
+    assert over.named() == ("mixed", {})  # another policy's parameters mean nothing to it
+    assert over.watchdog == 7
+    assert read_settings(object()).watchdog == 7  # vLLM takes objects, too
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ('polcy = "eb"', "unknown field 'polcy'; did you mean 'policy'?"),
+        ("watchdog = -1", "watchdog: -1 is not allowed; give a number above 0"),
+        ('watchdog = "soon"', "watchdog: 'soon' is not a duration; write 500ms"),
+        ("metrics_port = 70000", "metrics_port: 70000 is not allowed; give at most 65535"),
+        ('metrics = "yes"', "metrics: yes is not allowed; give true or false"),
+        ("[classes.chat]\ntpot = 1", "unknown field 'classes.chat.tpot'; did you mean 'tbt'?"),
+        ("set = {refill = [1]}", "set.refill: [1] is not a setting; give a number"),
+        ("policy = ", "not valid TOML"),
+    ],
+)
+def test_a_wrong_word_in_a_file_is_one_line_that_names_it(tmp_path, monkeypatch, text, fragment):
+    path = written(tmp_path, monkeypatch, text)
+    with pytest.raises(InputError) as error:
+        read_settings()
+    assert str(error.value).startswith(f"settings file {path}: ") and fragment in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [("{", "line 1, column 2: not valid JSON"), ("[1]", "must be a table"), ("{" * 9, "not valid JSON")],
+)
+def test_broken_json(tmp_path, monkeypatch, text, fragment):
+    written(tmp_path, monkeypatch, text, "x.json")
+    with pytest.raises(InputError, match=fragment):
+        read_settings()
+
+
+def test_no_such_file_and_no_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADGATE_CONFIG", str(tmp_path / "none.json"))
+    with pytest.raises(InputError, match=r"No such file.*give a readable JSON or TOML file"):
+        read_settings()
+    (tmp_path / "none.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not UTF-8 text"):
+        read_settings()
+
+
+@pytest.mark.parametrize(
+    ("own", "fragment"),
+    [([1], "must be a table"), ({"cart": "x"}, "--additional-config, headgate: unknown field 'cart'")],
+)
+def test_wrong_additional_config(own, fragment):
+    with pytest.raises(InputError, match=fragment):
+        read_settings({"headgate": own})
+
+
+# -- the policy -----------------------------------------------------------------------------------------
+
+
+def test_a_policy_gets_the_engines_limits_and_the_cards_prices():
+    policy, parameters = build_policy(Settings(card=CARD), **ENGINE)
+    assert isinstance(policy, Hybrid)
+    assert parameters == {"slots": 64, "budget": 4096}
+    policy, parameters = build_policy(Settings(policy="eb:refill=8", set={"slots": "32"}), **ENGINE)
+    assert isinstance(policy, Exclusive) and parameters == {"slots": 32, "refill": 8}
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        ({}, "policy eb+ needs to know what steps cost; name a card, such as --card h200-qwen3-8b"),
+        ({"policy": "ebb"}, "unknown policy 'ebb'; did you mean 'eb'?"),
+        ({"policy": "eb"}, "policy eb needs refill; pass --set refill=VALUE"),
+        ({"policy": "eb:refil=3"}, "unknown parameter of policy eb 'refil'; did you mean 'refill'?"),
+        ({"policy": "eb:refill=many"}, "refill='many' is not a whole number"),
+        ({"policy": "eb:refill=65"}, "refill=65 is outside 1..64"),
+        ({"policy": "mixed:slots=65"}, "slots=65 exceeds the engine's 64; lower it or raise --max-num-seqs"),
+        ({"policy": "mixed:budget=4097"}, "lower it or raise --max-num-batched-tokens"),
+        ({"policy": "eb:refill=4,max_gap=1"}, "max_gap needs a cost"),
+        ({"card": "h100"}, "unknown card 'h100'"),
+        ({"policy": "none.py:Mine"}, "no file none.py"),
+    ],
+)
+def test_policies_that_cannot_be_made(words, fragment):
+    with pytest.raises(InputError) as error:
+        build_policy(Settings(**words), **ENGINE)
+    assert fragment in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(InputError):
+        check_policy(Settings(**words), batch_tokens=4096, running=64)
+
+
+def test_before_the_engine_is_there_only_its_limits_are_unknown():
+    check_policy(Settings(policy="eb:refill=2000,slots=3000"))
+    check_policy(Settings(policy="vllm"))
+    check_policy(Settings(card=CARD), running=1 << 21)
+    with pytest.raises(InputError, match="max-num-seqs"):
+        check_policy(Settings(policy="eb:refill=2000,slots=3000"), running=256)
+
+
+def test_a_policy_of_the_users_own_that_breaks_when_it_is_made(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from headgate import BatchPolicy, Plan\n"
+        "class Mine(BatchPolicy):\n"
+        "    def __init__(self): raise KeyError('a\\nb')\n"
+        "    def plan(self, view): return Plan()\n"
+    )
+    with pytest.raises(InputError, match=r"mine.py:Mine cannot be made: KeyError: .*; mend it"):
+        build_policy(Settings(policy=f"{tmp_path}/mine.py:Mine"), **ENGINE)
+
+
+def test_an_engine_that_goes_further_than_its_card_is_told_not_refused(caplog):
+    bigger = ENGINE | {"running": 5000, "batch_tokens": 100_000}
+    with caplog.at_level(logging.WARNING, "vllm.headgate"):
+        build_policy(Settings(card=CARD), **bigger)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and "max_num_batched_tokens is 100000, card h200-qwen3-8b was made for" in said[0]
+
+
+# -- read again on change -------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def changed(reload, clock, looks):
+    """What the next looks, a second apart, find."""
+    found = []
+    for _ in range(looks):
+        clock.now += 1.0
+        found.append(reload.changed())
+    return found
+
+
+def test_a_changed_file_is_read_once_when_it_has_come_to_rest(tmp_path):
+    path = tmp_path / "headgate.json"
+    path.write_text('{"policy": "mixed"}')
+    clock = Clock()
+    reload = Reload(str(path), clock=clock)
+    assert changed(reload, clock, 2) == [None, None]
+    path.write_text('{"policy": "v0"}')
+    clock.now += 0.5
+    assert reload.changed() is None  # not looked at yet
+    first, second, third = changed(reload, clock, 3)
+    assert first is None and second.policy == "v0" and third is None
+
+
+def test_words_over_the_file_stay_over_it(tmp_path):
+    path = tmp_path / "headgate.json"
+    path.write_text("{}")
+    clock = Clock()
+    reload = Reload(str(path), {"headgate": {"watchdog": 5}}, clock)
+    path.write_text('{"policy": "v0", "watchdog": 50}')
+    assert changed(reload, clock, 2)[1].watchdog == 5
+
+
+def test_a_file_that_goes_wrong_or_away_is_told_once_and_changes_nothing(tmp_path, caplog):
+    path = tmp_path / "headgate.json"
+    path.write_text("{}")
+    clock = Clock()
+    reload = Reload(str(path), clock=clock)
+    path.write_text('{"polcy": "v0"}')
+    with caplog.at_level(logging.WARNING, "vllm.headgate"):
+        assert changed(reload, clock, 4) == [None] * 4
+        assert "unknown field 'polcy'" in caplog.text and caplog.text.count("stay") == 1
+        os.remove(path)
+        assert changed(reload, clock, 4) == [None] * 4
+        assert caplog.text.count("stay") == 2
+    path.write_text(json.dumps({"policy": "v0"}))
+    assert changed(reload, clock, 2)[1].policy == "v0"

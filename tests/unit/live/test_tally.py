@@ -1,0 +1,287 @@
+"""The tally counts what the run's tables say, and its metrics say what it counted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, multiprocess
+
+from headgate.core.plan import ALL, NONE, Plan
+from headgate.core.policy import BatchPolicy
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.record.recorder import HOW, Recorder
+from headgate.live.engine.background import Background
+from headgate.live.engine.metrics import Metrics
+from headgate.live.engine.tally import Tally
+from headgate.live.vllm.fields import Settings
+from headgate.workloads import Workload
+from worlds import POLICIES, TESTING, Line, engines, workloads
+
+MAKERS = {**POLICIES, **TESTING}
+ABOUT = {"policy": "eb", "card": "none", "model": "m"}
+
+
+@given(st.data(), st.sampled_from(sorted(MAKERS)), engines(), workloads(impatient=True))
+def test_it_agrees_with_the_tables(data, name, engine, workload):
+    policy = MAKERS[name](data.draw, engine)
+    recorder, tally = Recorder(len(workload), [kind.name for kind in workload.kinds]), Tally()
+    Simulator(engine, policy, workload, (recorder, tally)).run()
+    tables = recorder.tables()
+    requests, steps = tables["requests"], tables["steps"]
+    prompts, decodes, count = steps["prefill"] > 0, steps["decodes"] > 0, steps["count"]
+    assert tally.steps["mixed"] == count[prompts & decodes].sum()
+    assert tally.steps["decode"] == count[~prompts & decodes].sum()
+    assert tally.steps["prefill"] == count[prompts & ~decodes].sum()
+    assert tally.tokens["decode"] == (steps["decodes"] * count).sum()
+    assert tally.tokens["prefill"] == (steps["prefill"] * count).sum()
+    assert tally.evictions == requests["evictions"].sum()
+    assert tally.lost["eviction"] == requests["wasted"].sum()
+    assert {how.value: (requests["how"] == code).sum() for how, code in HOW.items()} == {
+        how.value: tally.left[how.value] for how in HOW
+    }
+    assert tally.plans == len(tables["plans"]["time"])
+    assert tally.states == [0, 0, 0] and tally.phase == "idle"
+    in_steps = sum(times.seconds * times.steps for times in tally.step_times)
+    assert np.isclose(in_steps, steps["seconds"].sum())
+    in_phases = sum(times.seconds for times in tally.phase_times) + tally._phase
+    assert np.isclose(in_phases, in_steps)
+
+
+class Alternates(BatchPolicy):
+    """The first prompt, three decode steps, the second prompt in two pieces, then decodes."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def plan(self, view):
+        self.asked += 1
+        prompts = (*view.prefilling, *view.waiting)[:1]
+        return Plan(ALL) if 2 <= self.asked <= 4 or not prompts else Plan(NONE, prompts, budget=50)
+
+
+def test_a_stall_is_the_gap_of_a_decode_that_was_held():
+    engine = Engine(Line(1.0, 0.0, 0.0, 0.0, 0.0), 10_000, 1000, 50, 8)
+    tally = Tally()
+    Simulator(engine, Alternates(), Workload.of([50, 100], [20, 5]), (tally,)).run()
+    assert list(tally.stalls) == [3.0] and tally.longest_stall == 3.0  # two steps of prompts and its own
+    assert [(times.kind, times.seconds) for times in tally.phase_times] == [
+        ("prefill", 1.0),
+        ("decode", 3.0),
+        ("prefill", 2.0),
+    ]
+
+
+def test_a_refill_of_an_empty_engine_stalls_only_those_who_have_begun():
+    engine = Engine(Line(1.0, 0.0, 0.0, 0.0, 0.0), 10_000, 1000, 50, 8)
+    tally = Tally()
+    Simulator(engine, Exclusive(8, 2), Workload.of([50, 50], [5, 5]), (tally,)).run()
+    assert list(tally.stalls) == [2.0]  # its first token came at 1 s, its second at 3 s
+
+
+def test_modes():
+    tally = Tally("eb+")
+    assert tally.mode == "eb+"
+    tally.planned(Plan(), 0.0, {"exclusive": False})
+    assert tally.mode == "mixed"
+    tally.planned(Plan(), 0.0, {"exclusive": True})
+    assert tally.mode == "exclusive"
+    tally.fell_back("it broke", 1.0)
+    assert tally.mode == "fallback"
+    tally.renewed("v0", {}, 2.0)
+    assert tally.mode == "v0" and tally.fallen is None
+
+
+# -- metrics --------------------------------------------------------------------------------------------
+
+
+def served(metrics: Metrics) -> None:
+    engine = Engine(Line(), 2_000, 1000, 64, 8)
+    Simulator(engine, Exclusive(8, 3), Workload.of([40] * 12, [30] * 12), (metrics,)).run()
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, {"engine": "0", **labels})
+
+
+def test_metrics_show_the_tally_once():
+    registry = CollectorRegistry()
+    metrics = Metrics(Settings(), ABOUT, 2_000, registry=registry, background=False)
+    served(metrics)
+    metrics.wasted(7, 1.0)
+    metrics.counts = {"empty": 5, "decode": 1000}
+    metrics.fell_back("it broke " + "x" * 1000, 1.0)
+    for _ in range(3):
+        metrics.show()
+    steps = metrics.steps
+    for kind in ("mixed", "decode", "prefill"):
+        assert value(registry, "headgate_steps_total", kind=kind) == steps[kind]
+    assert steps["mixed"] == 0 and steps["prefill"] > 0
+    assert value(registry, "headgate_steps_total", kind="empty") == 5
+    assert value(registry, "headgate_step_seconds_count", kind="decode") == steps["decode"]
+    assert value(registry, "headgate_stall_seconds_count") >= 1
+    assert value(registry, "headgate_wasted_tokens_total", cause="gone") == 7
+    assert value(registry, "headgate_threshold") == 3 and value(registry, "headgate_slots") == 8
+    assert value(registry, "headgate_policy", gauge="refill") == 3
+    assert value(registry, "headgate_mode", mode="fallback") == 1
+    assert value(registry, "headgate_phase", phase="idle") == 1
+    assert value(registry, "headgate_requests", state="decoding") == 0
+    assert value(registry, "headgate_fallen") == 1
+    reason = ("it broke " + "x" * 1000)[:200]
+    assert value(registry, "headgate_fallbacks_total", reason=reason) == 1
+    labels = {"version": metrics._board._about["version"], **ABOUT}
+    assert value(registry, "headgate_info", **labels) == 1
+    metrics.renewed("v0", {}, 2.0)
+    metrics.show()
+    assert value(registry, "headgate_info", **labels) == 0
+    assert value(registry, "headgate_mode", mode="fallback") == 0
+    assert value(registry, "headgate_fallen") == 0
+
+
+def test_two_engines_share_the_metrics():
+    registry = CollectorRegistry()
+    for engine in (0, 1):
+        metrics = Metrics(Settings(), ABOUT, 0, engine, registry, background=False)
+        served(metrics)
+        metrics.show()
+    first, second = (
+        registry.get_sample_value("headgate_steps_total", {"engine": str(engine), "kind": "decode"})
+        for engine in (0, 1)
+    )
+    assert first == second > 0
+
+
+def test_without_prometheus_there_is_one_line_and_the_log(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    times = iter([0.0, 30.0, 61.0, 122.0])
+    with caplog.at_level(logging.INFO, "vllm.headgate"):
+        metrics = Metrics(Settings(), ABOUT, 2_000, background=False, clock=lambda: next(times))
+        assert "no metrics, prometheus_client is not installed" in caplog.text
+        caplog.clear()
+        served(metrics)
+        metrics.show()  # not due yet
+        metrics.show()
+        metrics.show()  # nothing happened since
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("headgate: eb, mode eb (refill 3, slots 8, refilling ")
+    assert f"steps in 61 s: 0 mixed, {metrics.steps['decode']} decode" in line and "longest stall" in line
+
+
+def test_metrics_that_cannot_be_made_are_told(monkeypatch, caplog):
+    class Broken:
+        def register(self, collector):
+            raise OSError("no such folder")
+
+    with caplog.at_level(logging.WARNING, "vllm.headgate"):
+        metrics = Metrics(Settings(), ABOUT, registry=Broken(), background=False)
+    assert "no metrics: OSError: no such folder" in caplog.text
+    metrics.show()
+
+
+def test_a_port_of_their_own_or_a_line_that_says_it_is_taken(caplog):
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        with caplog.at_level(logging.WARNING, "vllm.headgate"):
+            Metrics(Settings(metrics_port=port), ABOUT, registry=CollectorRegistry(), background=False)
+        assert f"no metrics on port {port}: Address already in use" in caplog.text
+    metrics = Metrics(Settings(metrics_port=port), ABOUT, registry=CollectorRegistry())
+    served(metrics)
+    metrics.show()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert 'headgate_steps_total{engine="0",kind="prefill"}' in answer.read().decode()
+    metrics.close()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+
+
+def test_values_of_the_engines_process_reach_the_servers_metrics(tmp_path):
+    core = (
+        "from headgate.live.engine.metrics import Metrics\n"
+        "from headgate.live.vllm.fields import Settings\n"
+        "from headgate.core.policy import Steps\n"
+        "metrics = Metrics(Settings(), {'policy': 'eb', 'card': 'none', 'model': 'm'}, 100)\n"
+        "metrics.stepped(Steps(0.0, [0.02], 4, 40, 0, 0, 50))\n"
+    )  # it ends at once: the rest is shown when the process ends
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", core], env=environment, check=True, timeout=600)
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry, path=str(tmp_path))
+    assert value(registry, "headgate_steps_total", kind="decode") == 1
+    assert value(registry, "headgate_mode", mode="eb") == 1
+    assert value(registry, "headgate_step_seconds_sum", kind="decode") == pytest.approx(0.02)
+
+
+class Odd:
+    def __float__(self):
+        raise RuntimeError("no number")
+
+
+@pytest.mark.parametrize("gauges", [{"mode": "fast", "refill": 3}, {"x": Odd(), "refill": 3}, None, [1], {3: {}}])
+def test_one_gauge_that_is_no_number_hides_no_other_metric(gauges):
+    """Row 7 of the attack: the alert on headgate_fallen must work whatever a policy shows."""
+    registry = CollectorRegistry()
+    metrics = Metrics(Settings(), ABOUT, 100, registry=registry, background=False)
+    metrics.planned(Plan(), 0.0, gauges)
+    metrics.show()
+    assert value(registry, "headgate_fallen") == 0
+    metrics.fell_back("it broke", 1.0)
+    metrics.show()
+    assert value(registry, "headgate_fallen") == 1
+    assert value(registry, "headgate_mode", mode="fallback") == 1
+    if isinstance(gauges, dict) and "refill" in gauges:
+        assert value(registry, "headgate_threshold") == 3
+    assert "mode" in metrics.line(1.0, metrics.all_steps())
+
+
+def test_the_thread_that_shows_metrics_outlives_a_failure(caplog):
+    registry = CollectorRegistry()
+    metrics = Metrics(Settings(), ABOUT, 100, registry=registry, background=False)
+    shown = threading.Semaphore(0)
+    board = metrics._board
+    show, fails = board.show, [True, True]
+
+    def sometimes():
+        if fails:
+            fails.pop()
+            raise RuntimeError("dictionary changed size during iteration")
+        show()
+        shown.release()
+
+    board.show = sometimes
+    thread = Background(metrics.show, 0.001, "metrics")
+    metrics.fell_back("it broke", 1.0)
+    assert shown.acquire(timeout=600)
+    thread.close()
+    assert value(registry, "headgate_fallen") == 1
+    assert caplog.text.count("metrics failed and is tried again") == 1
+
+
+def test_a_metrics_folder_that_cannot_be_written(tmp_path):
+    """The engine goes on without metrics and says so in one line."""
+    core = (
+        "import logging; logging.basicConfig(format='%(message)s')\n"
+        "from headgate.live.engine.metrics import Metrics\n"
+        "from headgate.live.vllm.fields import Settings\n"
+        "from headgate.core.policy import Steps\n"
+        "metrics = Metrics(Settings(), {'policy': 'eb', 'card': 'none', 'model': 'm'}, 100)\n"
+        "metrics.stepped(Steps(0.0, [0.02], 4, 40, 0, 0, 50))\n"
+        "metrics.close()\n"
+        "print('served')\n"
+    )
+    (tmp_path / "file").write_text("no folder")
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "file")}
+    done = subprocess.run(
+        [sys.executable, "-c", core], env=environment, check=True, timeout=600, capture_output=True, text=True
+    )
+    assert done.stdout == "served\n" and done.stderr.count("headgate: no metrics") == 1
