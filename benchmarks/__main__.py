@@ -22,10 +22,10 @@ from benchmarks.plain import PlainEngine
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
 from headgate.methods.names import Exclusive, Mixed, Rad, ShortestFirst, Slai
 from headgate.record.recorder import Recorder
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 
 Result = dict[str, float]

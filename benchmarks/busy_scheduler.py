@@ -16,8 +16,8 @@ from benchmarks.h200.models import TINY
 from benchmarks.h200.record import shape
 from headgate.cost.card import load_card
 from headgate.cost.model import Shape
+from headgate.methods.make import make_policy, split_name
 from headgate.sim.engine.engine import Engine
-from headgate.experiment.build import make_policy, split_policy
 
 PROMPT, SHORTEST, LONGEST = 256, 128, 384  # tokens; outputs are uniform
 BUDGET, BLOCK, MODEL_LEN = 16384, 16, 2048
@@ -108,7 +108,7 @@ class Busy:
         """This policy decides from now on."""
         blocks = self.scheduler.cache_config.num_gpu_blocks - 1
         engine = Engine(self.cost, blocks * BLOCK, MODEL_LEN, BUDGET, self.seats, BLOCK)
-        made = None if policy == PLAIN else make_policy(*split_policy(policy), engine)[0]
+        made = None if policy == PLAIN else make_policy(*split_name(policy), engine)[0]
         self.scheduler._headgate.take_over(made)
 
     def fill(self) -> None:

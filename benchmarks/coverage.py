@@ -12,11 +12,11 @@ import sys
 import numpy as np
 
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
+from headgate.experiment.library import simulate
 from headgate.methods.names import Exclusive, Mixed
+from headgate.sim.engine.engine import Engine
 from headgate.stats.comparison import Comparison, compare
 from headgate.stats.figures import Estimate, batches, spread_of_mean
-from headgate.experiment.library import simulate
 from headgate.workloads.arrivals import Poisson
 from headgate.workloads.lengths import Geometric
 from headgate.workloads.synthetic import generate

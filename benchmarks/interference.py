@@ -19,11 +19,11 @@ from benchmarks.plots import Panel, Series, svg
 from benchmarks.step_logs import read_steps
 from headgate.core.errors import InputError
 from headgate.cost.fit.about import About
-from headgate.cost.fit.fit import Fitted, fit
 from headgate.cost.fit.cuts import cut
+from headgate.cost.fit.fit import Fitted, fit
 from headgate.cost.fit.steps import MIXED, Floats, StepTable
-from headgate.cost.model import Chunk, Shape
 from headgate.cost.laws.work import WorkCost
+from headgate.cost.model import Chunk, Shape
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 TOKENS = (0, 1024, 2048, 4096, 1 << 20)

@@ -48,7 +48,7 @@ def measured(seats: int, policy: str, steps: int, tries: int, folder: Path) -> l
     return best
 
 
-def told(policy: str, steps: list[Step]) -> Iterator[dict[str, Any]]:
+def one_line(policy: str, steps: list[Step]) -> Iterator[dict[str, Any]]:
     """For each kind of step, and for all: microseconds and the ratio."""
     for kind in (*KINDS, "all"):
         chosen = [step for step in steps if kind in (step.kind, "all")]
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
                 if asked.profile:
                     profiled(seats, policy, asked.steps, folder)
                     continue
-                for line in told(policy, measured(seats, policy, asked.steps, asked.tries, folder)):
+                for line in one_line(policy, measured(seats, policy, asked.steps, asked.tries, folder)):
                     found.append({"decodes": seats, **line})
                     print(
                         f"| {seats} | `{policy}` | {line['steps']} | {line['count']} | {line['vllm']:,.0f} "

@@ -11,26 +11,24 @@ from math import inf
 
 from headgate.core.plan import ALL, NONE, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
-from headgate.core.request import Slo
+from headgate.core.request import Identity
 from headgate.core.view import Limits
 from headgate.cost.model import Chunk, Shape
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
 
-class PlainRequest:
+class PlainRequest(Identity):
     """One request with its own counters."""
 
     def __init__(self, workload: Workload, row: int, arrival: float) -> None:
         kind = workload.kinds[workload.kind[row]]
-        self.id = row
-        self.kind = kind.name
-        self.slo: Slo = kind.slo
-        self.arrival = arrival
-        self.prompt = int(workload.prompt[row])
-        self.limit = int(workload.limit[row])
-        self.guess = int(workload.guess[row]) if workload.guess[row] >= 0 else None
-        self.priority = int(workload.priority[row])
+        guess = int(workload.guess[row]) if workload.guess[row] >= 0 else None
+        prompt, limit, priority = (
+            int(each[row]) for each in (workload.prompt, workload.limit, workload.priority)
+        )
+        super().__init__(row, arrival, prompt, limit, kind.name, guess, priority, kind.slo)
+        self.queued = arrival
         self.todo = self.prompt
         self.generated = 0
         self.last_token: float | None = None

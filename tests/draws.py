@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from headgate.core.policy import BatchPolicy
 from headgate.cost.model import StepCost
-from headgate.sim.engine.engine import Engine
 from headgate.methods.names import BATCH
+from headgate.sim.engine.engine import Engine
 
 
 def draw_rad(draw: st.DrawFn, name: str, slots: int) -> BatchPolicy:

@@ -11,12 +11,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headgate.core.fleet import Fleet, RoutePolicy, Routing
+from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.levels import Levels
+from headgate.methods.fluid.planner import FluidPlan, plan_fluid
+from headgate.methods.names import ROUTE
 from headgate.sim.fleet.network.network import Network
 from headgate.sim.fleet.network.source import Block, uniforms
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
-from headgate.methods.fluid.planner import FluidPlan, plan_fluid
-from headgate.methods.fluid.levels import Levels
-from headgate.methods.names import ROUTE
 
 
 class Listed:

@@ -68,7 +68,10 @@ class StubEngine:
         """What every book holds; all zero when nobody is here."""
         books, ledger, live = self.books, self.live.ledger, self.live
         knobs = self.scheduler._headgate_knobs
-        found = {f"ledger.{name}": len(getattr(ledger, name)) for name in ("waiting", "prefilling", "decoding", "held")}
+        found = {
+            f"ledger.{name}": len(getattr(ledger, name))
+            for name in ("waiting", "prefilling", "decoding", "held")
+        }
         found |= {f"books.{name}": len(getattr(books, name)) for name in ("entries", "requests", "holding")}
         found |= {f"books.{name}": len(getattr(books, name)) for name in ("_unready", "_aside", "_flights")}
         found |= {"live._flights": len(live._flights), "rolling": ledger.rolling, "context": ledger.context}

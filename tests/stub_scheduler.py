@@ -1,8 +1,8 @@
-"""A scheduler with the names and habits of vLLM's, small enough to read, so that the plug-in runs without vLLM.
+"""A scheduler with the names and habits of vLLM's, small enough to read: the plug-in runs without vLLM.
 
 It keeps its own truth (queues, blocks, tokens), composes steps from the knobs vLLM's scheduler reads, and may
-compose the next step before the tokens of this one are known (`asynchronous`). `plug_in()` loads the plug-in's
-modules on top of it, whether vLLM is installed or not.
+compose the next step before the tokens of this one are known (`asynchronous`). `plug_in()` loads the modules
+of the plug-in on top of it, whether vLLM is installed or not.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ class StubScheduler:
         self.cache_config = SimpleNamespace(num_gpu_blocks=blocks, block_size=block)
         self.kv_cache_config = SimpleNamespace(kv_cache_groups=[None])
         self.kv_cache_manager = SimpleNamespace(block_pool=self)
-        self.scheduler_config = SimpleNamespace(long_prefill_token_threshold=0, enable_chunked_prefill=chunked)
+        self.scheduler_config = SimpleNamespace(
+            long_prefill_token_threshold=0, enable_chunked_prefill=chunked
+        )
         self.lora_config = SimpleNamespace(max_loras=max_loras) if max_loras else None
         self._pause_state = PauseState.UNPAUSED
         self.prefill_capacity_bound = False
@@ -264,11 +266,11 @@ class StubScheduler:
             if not queue:
                 break
             request = queue.peek_request()
-            if self._is_blocked_waiting_status(request.status):
-                if not self._try_promote_blocked_waiting_request(request):
-                    queue.pop_request()
-                    self.waiting.prepend_request(request)
-                    break
+            blocked = self._is_blocked_waiting_status(request.status)
+            if blocked and not self._try_promote_blocked_waiting_request(request):
+                queue.pop_request()
+                self.waiting.prepend_request(request)
+                break
             tokens = self._piece(request, budget)
             whole = request.num_tokens - request.num_computed_tokens
             if not self.scheduler_config.enable_chunked_prefill and whole > budget:
@@ -332,7 +334,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.core.sched.interface": {"PauseState": PauseState},
     "vllm.v1.core.sched.request_queue": {"RequestQueue": RequestQueue},
 }
-OURS = [f"headgate.live.vllm.{name}" for name in ("queues", "books", "knobs", "plugin")]
+OURS = [f"headgate.live.vllm.{name}" for name in ("queues", "request_map", "knobs", "plugin")]
 
 
 @cache

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from fleet_worlds import Watched, draws, make_router
 from headgate.core.policy import BatchPolicy
-from headgate.sim.engine.engine import Engine
-from headgate.sim.fleet.fleet import FleetSimulator
+from headgate.experiment.library import described
 from headgate.kv.transfer import Transfer
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.record.tables import Run
-from headgate.experiment.library import described
+from headgate.sim.engine.engine import Engine
+from headgate.sim.fleet.fleet import FleetSimulator
 from headgate.workloads.workload import Kind, Workload
 from worlds import POLICIES, TESTING, engines, workloads
 

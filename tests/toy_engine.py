@@ -17,9 +17,9 @@ from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.view import Limits
 from headgate.cost.model import Chunk as Piece
 from headgate.cost.model import Shape
-from headgate.sim.engine.engine import Engine
-from headgate.live.engine.step_in_flight import Chunk, Flight
 from headgate.live.engine.live import Live
+from headgate.live.engine.step_in_flight import Chunk, Flight
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
 

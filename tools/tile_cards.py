@@ -17,8 +17,8 @@ from typing import Any
 
 from headgate.cost.card import Card, Provenance, Region, load_card
 from headgate.cost.derive.tiles import MISTRAL_7B, QWEN3_8B, Gpu, derive
-from headgate.cost.model import Chunk, Shape, StepCost
 from headgate.cost.laws.tiles import TileCost, TileTerms, batch_seconds
+from headgate.cost.model import Chunk, Shape, StepCost
 
 CARDS = Path(__file__).resolve().parent.parent / "src" / "headgate" / "cards"
 TILE, VECTOR_TILE = (128, 128, 32), (64, 64)

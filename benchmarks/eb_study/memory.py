@@ -11,9 +11,9 @@ from benchmarks.eb_study.worlds import Row, Settings, everywhere, rate, serve, s
 from headgate.core.policy import Observer, Steps
 from headgate.core.request import Request
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.sim.engine.engine import Engine
 from headgate.methods.eb.batch_size import paper_slots, safe_slots
 from headgate.methods.eb.thresholds import settle
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.lengths import Geometric, Uniform
 from headgate.workloads.synthetic import generate
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.policy import Observer
-from headgate.sim.engine.engine import Engine
-from headgate.record.tables import Run
-from headgate.experiment.build import make_policy
 from headgate.experiment.library import card_engine, simulate
+from headgate.methods.make import make_policy
+from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.lengths import Empirical, Gamma, Geometric, LengthLaw, LogNormal, Uniform
 from headgate.workloads.synthetic import Stage, generate
 from headgate.workloads.workload import Workload

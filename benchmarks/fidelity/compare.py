@@ -17,9 +17,9 @@ from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.request import Request
 from headgate.cost.card import load_card
 from headgate.cost.laws.work import WorkCost
-from headgate.sim.engine.engine import Engine
-from headgate.experiment.build import make_policy, split_policy
 from headgate.experiment.library import simulate
+from headgate.methods.make import make_policy, split_name
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
 SETTLE = 0.3  # of the scene is left out at its beginning
@@ -92,7 +92,7 @@ def workload(scene: dict[str, Any], saved: dict[str, Any]) -> Workload:
 
 def policy(arm: str, engine: Engine) -> BatchPolicy:
     """Plain vLLM is `mixed`."""
-    return make_policy(*split_policy("mixed" if arm == PLAIN else arm), engine)[0]
+    return make_policy(*split_name("mixed" if arm == PLAIN else arm), engine)[0]
 
 
 def one(asked: argparse.Namespace, line: dict[str, Any], about: dict[str, Any], lag: bool) -> dict[str, Any]:

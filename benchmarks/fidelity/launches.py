@@ -19,8 +19,8 @@ from headgate.cost.card import Card, load_card
 from headgate.cost.fit.family import seconds
 from headgate.cost.fit.host import waiting
 from headgate.cost.fit.steps import Floats, StepTable
-from headgate.cost.model import Chunk, Shape
 from headgate.cost.laws.work import WorkCost
+from headgate.cost.model import Chunk, Shape
 
 BANDS = ((0, 100), (100, 400), (400, 700), (700, 1100))  # requests in the step that is launched
 KINDS = ("decodes alone", "prompts, within a graph", "prompts, beyond graphs")

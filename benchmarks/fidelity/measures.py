@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from headgate.stats.gaps import Gaps
 from headgate.record.tables import Run
+from headgate.stats.gaps import Gaps
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]

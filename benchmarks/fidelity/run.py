@@ -21,9 +21,9 @@ from benchmarks.h200.calibrate import ENVIRONMENT, SHAPES
 from benchmarks.h200.scenes import Session
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
 from headgate.live.calibrate.engine import Wanted, about, start
 from headgate.live.calibrate.step_log import StepLog
+from headgate.sim.engine.engine import Engine
 
 BETWEEN = 2.0  # seconds to empty the engine and to write, for each scene
 MORE = 1.5  # requests kept, times those sent: the simulated engine may be faster

@@ -11,12 +11,12 @@ import numpy as np
 
 from benchmarks.fleet_study.tokens import SEEDS, Run, token_run
 from benchmarks.fleet_study.worlds import INSTANCES, RESULTS
-from headgate.sim.fleet.network.network import Network
-from headgate.sim.fleet.network.source import Block, Poisson
+from headgate.experiment.routers import make_router
 from headgate.methods.fluid.flows import Instance
 from headgate.methods.fluid.planner import plan_fluid
+from headgate.sim.fleet.network.network import Network
+from headgate.sim.fleet.network.source import Block, Poisson
 from headgate.stats.intervals import half_width
-from headgate.experiment.routers import make_router
 
 CASES = (
     ("A1", "gate-and-route"),

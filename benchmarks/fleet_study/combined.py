@@ -12,13 +12,14 @@ import numpy as np
 
 from benchmarks.fleet_study.worlds import RESULTS
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
-from headgate.methods.bounds.capacity import Requests, engine_bound
-from headgate.methods.fluid.flows import Prices
-from headgate.stats.intervals import half_width
-from headgate.experiment.build import make_engine, make_policy
+from headgate.experiment.build import make_engine
 from headgate.experiment.fleet import FleetSetup
 from headgate.experiment.settings import Experiment, experiment
+from headgate.methods.bounds.capacity import Requests, engine_bound
+from headgate.methods.fluid.flows import Prices
+from headgate.methods.make import make_policy
+from headgate.sim.engine.engine import Engine
+from headgate.stats.intervals import half_width
 from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fleet_study.worlds import INSTANCES, SECONDS, SEEDS, Case, carry_out, interval
-from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.fluid.levels import Levels, slot_tpot
+from headgate.methods.fluid.planner import plan_fluid
 
 LEVELS = {
     "TPOT ≤ 23 ms (I1)": Levels(tpot=0.023),

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
+from headgate.methods.make import make_policy, policy_parameters, split_name
 from headgate.methods.names import BATCH
-from headgate.experiment.build import make_policy, policy_parameters, split_policy
+from headgate.sim.engine.engine import Engine
 
 PLAIN = "plain"
 SPEED = (PLAIN, "eb:refill=48", "eb-online", "eb+")
@@ -23,7 +23,7 @@ def limits(card: str, slots: int, budget: int, kv_tokens: int, model_len: int, b
 def checked(arm: str, engine: Engine) -> str:
     """An arm that can be built, or one line that says why not."""
     if arm != PLAIN:
-        make_policy(*split_policy(arm), engine)
+        make_policy(*split_name(arm), engine)
     return arm
 
 
@@ -34,7 +34,7 @@ def switch(scheduler: Any, arm: str, engine: Engine) -> None:
         if arm != PLAIN:
             raise SystemExit(f"arm {arm}: this engine runs without headgate; leave --no-plugin out")
         return
-    live.take_over(None if arm == PLAIN else make_policy(*split_policy(arm), engine)[0])
+    live.take_over(None if arm == PLAIN else make_policy(*split_name(arm), engine)[0])
 
 
 def gauges(scheduler: Any) -> Mapping[str, float]:
@@ -52,7 +52,7 @@ def fallen(scheduler: Any) -> str | None:
 
 def learns(arm: str) -> bool:
     """Does it first have to see some requests end?"""
-    return arm != PLAIN and "review" in policy_parameters(split_policy(arm)[0])
+    return arm != PLAIN and "review" in policy_parameters(split_name(arm)[0])
 
 
 def every_policy(slots: int) -> list[str]:

@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks.h200 import models
 from headgate.core.errors import InputError
 from headgate.cost.fit.fit import fit
-from headgate.live.calibrate.probe_grid import Ground
 from headgate.live.calibrate.campaign import Campaign
 from headgate.live.calibrate.engine import Wanted, about, start
+from headgate.live.calibrate.probe_grid import Ground
 
 ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled, and needs nvcc

@@ -5,16 +5,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from headgate.core import version
+
+__version__ = version.VERSION
 
 if TYPE_CHECKING:
     from headgate.core.plan import ALL, NONE, Plan, Until
     from headgate.core.policy import BatchPolicy
     from headgate.core.view import View
-    from headgate.methods.names import Exclusive, Mixed, PrefillFirst, RequestLevel
-    from headgate.stats.metrics import summarise
-    from headgate.record.tables import Run
     from headgate.experiment.library import card_engine, simulate
+    from headgate.methods.names import Exclusive, Mixed, PrefillFirst, RequestLevel
+    from headgate.record.tables import Run
+    from headgate.stats.metrics import summarise
     from headgate.workloads import Workload, generate, read_trace
 
 _HOMES = {

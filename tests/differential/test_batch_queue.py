@@ -14,10 +14,10 @@ from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
 from headgate.cost.laws.host import HostTerms
-from headgate.cost.model import Chunk, Shape
 from headgate.cost.laws.work import WorkCost, WorkTerms
-from headgate.sim.engine.engine import Engine
+from headgate.cost.model import Chunk, Shape
 from headgate.experiment.library import simulate
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
 GPU = WorkTerms(constant=0.5, per_token=0.01, per_decode=0.03, per_context=0.001)

@@ -10,8 +10,8 @@ from schedulers import EngineShape, scheduler
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
-from headgate.sim.engine.engine import Engine
 from headgate.live.vllm import factory
+from headgate.sim.engine.engine import Engine
 from worlds import PRICES
 
 factory.faults = cache(factory.faults)  # one release, looked at once for thousands of schedulers

@@ -23,9 +23,9 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import RequestOutputKind
 
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
+from headgate.methods.make import make_policy, split_name
 from headgate.methods.names import BATCH
-from headgate.experiment.build import make_policy, split_policy
+from headgate.sim.engine.engine import Engine
 
 SEATS, BUDGET, BLOCK, BLOCKS, LENGTH = 16, 256, 32, 400, 1024
 OWN = {"eb": "eb:refill=4"}
@@ -184,7 +184,7 @@ class Real:
         if live is None:
             assert arm is None, "this engine was started without headgate"
             return
-        live.take_over(arm and make_policy(*split_policy(arm), self.limits())[0])
+        live.take_over(arm and make_policy(*split_name(arm), self.limits())[0])
 
     def limits(self) -> Engine:
         """The engine as policies are told of it; any card will do for the tokens."""

@@ -21,13 +21,13 @@ from headgate.cost.card import load_card
 from headgate.cost.fit.about import About
 from headgate.cost.fit.fit import fit
 from headgate.cost.fit.steps import StepTable
-from headgate.sim.engine.engine import Engine
-from headgate.live.calibrate.probe_grid import Ground
-from headgate.experiment.build import make_policy
 from headgate.experiment.library import simulate
 from headgate.live.calibrate.campaign import Campaign
 from headgate.live.calibrate.engine import Wanted, about
+from headgate.live.calibrate.probe_grid import Ground
 from headgate.live.calibrate.step_log import composition
+from headgate.methods.make import make_policy
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
 GROUND = Ground(decodes=8, budget=256, kv_tokens=1 << 20, longest=512, passes=2, quick=True)

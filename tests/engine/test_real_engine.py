@@ -19,7 +19,7 @@ from answers import assert_nearly_same, assert_same, conversations, varied
 from real import BUDGET, EVERY_POLICY, NEVER_MIXES, SEATS, Real, Served, engine
 from vllm.sampling_params import StructuredOutputsParams
 
-from headgate.experiment.build import split_policy
+from headgate.methods.make import split_name
 
 MODES, NAMES = [False, True], ["sync", "async"]
 EB = "eb:refill=4"
@@ -50,7 +50,7 @@ def test_every_policy(real: Real, unmodified: tuple[bool, Served], arm: str) -> 
     found = real.serve(asks, arm)
     assert_same(real, asks, expected, found)
     assert varied(expected) and expected.kinds.mixed
-    if split_policy(arm)[0] in NEVER_MIXES:
+    if split_name(arm)[0] in NEVER_MIXES:
         assert found.kinds.mixed == 0
         assert found.kinds.prefill and found.kinds.decode
 

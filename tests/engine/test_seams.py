@@ -14,8 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from headgate.core.errors import InputError
-from headgate.live.vllm import seams
-from headgate.live.vllm import factory
+from headgate.live.vllm import factory, seams
 
 MODULES = ("plugin", "books", "knobs", "queues")
 # What our code calls the things of vLLM.

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from headgate.core.policy import BatchPolicy
-from headgate.sim.engine.engine import Engine
 from headgate.methods.names import BATCH
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import Batch, Line, batches
 
@@ -63,6 +63,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "eb-1": {"refill": 1},
     "eb-2": {"refill": 2},
     "eb-4": {"refill": 4},
+    "eb-online": {"warm": 3, "review": 2, "window": 8, "prior": 6.0},
+    "eb+": {"light": 2, "dwell": 0.0, "review": 2, "margin": 0.0},
     "v0": {},
     "request-level": {},
     "sarathi": {},
@@ -80,10 +82,10 @@ CASES = [(policy, world) for policy in PARAMETERS for world in WORLDS]
 
 def make(name: str, engine: Engine) -> BatchPolicy:
     parameters = dict(PARAMETERS[name], slots=SLOTS)
-    known = name.partition("-")[0] if name.startswith("eb") else name.partition(":")[0]
-    if known in ("mixed", "sarathi", "sarathi-spf", "slai", "look-ahead"):
+    known = "eb" if name in ("eb-1", "eb-2", "eb-4") else name.partition(":")[0]
+    if known in ("mixed", "sarathi", "sarathi-spf", "slai", "look-ahead", "eb+"):
         parameters["budget"] = engine.batch_tokens
-    if known in ("slai", "wait", "nested-wait"):
+    if known in ("slai", "wait", "nested-wait", "eb-online", "eb+"):
         parameters["cost"] = COST
     return BATCH[known](**parameters)
 
@@ -150,8 +152,8 @@ def test_the_worlds_are_what_they_say():
             for batch in batches(*one("lengths", policy))
             for id, first, _ in batch.chunks
         )
-    # eb-1, eb-4 and mixed under other names; where memory suffices looking ahead changes nothing
-    alike = {"v0", "request-level", "sarathi", "look-ahead"}
+    # eb-1, eb-4 and mixed under other names; where memory suffices looking ahead changes nothing; eb+ mixes
+    alike = {"v0", "request-level", "sarathi", "look-ahead", "eb+"}
     assert len({schedule(policy, "saturated").split("\n", 1)[1] for policy in PARAMETERS}) == len(
         PARAMETERS
     ) - len(alike)

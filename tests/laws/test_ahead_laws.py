@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.record.recorder import Recorder
+from headgate.record.tables import Run
 from headgate.sim.engine.asynchronous import Unseen
 from headgate.sim.engine.simulator import Simulator
 from headgate.stats.gaps import Gaps
-from headgate.record.recorder import Recorder
-from headgate.record.tables import Run
 from worlds import POLICIES, TESTING, Log, engines, workloads
 
 GPU = WorkTerms(constant=0.4, per_token=0.01, per_decode=0.02, per_context=0.001, switch=0.1)

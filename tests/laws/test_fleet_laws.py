@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from headgate.core.fleet import DECODE, SOLO, Stage
 from headgate.methods.names import ROUTE
+from headgate.record.tables import ENDS
 from headgate.stats.gaps import Gaps
 from headgate.stats.metrics import summarise
-from headgate.record.tables import ENDS
 from token_fleets import TokenWorld, token_worlds
 
 MEMBERS = [(name, {}) for name in ROUTE if name != "split"] + [("split", {"prefill": 1})]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import check
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.experiment.library import simulate
+from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.sim.fleet.lagged import Lagged
-from headgate.methods.mixed.mixed import Mixed
-from headgate.experiment.library import simulate
 from headgate.workloads.workload import Workload
 from worlds import POLICIES, engines, run, workloads
 

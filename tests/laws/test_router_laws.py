@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fleet_worlds import Listed, Watched, World, draws, make_router, worlds
 from headgate.core.fleet import Stage, room
-from headgate.sim.fleet.network.network import Network
 from headgate.methods.names import ROUTE
+from headgate.sim.fleet.network.network import Network
 
 MEMBERS = [(name, {}) for name in ROUTE if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [("service-level", {"gate": gate}) for gate in ("occupancy", "back-pressure")]

@@ -15,8 +15,8 @@ import yaml
 from headgate import __version__
 from headgate.cli import app, main
 from headgate.cost.card import list_cards
+from headgate.methods.make import policy_parameters, split_name
 from headgate.reproduce import EXPERIMENTS
-from headgate.experiment.build import policy_parameters, split_policy
 from pages import OTHER_PAGES, PAGES, ROOT, Command, anchors, blocks, commands, links, name_of, quoted
 from same import assert_alike
 
@@ -165,7 +165,7 @@ def _parse(words: list[str]) -> dict[str, object]:
 def _check_words(values: dict[str, object], line: str) -> None:
     policies = values.get("policy") or ()
     for policy in [policies] if isinstance(policies, str) else policies:
-        name, settings = split_policy(policy)
+        name, settings = split_name(policy)
         if ".py:" not in name and name not in ("all", "vllm"):
             assert set(settings) <= set(policy_parameters(name)), line
     if values.get("command") == "reproduce" and values["name"] not in (None, "NAME"):

@@ -1,0 +1,1 @@
+"""Answers to a planner's questions."""

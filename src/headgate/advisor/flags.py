@@ -8,15 +8,15 @@ from math import floor, sqrt
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
+from headgate.advisor.situation import Situation, card_situation
+from headgate.advisor.threshold import MISS
 from headgate.core.errors import InputError, RunError
 from headgate.cost.model import Shape
-from headgate.methods.eb.prediction import mixed_rate
-from headgate.stats.metrics import Metrics, summarise
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS
-from headgate.advisor.threshold import MISS
-from headgate.advisor.situation import Situation, card_situation
 from headgate.experiment.run import Prepared, carry_out
 from headgate.experiment.settings import Experiment
+from headgate.methods.eb.prediction import mixed_rate
+from headgate.stats.metrics import Metrics, summarise
 
 MULTIPLE = 256  # budgets are rounded down to this
 LARGE_GPU = (1024, 8192)  # seats and budget `vllm serve` takes by itself on GPUs of 70 GiB and more (no A100)

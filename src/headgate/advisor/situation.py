@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, StepCost
-from headgate.sim.engine.engine import Engine
 from headgate.estimators.hazard import LinearHazard, fit_hazard, guarded
 from headgate.estimators.survival import Survival, sample_survival
-from headgate.methods.eb.costs import Lengths
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_SLOTS, make_engine, make_workload, too_long
 from headgate.experiment.settings import Experiment
+from headgate.methods.eb.costs import Lengths
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.durations import duration
 from headgate.workloads.workload import Workload
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headgate.advisor.situation import Load, Situation
 from headgate.cost.model import Shape
 from headgate.methods.eb.batch_size import paper_slots, safe_slots
 from headgate.methods.eb.costs import PhaseCosts, phase_costs
@@ -16,7 +17,6 @@ from headgate.methods.eb.lines import mean_prompts
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.stationary import stationary_share
 from headgate.methods.eb.thresholds import HIGHEST, Threshold, base_share, paper_share, settle
-from headgate.advisor.situation import Load, Situation
 
 WITHIN_ERROR = 0.02  # predictions miss simulated rates by up to about this much
 ALIKE = (

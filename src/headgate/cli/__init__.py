@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import typer
 
-from headgate import __version__
 from headgate.cli.calibrate import EXAMPLES as CALIBRATE
 from headgate.cli.calibrate import calibrate
 from headgate.cli.check import check
@@ -23,6 +22,7 @@ from headgate.cli.simulate import simulate
 from headgate.cli.sweep import sweep
 from headgate.cli.trace import trace
 from headgate.core.errors import InputError, RunError
+from headgate.core.version import VERSION
 
 NO_COLOR = "--no-color"
 INTERRUPTED = 130  # exit code, as shells have it
@@ -47,7 +47,7 @@ def version(
 ) -> None:
     """Decide when prefill and decode run."""
     if show:
-        print(f"headgate {__version__}")
+        print(f"headgate {VERSION}")
         raise typer.Exit()
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headgate.cli.flags import settings_of
 from headgate.cli.output import check_json, write_json
 from headgate.cli.progress import bar
 from headgate.cli.time_limit import time_limit
-from headgate.cli.flags import settings_of
 
 if TYPE_CHECKING:
     from headgate.experiment.laws import Trial
@@ -40,11 +40,11 @@ def check(
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
 ) -> None:
     """Try them."""
-    from headgate.experiment.build import split_policy
     from headgate.experiment.laws import try_laws
+    from headgate.methods.make import split_name
 
     check_json(json)
-    name, settings = split_policy(policy)
+    name, settings = split_name(policy)
     settings = {**settings_of(set or []), **settings}
     limit = time_limit(seconds, f"policy {policy}: one world", "mend a loop without end, or raise --seconds")
     with bar(policy, worlds) as progress, limit as again:

@@ -31,8 +31,8 @@ def checkup(seams: bool = True) -> dict[str, Any]:
 
 
 def _version(release: str | None, problems: list[str]) -> str:
-    from headgate.live.vllm.seams import unsupported
     from headgate.live.vllm.releases import numbers
+    from headgate.live.vllm.seams import unsupported
 
     if release is None:
         return "not installed; needed for headgate serve only"

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import typer
 
+from headgate.cli.flags import FLEET, takes_fleet_words
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, report_runs
 from headgate.cli.progress import bar
-from headgate.cli.flags import FLEET, takes_fleet_words
 from headgate.core.errors import InputError, RunError, unknown
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
-    from headgate.stats.comparison import Comparison
-    from headgate.record.tables import Run
     from headgate.experiment.run import Prepared
+    from headgate.record.tables import Run
+    from headgate.stats.comparison import Comparison
 
 
 class Chosen(NamedTuple):
@@ -67,9 +67,9 @@ def compare(
     report: Report = None,
 ) -> None:
     """Run them."""
+    from headgate.experiment.run import Prepared
     from headgate.report.runs.compared import compared
     from headgate.stats.comparison import compare as compare_runs
-    from headgate.experiment.run import Prepared
 
     check_json(json)
     check_report(report)
@@ -114,8 +114,9 @@ def extrapolations(runs: Mapping[str, list[Run]]) -> list[str]:
 
 def _fleets(runs: Mapping[str, list[Run]], say: TextIO) -> dict[str, Any]:
     """Engine by engine, of the first seed; nothing where there is one engine."""
-    from headgate.stats.fleet import fleet_figures, fleets_table
+    from headgate.report.terminal.fleet import fleets_table
     from headgate.report.terminal.tables import show
+    from headgate.stats.fleet import fleet_figures
 
     figures = {text: found for text, each in runs.items() if (found := fleet_figures(each[0])) is not None}
     if not figures:
@@ -156,14 +157,14 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
 
     All are made once here: a mistake in the last should not cost the others' time.
     """
-    from headgate.experiment.build import make_policy, policy_parameters, split_policy
+    from headgate.methods.make import make_policy, policy_parameters, split_name
 
     chosen: dict[str, Chosen] = {}
     common = prepared.words.set
     known: set[str] = set()
     made: list[tuple[str, dict[str, Any]]] = []
     for text in policies:
-        name, settings = split_policy(text)
+        name, settings = split_name(text)
         own = policy_parameters(name)
         known |= set(own)
         settings = {key: value for key, value in common.items() if key in own} | settings
@@ -182,8 +183,8 @@ def run_all(
     prepared: Prepared, chosen: Mapping[str, Chosen], seeds: int, folder: Path, overwrite: bool = False
 ) -> dict[str, list[Run]]:
     """Every policy on every seed, each into its own run folder."""
-    from headgate.record.tables import refuse_full
     from headgate.experiment.run import carry_out
+    from headgate.record.tables import refuse_full
 
     first = prepared.words.seed
     runs: dict[str, list[Run]] = {text: [] for text in chosen}

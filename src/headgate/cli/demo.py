@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from headgate.cli.flags import gather
 from headgate.cli.output import REPORT, check_report, run_folder
 from headgate.cli.pages import Report, report_runs
-from headgate.cli.flags import gather
 
 POLICIES = ["mixed", "v0", "eb:refill=4", "eb:refill=16", "eb:refill=64", "eb+"]
 SCENES: dict[str, tuple[str, dict[str, int]]] = {
@@ -34,10 +34,10 @@ def demo(
     Example: headgate demo --out my-demo
     """
     from headgate.cli.compare import choose, extrapolations, run_all
-    from headgate.stats.comparison import compare
+    from headgate.experiment.run import Prepared
     from headgate.report.terminal.overview import overview_table
     from headgate.report.terminal.tables import show
-    from headgate.experiment.run import Prepared
+    from headgate.stats.comparison import compare
 
     check_report(report)
     scenes, names = [], []

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headgate import __version__
 from headgate.cli.output import check_json, write_json
+from headgate.core.version import VERSION
 
 NEEDED = ("numpy", "scipy", "pydantic", "typer", "rich")
 OPTIONAL = {"prometheus_client": "metrics inside vLLM"}
@@ -63,7 +63,7 @@ def _findings() -> dict[str, Any]:
     packages = {name: _installed(name) for name in NEEDED}
     packages |= {name: f"{_installed(name)} - {use}" for name, use in OPTIONAL.items()}
     return {
-        "headgate": __version__,
+        "headgate": VERSION,
         "python": platform.python_version(),
         "machine": platform.platform(),
         "packages": packages,

@@ -12,8 +12,8 @@ from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
-    from headgate.advisor.engines.plan import FleetOptions
     from headgate.advisor.capacity.slo import Level
+    from headgate.advisor.engines.plan import FleetOptions
 
 
 def find_engines(
@@ -25,12 +25,12 @@ def find_engines(
     outputs: tuple[str | None, str | None],
 ) -> None:
     """Search, show, and write JSON and a report where asked; levels that no fleet keeps are refused then."""
-    from headgate.report.terminal.engines import engines_text, engines_verdict
-    from headgate.report.terminal.tables import as_text, show
-    from headgate.advisor.engines.ways import Serving, make_ways
     from headgate.advisor.engines.out_of_reach import out_of_reach
     from headgate.advisor.engines.plan import plan_engines
+    from headgate.advisor.engines.ways import Serving, make_ways
     from headgate.experiment.run import DEFAULT_ROUTER
+    from headgate.report.terminal.engines import engines_text, engines_verdict
+    from headgate.report.terminal.tables import as_text, show
 
     json, report = outputs
     say: TextIO = sys.stderr if json == "-" else sys.stdout

@@ -10,7 +10,8 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import typer
 
 from headgate.core.errors import InputError
-from headgate.experiment.settings import Experiment, experiment, read_words
+from headgate.experiment.settings import Experiment, experiment
+from headgate.settings_base import read_words
 
 
 class Word(NamedTuple):

@@ -11,9 +11,9 @@ import typer
 from headgate.cli.output import NO_REPORT
 
 if TYPE_CHECKING:
+    from headgate.record.tables import Run
     from headgate.report.document import Page
     from headgate.report.runs.scenes import Scene
-    from headgate.record.tables import Run
 
 Report = Annotated[
     str | None, typer.Option(help=f"HTML report to this file; {NO_REPORT}: not even beside the runs")

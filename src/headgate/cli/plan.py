@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
+from headgate.cli.flags import takes_words
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
 from headgate.cli.plan_capacity import capacity
 from headgate.cli.plan_fluid import fluid
 from headgate.cli.plan_wait import wait
 from headgate.cli.progress import bar
-from headgate.cli.flags import takes_words
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
 
@@ -73,10 +73,10 @@ def threshold(
     report: Report = None,
 ) -> None:
     """Plan it."""
+    from headgate.advisor.situation import CostTexts, situation
+    from headgate.advisor.threshold import plan_threshold
     from headgate.report.terminal.plan import crossing, threshold_text, verdict
     from headgate.report.terminal.tables import as_text, show
-    from headgate.advisor.threshold import plan_threshold
-    from headgate.advisor.situation import CostTexts, situation
 
     check_json(json)
     check_report(report)
@@ -104,9 +104,9 @@ def flags(
     report: Report = None,
 ) -> None:
     """Advise."""
+    from headgate.advisor.flags import check_flags, plan_flags
     from headgate.report.terminal.plan import check_text, flags_text
     from headgate.report.terminal.tables import as_text, show
-    from headgate.advisor.flags import check_flags, plan_flags
 
     check_json(json)
     check_report(report)

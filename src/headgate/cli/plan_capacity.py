@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headgate.cli.flags import takes_words
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
 from headgate.cli.progress import bar
-from headgate.cli.flags import takes_words
 from headgate.core.errors import InputError, unknown
 from headgate.experiment.settings import Experiment
 
@@ -95,8 +95,8 @@ def capacity(
     wanted, levels = policy or list(words.policies) or [words.policy], parse_levels(slo)
     jobs = jobs or os.cpu_count() or 1
     if find == ENGINES:
-        from headgate.cli.find_engines import find_engines
         from headgate.advisor.engines.plan import FleetOptions
+        from headgate.cli.find_engines import find_engines
 
         fleets = FleetOptions(classes, seeds, jobs, as_recorded, most_engines)
         find_engines(words, router or [], wanted, levels, fleets, (json, report))
@@ -116,9 +116,9 @@ def _find_rate(
     outputs: tuple[str | None, str | None],
 ) -> None:
     """Search, show, and write JSON and a report where asked."""
+    from headgate.advisor.capacity.plan import plan_capacity
     from headgate.report.terminal.capacity import capacity_text, verdict
     from headgate.report.terminal.tables import as_text, show
-    from headgate.advisor.capacity.plan import plan_capacity
 
     json, report = outputs
     found = plan_capacity(words, policies, levels, options, bar)

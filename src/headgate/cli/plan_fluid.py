@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headgate.cli.flags import takes_words
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
-from headgate.cli.flags import takes_words
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def fluid(
     report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.advisor.fluid.settings import LevelWords, StepWords, fleet_words
     from headgate.advisor.fluid.plan import make_fluid_plan
+    from headgate.advisor.fluid.settings import LevelWords, StepWords, fleet_words
 
     check_json(json)
     check_report(report)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headgate.cli.flags import takes_words
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
-from headgate.cli.flags import takes_words
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def wait(
     report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.advisor.wait.plan import plan_wait
     from headgate.advisor.wait.mix import Wishes
+    from headgate.advisor.wait.plan import plan_wait
     from headgate.workloads.durations import duration
 
     check_json(json)
@@ -67,8 +67,8 @@ def wait(
 
 def _tell(found: WaitPlan, json: str | None, report: str | None) -> None:
     """On the terminal, and where else it is wanted."""
-    from headgate.report.terminal.wait import wait_text
     from headgate.report.terminal.tables import as_text, show
+    from headgate.report.terminal.wait import wait_text
 
     say = sys.stderr if json == "-" else sys.stdout
     show(wait_text(found), say)

@@ -42,8 +42,8 @@ def report(
     """Write it."""
     from rich.text import Text
 
-    from headgate.report import gather, runs_page
     from headgate.record.tables import Run
+    from headgate.report import gather, runs_page
     from headgate.report.terminal.tables import show
 
     check_json(json)

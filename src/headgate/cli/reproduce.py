@@ -31,9 +31,9 @@ def reproduce(
     report: Report = None,
 ) -> None:
     """Run it."""
+    from headgate.report.terminal.reproduction import print_report
     from headgate.reproduce import EXPERIMENTS, Options, find
     from headgate.reproduce import reproduce as carry_out
-    from headgate.report.terminal.reproduction import print_report
 
     check_json(json)
     check_report(report)

@@ -158,8 +158,8 @@ def executable() -> str | None:
 
 
 def _check_release(settings: Settings) -> None:
-    from headgate.live.vllm.seams import unsupported
     from headgate.live.vllm.releases import installed, numbers
+    from headgate.live.vllm.seams import unsupported
 
     found = installed()
     why = unsupported(numbers(found)) if found else None

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from headgate.cli.flags import FLEET, takes_fleet_words
 from headgate.cli.output import check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, report_runs
 from headgate.cli.progress import bar
-from headgate.cli.flags import FLEET, takes_fleet_words
 from headgate.core.errors import InputError, RunError
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
-    from headgate.record.tables import Run
     from headgate.experiment.run import Prepared
+    from headgate.record.tables import Run
 
 EXAMPLES = """Serve a workload under one policy, in virtual time.
 
@@ -55,15 +55,15 @@ def simulate(
     report: Report = None,
 ) -> None:
     """Run it."""
-    from headgate.record.tables import refuse_full
-    from headgate.experiment.build import make_policy, split_policy
     from headgate.experiment.run import Prepared, carry_out
+    from headgate.methods.make import make_policy, split_name
+    from headgate.record.tables import refuse_full
 
     if detailed and json is None:
         raise InputError("--detailed is about --json; give --json FILE or drop it")
     check_json(json)
     check_report(report)
-    name, settings = split_policy(_one_policy(policy, words))
+    name, settings = split_name(_one_policy(policy, words))
     settings = {**words.set, **settings}
     prepared = Prepared(words)
     make_policy(name, settings, prepared.engine)  # a mistake in it should not cost a folder
@@ -105,11 +105,12 @@ def _one_router(flags: list[str] | None, prepared: Prepared) -> tuple[str, dict[
 
 def _report(run: Run, size: str, folder: Path, json: str | None, detailed: bool, say: TextIO) -> None:
     """Figures on the terminal, and as JSON where asked."""
-    from headgate.stats.vllm_bench import bench_result
-    from headgate.stats.fleet import fleet_figures, fleet_table
-    from headgate.stats.metrics import summarise
-    from headgate.report.terminal.tables import show, summary_table
     from headgate.experiment.coverage import warning
+    from headgate.report.terminal.fleet import fleet_table
+    from headgate.report.terminal.tables import show, summary_table
+    from headgate.stats.fleet import fleet_figures
+    from headgate.stats.metrics import summarise
+    from headgate.stats.vllm_bench import bench_result
 
     metrics = summarise(run)
     show(summary_table(metrics, f"{run.meta['label']} on {run.meta['card']}, {size}"), say)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headgate.cli.flags import FLEET, takes_fleet_words
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, save_page, summed_up
 from headgate.cli.progress import bar
-from headgate.cli.flags import FLEET, takes_fleet_words
 from headgate.core.errors import InputError, RunError
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
     from headgate.cli.compare import Chosen
-    from headgate.record.tables import Run
     from headgate.experiment.run import Prepared
     from headgate.experiment.sweep import Over, Task
+    from headgate.record.tables import Run
 
 MOST_SEEDS = 1000
 LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, so these come first
@@ -62,9 +62,9 @@ def sweep(
     report: Report = None,
 ) -> None:
     """Run it."""
+    from headgate.experiment.sweep import by_place, is_word, parse_grid
     from headgate.report.terminal.sweep import sweep_document, sweep_table
     from headgate.report.terminal.tables import show
-    from headgate.experiment.sweep import by_place, is_word, parse_grid
 
     check_json(json)
     check_report(report)

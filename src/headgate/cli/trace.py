@@ -26,11 +26,11 @@ def trace(
 
     Example: headgate trace serve.jsonl --out live
     """
-    from headgate.stats.vllm_bench import bench_result
     from headgate.record.live_trace import read_live_trace
-    from headgate.stats.metrics import summarise
     from headgate.record.tables import refuse_full
     from headgate.report.terminal.tables import show, summary_table
+    from headgate.stats.metrics import summarise
+    from headgate.stats.vllm_bench import bench_result
 
     if detailed and json is None:
         raise InputError("--detailed is about --json; give --json FILE or drop it")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from headgate.core.ask_router import Asking
 from headgate.core.errors import InputError
 from headgate.core.fleet import FleetObserver, Move, RoutePolicy, Stage, endless, room
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Roster, Seat
-from headgate.core.ask_router import Asking
 
 NOT_HERE, IN_PROMPT, IN_DECODE = range(3)  # what an engine does with a request
 

@@ -18,7 +18,7 @@ class RunError(RuntimeError):
     """A run could not go on (a policy planned nonsense, a request starved). Exit code 1."""
 
 
-def told(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An exception in one line, with the place it came from."""
     frame = extract_tb(error.__traceback__)[-1]
     said = " ".join(str(error).split())

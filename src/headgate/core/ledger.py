@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
-from headgate.core.request import Slo
+from headgate.core.request import Identity
 from headgate.core.view import Limits
 
 NOT_ROLLING = -1
-NO_SLO = Slo()
 
 
-class Entry:
+class Entry(Identity):
     """One request in the ledger; policies see it as a read-only `Request`."""
 
     __slots__ = (
@@ -26,18 +26,11 @@ class Entry:
         "_last",
         "_ledger",
         "_tokens",
-        "arrival",
         "cached",
         "end",
         "evictions",
-        "guess",
-        "id",
-        "kind",
-        "limit",
-        "priority",
-        "prompt",
+        "queued",
         "seat",
-        "slo",
         "todo",
         "wasted",
     )
@@ -48,24 +41,15 @@ class Entry:
         id: int,
         arrival: float,
         prompt: int,
-        limit: int,
-        kind: str = "",
-        guess: int | None = None,
-        priority: int = 0,
-        slo: Slo = NO_SLO,
+        *more: Any,
+        **named: Any,
     ) -> None:
+        Identity.__init__(self, id, arrival, prompt, *more, **named)
         self._ledger = ledger
         self._joined = NOT_ROLLING
         self._tokens = 0
         self._last: float | None = None
-        self.id = id
-        self.arrival = arrival
-        self.prompt = prompt
-        self.limit = limit
-        self.kind = kind
-        self.guess = guess
-        self.priority = priority
-        self.slo = slo
+        self.queued = arrival
         self.todo = prompt
         self.cached = 0  # prompt tokens whose KV was there when it was first admitted
         self.evictions = 0

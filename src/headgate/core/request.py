@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
 
@@ -12,20 +13,50 @@ class Slo(NamedTuple):
     between_tokens: float | None = None
 
 
+NO_SLO = Slo()
+
+
+@dataclass(slots=True, eq=False)
+class Identity:
+    """What a request brings with it. It is written once, when the request arrives, and never changes.
+
+    This is the one list of these fields: a workload's columns, the handles that policies see, the recorder's
+    table and the live trace follow it. A field that is a column of a workload (`workloads/columns.py`) is
+    handed on by itself.
+    """
+
+    id: int  # arrival number: 0, 1, 2, ... the same in every driver
+    arrival: float  # when its client sent it, on the driver's clock
+    prompt: int  # tokens
+    limit: int  # most output tokens it may have
+    kind: str = ""  # workload class, "" when there is only one
+    guess: int | None = None  # predicted output tokens, when someone predicts
+    priority: int = 0  # smaller is more urgent, as in vLLM
+    slo: Slo = NO_SLO  # what its user was promised
+
+
+FIELDS = tuple(field.name for field in fields(Identity))
+RECORDED = tuple(name for name in FIELDS if name not in ("id", "arrival", "limit", "guess", "slo"))
+
+
 class Request(Protocol):
-    """A live, read-only handle. The true output length is not on it."""
+    """A live, read-only handle: its `Identity`, and how far it has come. Its true output is not on it."""
 
     @property
     def id(self) -> int:
         """Arrival number: 0, 1, 2, ... the same in every driver."""
 
     @property
-    def kind(self) -> str:
-        """Workload class, "" when there is only one."""
+    def arrival(self) -> float:
+        """When its client sent it."""
 
     @property
-    def arrival(self) -> float:
-        """When it reached this queue, on the driver's clock."""
+    def queued(self) -> float:
+        """When it reached this queue; later than `arrival` where a router held it back."""
+
+    @property
+    def kind(self) -> str:
+        """Workload class, "" when there is only one."""
 
     @property
     def prompt(self) -> int:

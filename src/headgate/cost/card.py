@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from headgate.core.errors import InputError, first_fault, unknown
 from headgate.cost.laws.host import HostTerms
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
 
 LAWS = ("coefficients", "tiles", "work")
 MEASURED = ("settings", "model_shape", "intervals", "chosen", "grid")  # what only calibrated cards have

@@ -1,0 +1,1 @@
+"""Settings become objects, and the objects a run."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import replace
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headgate.core.errors import InputError, told, unknown
-from headgate.core.policy import BatchPolicy
+from headgate.core.errors import InputError, unknown
 from headgate.core.request import Slo
 from headgate.cost.card import Card
-from headgate.sim.engine.engine import Engine
-from headgate.methods.names import BATCH
 from headgate.experiment.conflicts import at_once, refuse_conflicts
-from headgate.methods.own import own_policy
 from headgate.experiment.settings import ClassWords, Experiment, Lengths, StageWords
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process
 from headgate.workloads.bundled import BUNDLED, bundled
 from headgate.workloads.durations import slice_text
@@ -29,17 +24,11 @@ from headgate.workloads.synthetic import Share, Stage, generate
 from headgate.workloads.traces import BadRows, read_trace
 from headgate.workloads.workload import Kind, Workload
 
-EXAMPLES = {"policy": "eb:refill=48", "router": "split:prefill=2"}
 DEFAULT_LENGTH = 512.0
 DEFAULT_REQUESTS = 1000
 DEFAULT_CLIENTS = 64
 DEFAULT_SLOTS = 256
 DEFAULT_BUDGET = 8192
-KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is read, by its annotation
-    "int": (int, "a whole number"),
-    "float": (float, "a finite number"),
-    "bool": ({"true": True, "false": False}.__getitem__, "true or false"),
-}
 
 
 def make_engine(words: Experiment, card: Card) -> Engine:
@@ -58,87 +47,6 @@ def make_engine(words: Experiment, card: Card) -> Engine:
     kv_tokens = words.kv_tokens or card.kv_tokens
     length = words.model_len or card.max_model_len
     return Engine(card.cost, kv_tokens, length, budget, slots, words.block or card.block).checked()
-
-
-def split_policy(text: str, what: str = "policy") -> tuple[str, dict[str, str]]:
-    """`eb:refill=48,slots=256` as a name and its settings."""
-    file, own, tail = text.partition(".py:")
-    name, _, rest = (tail if own else text).partition(":")
-    name = f"{file}.py:{name}" if own else name
-    settings: dict[str, str] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip():
-            raise InputError(f"{what} {text!r}: {part!r} is not NAME=VALUE; write it as {EXAMPLES[what]}")
-        if key.strip() in settings:
-            raise InputError(f"{what} {text!r}: {key.strip()} is set twice; drop one of the two")
-        settings[key.strip()] = value.strip()
-    return name.strip(), settings
-
-
-def make_policy(name: str, settings: dict[str, Any], engine: Engine) -> tuple[BatchPolicy, dict[str, Any]]:
-    """A policy by name and settings, and its parameters; slots and budget default to the engine's."""
-    values: dict[str, Any] = {}
-    limits = {"slots": engine.running, "budget": engine.batch_tokens}
-    wanted = policy_parameters(name)
-    for given in settings:
-        if given not in wanted or given == "cost":
-            raise unknown(f"parameter of policy {name}", given, [word for word in wanted if word != "cost"])
-    for parameter in wanted.values():
-        if parameter.name in settings:
-            values[parameter.name] = typed(f"policy {name}", parameter, settings[parameter.name])
-        elif parameter.name in limits:
-            values[parameter.name] = limits[parameter.name]
-        elif parameter.default is parameter.empty:
-            raise InputError(f"policy {name} needs {parameter.name}; pass --set {parameter.name}=VALUE")
-    for limit, most in limits.items():
-        if values.get(limit, 0) > most:
-            raise InputError(
-                f"policy {name}: {limit}={values[limit]} exceeds the engine's {most}; raise --{limit}"
-            )
-    policy = policy_class(name)
-    own = {"cost": engine.cost} if "cost" in inspect.signature(policy).parameters else {}
-    return _built(name, policy, {**values, **own}), values
-
-
-def _built(name: str, policy: type[BatchPolicy], given: dict[str, Any]) -> BatchPolicy:
-    """The constructor may be the user's own; whatever goes wrong in it is theirs to mend."""
-    try:
-        return policy(**given)
-    except InputError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"policy {name} cannot be made: {told(error)}; mend it") from error
-
-
-def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
-    """What one may set of a policy; the step cost is always the engine's."""
-    parameters = inspect.signature(policy_class(name)).parameters
-    return {key: each for key, each in parameters.items() if key != "cost"}
-
-
-def policy_class(name: str) -> type[BatchPolicy]:
-    """One of ours by name, or the user's own by FILE.py:CLASS."""
-    if ".py:" in name or name.endswith(".py"):
-        return own_policy(name)
-    if name not in BATCH:
-        raise unknown("policy", name, BATCH)
-    return BATCH[name]
-
-
-def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
-    """A setting in the type its parameter has (annotations are text)."""
-    written = parameter.annotation
-    kind = (written if isinstance(written, str) else getattr(written, "__name__", "")).removesuffix(" | None")
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    read, what = KINDS.get(kind, (str, "text"))
-    try:
-        found = read(text)
-    except (ValueError, KeyError):
-        found = None
-    if found is None or (isinstance(found, float) and not isfinite(found)):
-        raise InputError(f"{about}: {parameter.name}={text!r} is not {what}; mend it")
-    return found
 
 
 def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload, BadRows]:

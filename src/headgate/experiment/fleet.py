@@ -9,17 +9,18 @@ from typing import Any
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
-from headgate.sim.engine.engine import Engine
-from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator
+from headgate.experiment.library import described
+from headgate.experiment.routers import make_router
+from headgate.experiment.settings import ManyEngines
 from headgate.kv.transfer import Transfer
-from headgate.sim.engine.simulator import PATIENT_DOG
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.fluid.plan import FluidPlan
-from headgate.sim.fleet.lagged import Lagged
+from headgate.methods.make import router_settings
 from headgate.record.tables import Run
-from headgate.experiment.routers import make_router, router_settings
-from headgate.experiment.library import described
-from headgate.experiment.settings import ManyEngines
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import PATIENT_DOG
+from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator
+from headgate.sim.fleet.lagged import Lagged
 from headgate.workloads.workload import Workload
 
 DELAY = 0.002  # seconds before the first byte

@@ -8,10 +8,10 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.model import Shape
-from headgate.sim.engine.engine import Engine
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.methods.split.staffing import best_split
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
 

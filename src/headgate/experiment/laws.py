@@ -14,11 +14,11 @@ from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
-from headgate.sim.engine.stingy_engine import serve_by_miser
-from headgate.sim.engine.simulator import Simulator
-from headgate.methods.names import Mixed
-from headgate.experiment.build import make_policy
 from headgate.experiment.worlds import World, world
+from headgate.methods.make import make_policy
+from headgate.methods.names import Mixed
+from headgate.sim.engine.simulator import Simulator
+from headgate.sim.engine.stingy_engine import serve_by_miser
 
 Make = Callable[[], BatchPolicy]  # a fresh policy for the world in hand
 TOOK_OVER = 12  # the most steps before a fresh policy takes over

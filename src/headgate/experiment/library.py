@@ -9,12 +9,12 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import PATIENT_DOG, Simulator
-from headgate.record.recorder import Recorder
-from headgate.record.tables import Run
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import experiment
+from headgate.record.recorder import Recorder
+from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import PATIENT_DOG, Simulator
 from headgate.workloads.workload import Workload
 
 

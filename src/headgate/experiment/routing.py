@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.core.errors import InputError, unknown
-from headgate.experiment.build import split_policy
-from headgate.experiment.routers import router_parameters
 from headgate.experiment.run import DEFAULT_ROUTER, Prepared, Routed
+from headgate.methods.make import router_parameters, split_name
 
 
 def choose_routers(texts: list[str], prepared: Prepared) -> dict[str, Routed]:
@@ -24,7 +23,7 @@ def choose_routers(texts: list[str], prepared: Prepared) -> dict[str, Routed]:
     known: set[str] = set()
     made: list[tuple[str, dict[str, Any]]] = []
     for text in texts or [words.router or DEFAULT_ROUTER]:
-        name, own = split_policy(text, "router")
+        name, own = split_name(text, "router")
         parameters = router_parameters(name)
         known |= set(parameters)
         settings = {key: value for key, value in words.set_router.items() if key in parameters} | own

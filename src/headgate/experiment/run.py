@@ -11,21 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from headgate import __version__
 from headgate.core.errors import RunError
 from headgate.core.policy import BatchPolicy
+from headgate.core.version import VERSION
 from headgate.cost.card import Card, load_card
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
-from headgate.methods.fluid.flows import Prices
-from headgate.record.recorder import Recorder
-from headgate.record.tables import Run
 from headgate.experiment.asynchrony import partly
-from headgate.experiment.build import make_engine, make_policy, make_workload, too_long
+from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.coverage import outside
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
 from headgate.experiment.library import described
 from headgate.experiment.settings import Experiment
+from headgate.methods.fluid.flows import Prices
+from headgate.methods.make import make_policy
+from headgate.record.recorder import Recorder
+from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 
 DEFAULT_ROUTER = "least-loaded"
@@ -149,7 +150,7 @@ def _meta(
     engine, card, words = prepared.engine, prepared.card, prepared.words
     about = described(workload)
     return {
-        "headgate": __version__,
+        "headgate": VERSION,
         "driver": "simulator",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv[1:],

@@ -1,74 +1,26 @@
-"""The words of a run: what a TOML file may say, and the same words as flags."""
+"""Everything that decides a run: what a TOML file may say, and the same as flags."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from headgate.core.errors import InputError, first_fault
-from headgate.workloads.durations import duration
-
-# Strict, because a file that says slots = true or "5" is a mistake, not one slot or five.
-Whole = Annotated[int, Field(strict=True)]
-Count = Annotated[int, Field(strict=True, ge=1)]
-FleetSize = Annotated[int, Field(strict=True, ge=1, le=10_000)]  # every engine is simulated
-Positive = Annotated[float, Field(strict=True, gt=0)]
-Tokens = Annotated[float, Field(strict=True, ge=1)]
-Switch = Annotated[bool, Field(strict=True)]
-
-
-def _seconds(value: object) -> object:
-    return duration(value) if isinstance(value, str) else value
-
-
-def _setting(value: object) -> object:
-    if isinstance(value, bool | int | float | str):
-        return value
-    raise ValueError(f"{value} is not a setting; give a number, a text, true or false")
-
-
-def _some(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not values:
-        raise ValueError("the list is empty; fill it or drop the word")
-    return values
-
-
-NotEmpty = AfterValidator(_some)
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(strict=True, gt=0)]
-Delay = Annotated[float, BeforeValidator(_seconds), Field(strict=True, ge=0)]
-NotNegative = Annotated[float, Field(strict=True, ge=0)]
-Setting = Annotated[Any, BeforeValidator(_setting)]
-
-
-REMEDIES = {
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "a number above {gt}",
-    "less_than_equal": "at most {le}",
-    "finite_number": "a finite number",
-    "int_type": "a whole number, without quotes",
-    "int_parsing": "a whole number, without quotes",
-    "int_from_float": "a whole number",
-    "float_type": "a number, without quotes",
-    "bool_type": "true or false",
-    "string_type": "a text in quotes",
-    "tuple_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-}  # by pydantic's names of faults
-
-
-class Words(BaseModel):
-    """Unknown words are mistakes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-Said = TypeVar("Said", bound=Words)
-Fields = Callable[[tuple[int | str, ...]], Iterable[str]]
+from headgate.settings_base import (
+    Count,
+    Delay,
+    FleetSize,
+    NotEmpty,
+    NotNegative,
+    Positive,
+    Seconds,
+    Setting,
+    Switch,
+    Tokens,
+    Whole,
+    Words,
+    checked,
+)
 
 
 class Lengths(Words):
@@ -110,7 +62,7 @@ class ManyEngines(Words):
 
     engines: FleetSize | None = None  # None: one engine and no router
     router: str | None = None  # NAME or NAME:PARAMETER=VALUE,...
-    set_router: dict[str, Setting] = {}
+    set_router: dict[str, Setting] = Field(default_factory=dict)
     routers: Annotated[tuple[str, ...], NotEmpty] = ()  # for compare
     transfer_delay: Delay | None = None
     kv_bytes: Positive | None = None  # of one token
@@ -123,7 +75,7 @@ class Experiment(Lengths, ManyEngines):
     """Everything that decides a run. See `headgate simulate --help` for each word."""
 
     policy: str = "mixed"
-    set: dict[str, Setting] = {}
+    set: dict[str, Setting] = Field(default_factory=dict)
     policies: Annotated[tuple[str, ...], NotEmpty] = ()  # for compare
     card: str = "h200-qwen3-8b"
     trace: str | None = None
@@ -156,65 +108,9 @@ class Experiment(Lengths, ManyEngines):
     stages: Annotated[tuple[StageWords, ...], NotEmpty] = ()
 
 
-def read_words(path: str | Path, what: str = "experiment file") -> dict[str, Any]:
-    """The words in a TOML file, not yet checked. Dashes in names may be underscores."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{what} {path}: {error.strerror or error}; give a readable file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{what} {path}: not UTF-8 text; give a TOML file") from None
-    return parse_words(text, path, what)
-
-
-def parse_words(text: str, path: str | Path, what: str) -> dict[str, Any]:
-    """The same from a text that has been read already."""
-    try:
-        return underscored(tomllib.loads(text), f"{what} {path}: ")
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{what} {path}: not valid TOML: {error}; mend the file") from None
-    except (RecursionError, ValueError) as error:  # nested without end, a number of thousands of digits
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{what} {path}: cannot be read: {str(error)[:60]}; mend the file") from None
-
-
-def underscored(table: dict[str, Any], where: str) -> dict[str, Any]:
-    """The same with underscores for dashes, in the tables of classes and stages too."""
-    words: dict[str, Any] = {}
-    for name, value in table.items():
-        word = name.replace("-", "_")
-        if word in words:
-            raise InputError(f"{where}{name!r} is given twice, with a dash and an underscore; drop one")
-        if isinstance(value, list):
-            value = [underscored(each, where) if isinstance(each, dict) else each for each in value]
-        words[word] = value
-    return words
-
-
 def experiment(words: dict[str, Any], where: str = "") -> Experiment:
     """Checked words; `where` says in messages which file they are from."""
     return checked(Experiment, words, _fields, where)
-
-
-def checked(kind: type[Said], words: dict[str, Any], fields: Fields, where: str = "") -> Said:
-    """Words of any kind, checked; `fields` names the words one may use at a place."""
-    try:
-        return kind.model_validate(words)
-    except InputError as error:  # from a duration
-        raise InputError(f"{where}{error}") from None
-    except ValidationError as error:
-        faults = [{**fault, "msg": _plainly(fault)} for fault in error.errors(include_url=False)]
-        raise InputError(where + first_fault(faults, fields)) from None
-
-
-def _plainly(fault: Mapping[str, Any]) -> str:
-    """What is wrong with a value and what it should be, in our words."""
-    wanted = REMEDIES.get(fault["type"])
-    if wanted is None:
-        return str(fault["msg"])
-    shown = str(fault["input"])[:40]
-    return f"{shown} is not allowed; give {wanted.format_map(fault.get('ctx', {}))}"
 
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:

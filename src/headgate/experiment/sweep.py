@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError, unknown
-from headgate.record.tables import Run
-from headgate.experiment.build import policy_parameters, split_policy
 from headgate.experiment.run import Prepared, Routed, carry_out
 from headgate.experiment.settings import Experiment, experiment
+from headgate.methods.make import policy_parameters, split_name
+from headgate.record.tables import Run
 
 NOT_SWEPT = frozenset({"policy", "policies", "set", "classes", "stages", "seed", "routers", "set_router"})
 MOST = 10_000  # runs of one sweep
@@ -116,7 +116,7 @@ def expand_policies(policies: Sequence[str], axes: Sequence[Over]) -> list[str]:
         found: list[str] = []
         known: set[str] = set()
         for text in policies:
-            name, settings = split_policy(text)
+            name, settings = split_name(text)
             known |= set(policy_parameters(name))
             if axis.word in settings:
                 raise InputError(

@@ -1,0 +1,1 @@
+"""KV memory of an engine."""

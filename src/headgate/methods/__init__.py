@@ -1,0 +1,1 @@
+"""One folder per idea: its mathematics, and its policy or router."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
-from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.balance.balance import (
     Affinity,
     AtRandom,
@@ -13,8 +12,10 @@ from headgate.methods.balance.balance import (
     PowerOfTwo,
     RoundRobin,
 )
-from headgate.methods.fluid.density_deep import DensityDeep
+from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
+from headgate.methods.eb.hybrid import Hybrid
+from headgate.methods.fluid.density_deep import DensityDeep
 from headgate.methods.fluid.gates import (
     BucketAndRoute,
     DensityFirst,
@@ -28,12 +29,11 @@ from headgate.methods.fluid.gates import (
     PrioritizeAndRoute,
     ServiceLevelRoute,
 )
-from headgate.methods.eb.hybrid import Hybrid
 from headgate.methods.mixed.lookahead import LookAhead
 from headgate.methods.mixed.mixed import Mixed
-from headgate.methods.rad.two_phase import TwoPhaseRad
-from headgate.methods.rad.rad import Rad
 from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
+from headgate.methods.rad.rad import Rad
+from headgate.methods.rad.two_phase import TwoPhaseRad
 from headgate.methods.slai.slai import Slai
 from headgate.methods.split.split import Split
 from headgate.methods.wait.wait import NestedWait, Wait

@@ -1,44 +1,73 @@
-"""A policy of the user's own, from a Python file: `my_policy.py:ClassName`."""
+"""Policies and routers that are not ours: from a Python file (`my_policy.py:ClassName`) or a package."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import TypeVar
 
-from headgate.core.errors import InputError, unknown
-from headgate.core.policy import BatchPolicy
+from headgate.core.errors import InputError, one_line, unknown
+
+GROUPS = {"policy": "headgate.policies", "router": "headgate.routers"}  # entry points of packages
+Kind = TypeVar("Kind")
 
 
-def own_policy(text: str) -> type[BatchPolicy]:
+def own_class(text: str, what: str, base: type[Kind]) -> type[Kind]:
     """The class that FILE.py:CLASS names. The file is run, as Python runs a module that is imported."""
     file, _, name = text.removesuffix(".py").partition(".py:")
     path = Path(file + ".py")
     if not path.is_file():
-        raise InputError(f"policy {text!r}: no file {path}; write it as my_policy.py:ClassName")
+        raise InputError(f"{what} {text!r}: no file {path}; write it as my_{what}.py:ClassName")
     about = path.stat()
-    found = _policies(path.absolute(), about.st_mtime_ns, about.st_size, str(path))
+    classes = _classes(path.absolute(), about.st_mtime_ns, about.st_size, str(path), what)
+    found = {key: each for key, each in classes.items() if issubclass(each, base)}
     if not name:
-        classes = ", ".join(f"{path}:{each}" for each in found) or "a subclass of headgate.BatchPolicy in it"
-        raise InputError(f"policy {text!r}: a file without a class; name one: {classes}")
+        wanted = f"a subclass of headgate.{base.__name__} in it"
+        listed = ", ".join(f"{path}:{each}" for each in found) or wanted
+        raise InputError(f"{what} {text!r}: a file without a class; name one: {listed}")
     if name not in found:
-        raise unknown(f"policy of {path}", name, found)
+        raise unknown(f"{what} of {path}", name, found)
     return found[name]
 
 
+def installed(name: str, what: str, base: type[Kind], ours: Iterable[str]) -> type[Kind]:
+    """The class that an installed package offers under this name."""
+    offered = offers(what)
+    if name not in offered:
+        raise unknown(what, name, [*ours, *offered])
+    point = offered[name]
+    try:
+        found = point.load()
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"{what} {name} of {point.value}: {one_line(error)}; reinstall its package"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise InputError(f"{what} {name}: {point.value} is no {base.__name__}; correct its package")
+    return found
+
+
+def offers(what: str) -> dict[str, EntryPoint]:
+    """What installed packages offer, by name."""
+    return {point.name: point for point in entry_points(group=GROUPS[what])}
+
+
 @lru_cache(maxsize=16)
-def _policies(path: Path, changed: int, size: int, shown: str) -> dict[str, type[BatchPolicy]]:
-    """The policies of a file, run once as long as it does not change."""
+def _classes(path: Path, changed: int, size: int, shown: str, what: str) -> dict[str, type]:
+    """The classes of a file, run once as long as it does not change."""
     spec = spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise InputError(f"policy file {shown}: cannot be run; give a Python file")
+        raise InputError(f"{what} file {shown}: cannot be run; give a Python file")
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"policy file {shown}: {type(error).__name__}: {error}; mend the file") from error
+        raise InputError(f"{what} file {shown}: {type(error).__name__}: {error}; mend the file") from error
     return {
         key: value
         for key, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, BatchPolicy) and value.__module__ == module.__name__
+        if isinstance(value, type) and value.__module__ == module.__name__
     }

@@ -13,10 +13,10 @@ from typing import Any
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import End, Steps
-from headgate.core.request import Slo
+from headgate.core.request import Identity, Slo
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
-from headgate.record.trace_fields import FIELDS, fault, header_fault
+from headgate.record.trace_fields import FIELDS, KNOWN, fault, header_fault
 
 TRACE = 1  # of the format; a reader refuses a newer one instead of misreading it
 SAME_MOMENT = 1e-6  # seconds; less is rounding
@@ -25,18 +25,10 @@ ORDERED = ("admitted", "prefilled", "finished")
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)  # what nonsense in a line can cause
 
 
-@dataclass(slots=True)
-class Seen:
+@dataclass(slots=True, eq=False)
+class Seen(Identity):
     """A request as the trace tells of it; a `Request` to the recorder."""
 
-    id: int
-    arrival: float
-    kind: str
-    prompt: int
-    limit: int
-    priority: int
-    slo: Slo
-    guess: int | None
     todo: int = 0
     generated: int = 0
     last_token: float | None = None
@@ -44,6 +36,11 @@ class Seen:
     cached: int = 0
     wasted: int = 0
     newest: float = -inf  # when it got its seat or its last first token
+
+    @property
+    def queued(self) -> float:
+        """A trace is of one engine, whose queue it reached when it arrived."""
+        return self.arrival
 
 
 class ClockError(Exception):
@@ -91,11 +88,11 @@ class Replay:
 
     def _arrived(self, line: dict[str, Any]) -> None:
         slo = Slo(line["first_token"], line["between_tokens"])
-        told = {name: line[name] for name in ("id", "kind", "prompt", "limit", "priority", "guess")}
+        known = {name: line[name] for name in KNOWN}
         if line["id"] in self._came:
             raise ValueError("the same request comes twice")
         self._came.add(line["id"])
-        seen = self.here[line["id"]] = Seen(arrival=line["at"], slo=slo, **told)
+        seen = self.here[line["id"]] = Seen(arrival=line["at"], slo=slo, **known)
         self.recorder.arrived(seen, line["at"])
 
     def _admitted(self, seen: Seen, line: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from math import nan
+from operator import attrgetter
 from struct import Struct
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End, Observer, Steps
-from headgate.core.request import Request
+from headgate.core.request import RECORDED, Request
 
 HOW = {how: code for code, how in enumerate(End)}
 STILL_HERE = -1
@@ -25,7 +26,9 @@ PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int
 STEP_ROW, STAY_ROW, PLAN_ROW = (Struct(f"{len(columns)}d").pack for columns in (STEPS, STAYS, PLANS))
 TICKS = Struct("d")
 REQUEST_TIMES = ("arrival", "admitted", "first_token", "finished")
-REQUEST_COUNTS = ("kind", "cached", "prompt", "output", "evictions", "wasted")
+REQUEST_COUNTS = (*RECORDED, "cached", "output", "evictions", "wasted")
+PLAIN = tuple(name for name in RECORDED if name != "kind")  # a kind is kept as its number
+BROUGHT = attrgetter(*PLAIN)
 
 
 class Rows:
@@ -37,6 +40,7 @@ class Rows:
         self.last_before: dict[int, float] = {}  # newest token of those who lost their KV
         self.times = {name: array("d", [nan]) * requests for name in REQUEST_TIMES}
         self.counts = {name: array("q", [0]) * requests for name in REQUEST_COUNTS}
+        self._plain = [self.counts[name] for name in PLAIN]
         self.how = array("b", [STILL_HERE]) * requests
         self.replica = array("q", [NOWHERE]) * requests
 
@@ -45,8 +49,9 @@ class Rows:
         id = request.id
         self.handles[id] = request
         self.times["arrival"][id] = now
-        self.counts["prompt"][id] = request.prompt
         self.counts["kind"][id] = self.kinds[request.kind]
+        for column, value in zip(self._plain, BROUGHT(request), strict=True):
+            column[id] = value
 
     def finished(self, request: Request, now: float, how: End) -> None:
         """Its row is complete."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from headgate.core.errors import InputError
-from headgate.report.html.page import render
+from headgate.record.whole_file import write_whole
 from headgate.report.document import Page
+from headgate.report.html.page import render
 from headgate.report.runs.page import runs_page
 from headgate.report.runs.scenes import Scene, gather
-from headgate.record.whole_file import write_whole
 
 __all__ = ["Page", "Scene", "gather", "render", "runs_page", "write"]
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from headgate.core.errors import RunError
 from headgate.cost.model import LinearCost
+from headgate.experiment.library import card_engine, simulate
+from headgate.methods.make import make_policy
+from headgate.record.tables import Floats, Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.promises import Latencies
-from headgate.record.tables import Floats, Run
-from headgate.experiment.build import make_policy
-from headgate.experiment.library import card_engine, simulate
 from headgate.workloads.lengths import LengthLaw
 from headgate.workloads.synthetic import Stage, generate
 from headgate.workloads.workload import Workload

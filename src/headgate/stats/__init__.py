@@ -1,0 +1,1 @@
+"""Tables become figures with intervals."""

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headgate.core.errors import InputError, unknown
+from headgate.record.tables import Run
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.metrics import without_nan
 from headgate.stats.pairing import ALONE, METRICS, Measured, Metric, refuse_different
-from headgate.record.tables import Run
 
 BETTER, WORSE, SAME = "better", "worse", "no difference seen"
 TOO_FEW, ONE_SEED, UNKNOWN = "too few requests", "needs more seeds", "not measured"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.stats.intervals import Order, alike, half_width
 from headgate.record.tables import Floats, Integers
+from headgate.stats.intervals import Order, alike, half_width
 
 BATCHES = 20  # batch means: few enough to be nearly independent, enough for a t interval
 TENTHS = 10  # parts that a quantile of few values is judged by

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.stats.intervals import widening
 from headgate.record.tables import Floats, Integers, Run
+from headgate.stats.intervals import widening
 from headgate.stats.windows import TRIM
 
 POINTS = 200  # moments at which the queue is looked at

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from headgate.core.policy import End
+from headgate.record.tables import ENDS, Flags, Floats, Run
 from headgate.stats import flow
-from headgate.stats.intervals import Order
 from headgate.stats.figures import Estimate, Figures, Spread, figures, per_batch, spread_of_mean
 from headgate.stats.gaps import Gaps
+from headgate.stats.intervals import Order
 from headgate.stats.promises import Latencies, Promises, promised
-from headgate.record.tables import ENDS, Flags, Floats, Run
 from headgate.stats.windows import Window, choose
 
 

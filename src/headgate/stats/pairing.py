@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.stats.intervals import Order
+from headgate.record.tables import Floats, Run
 from headgate.stats.figures import BATCHES, Spread, batches, left_out, quantiles, spread_of_mean
 from headgate.stats.gaps import Gaps
+from headgate.stats.intervals import Order
 from headgate.stats.metrics import Metrics, rate_spread, share_spread, summarise
 from headgate.stats.promises import Latencies, Promises
-from headgate.record.tables import Floats, Run
 from headgate.stats.windows import Window, choose
 
 SAME_MOMENT = 1e-9  # seconds; arrivals closer than this are the same

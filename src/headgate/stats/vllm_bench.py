@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from headgate.record.tables import ENDS, Flags, Floats, Run
 from headgate.stats.figures import Figures, figures
 from headgate.stats.gaps import Gaps
 from headgate.stats.promises import Latencies, Promises
-from headgate.record.tables import ENDS, Flags, Floats, Run
 
 BACKEND = "headgate-sim"
 MILLISECONDS = 1000.0

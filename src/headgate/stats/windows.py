@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from headgate.core.errors import unknown
-from headgate.stats.figures import BATCHES, batches
 from headgate.record.tables import Flags, Floats, Integers, Run
+from headgate.stats.figures import BATCHES, batches
 
 TRIM = 0.1  # share of the requests left out at each end
 FEWEST = 20  # with fewer finished requests nothing is left out

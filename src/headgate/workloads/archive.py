@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headgate.core.errors import InputError
-from headgate.workloads.columns import RULES
 
 FORMAT = "headgate workload 1"
 
@@ -33,7 +32,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[Any]], dic
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
-            columns = {name: stored[name] for name in RULES}
+            columns = {name: stored[name] for name in stored.files if name != "header"}
     except OSError as error:
         reason = error.strerror or "damaged"
         raise InputError(f"{path}: cannot be read, {reason}; check the path") from None

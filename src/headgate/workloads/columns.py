@@ -29,36 +29,18 @@ class Rule(NamedTuple):
     default: float | None = None
 
 
-_LENGTH = f"lengths are whole numbers from 1 to {LONGEST}, fix or drop the row"
 # Latest arrival: three centuries. Beyond, a float cannot tell the steps of an engine apart.
 LATEST = 1e10
-
-_ARRIVAL = f"times are seconds of at least 0 and at most {LATEST:.0f}, fix or drop the row"
-_TIME = "times are seconds of at least 0, fix or drop the row"
-
-RULES: dict[str, Rule] = {
-    "arrival": Rule(False, 0, LATEST, _ARRIVAL, 0),
-    "prompt": Rule(True, 1, LONGEST, _LENGTH),
-    "output": Rule(True, 1, LONGEST, _LENGTH),
-    "kind": Rule(True, 0, LONGEST, "a kind is an index into kinds", 0),
-    "limit": Rule(True, 1, LONGEST, _LENGTH, LONGEST),
-    "priority": Rule(True, -LONGEST, LONGEST, "priorities are whole numbers, smaller is more urgent"),
-    "patience": Rule(False, 0, np.inf, _TIME, np.inf),
-    "abort": Rule(False, 0, np.inf, _TIME, np.inf),
-    "guess": Rule(True, NO_GUESS, LONGEST, "a guess is a length, or -1 for none", NO_GUESS),
-    "clients": Rule(True, OPEN_LOOP, LONGEST, f"clients are whole numbers up to {LONGEST}", OPEN_LOOP),
-}
+LENGTH = f"lengths are whole numbers from 1 to {LONGEST}, fix or drop the row"
+ARRIVAL = f"times are seconds of at least 0 and at most {LATEST:.0f}, fix or drop the row"
+URGENCY = "priorities are whole numbers, smaller is more urgent"
+CLIENTS = f"clients are whole numbers up to {LONGEST}"
+TIME = "times are seconds of at least 0, fix or drop the row"
+LENGTHS = Rule(True, 1, LONGEST, LENGTH)
 
 
-def column(name: str, values: npt.ArrayLike, called: str = "") -> Whole | Real:
-    """A checked, read-only copy of one column in its own type; the error names the first wrong row.
-
-    Args:
-        name: the column whose rule holds.
-        values: one value per row.
-        called: what the error calls the column when it is not one of a workload.
-    """
-    rule, called = RULES[name], called or name
+def column(rule: Rule, values: npt.ArrayLike, called: str) -> Whole | Real:
+    """A checked, read-only copy of one column in its own type; the error names it and the first wrong row."""
     try:
         given = np.array(values)
         numbers = given.astype(np.float64)

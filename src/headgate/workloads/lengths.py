@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headgate.core.errors import InputError, unknown
-from headgate.workloads.columns import LONGEST, Whole, column
+from headgate.workloads.columns import LENGTHS, LONGEST, Whole, column
 from headgate.workloads.text import BadFieldError, as_text, read_bytes, tokens
 
 WIDEST = 20  # of sigma: beyond, almost every length is 1 and the mean lies in draws that never come
@@ -134,7 +134,7 @@ class Empirical:
     values: npt.ArrayLike
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", column("prompt", self.values, called="length"))
+        object.__setattr__(self, "values", column(LENGTHS, self.values, "length"))
         if np.size(self.values) == 0:
             raise InputError("an empirical law of no lengths; give at least one")
 
@@ -158,7 +158,7 @@ class Pairs:
 
     def __post_init__(self) -> None:
         for name in ("prompt", "output"):
-            object.__setattr__(self, name, column(name, getattr(self, name)))
+            object.__setattr__(self, name, column(LENGTHS, getattr(self, name), name))
         prompts, outputs = np.size(self.prompt), np.size(self.output)
         if prompts != outputs or prompts == 0:
             raise InputError(f"{prompts} prompts and {outputs} outputs make no pairs; give as many of each")

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from headgate.core.errors import InputError
-from headgate.core.request import Slo
+from headgate.core.request import FIELDS, Slo
 from headgate.workloads import archive
-from headgate.workloads.columns import LONGEST, OPEN_LOOP, RULES, Real, Whole, check_together, column
+from headgate.workloads.columns import (
+    ARRIVAL,
+    CLIENTS,
+    LATEST,
+    LENGTH,
+    LONGEST,
+    NO_GUESS,
+    OPEN_LOOP,
+    TIME,
+    URGENCY,
+    Real,
+    Rule,
+    Whole,
+    check_together,
+    column,
+)
 from headgate.workloads.summary import Summary, summarise
 
 
@@ -50,16 +65,16 @@ class Workload:
         origin: how it was made, for the run's record.
     """
 
-    arrival: Real
-    prompt: Whole
-    output: Whole
-    kind: Whole
-    limit: Whole
-    priority: Whole
-    patience: Real
-    abort: Real
-    guess: Whole
-    clients: Whole
+    arrival: Annotated[Real, Rule(False, 0, LATEST, ARRIVAL, 0)]
+    prompt: Annotated[Whole, Rule(True, 1, LONGEST, LENGTH)]
+    output: Annotated[Whole, Rule(True, 1, LONGEST, LENGTH)]
+    kind: Annotated[Whole, Rule(True, 0, LONGEST, "a kind is an index into kinds", 0)]
+    limit: Annotated[Whole, Rule(True, 1, LONGEST, LENGTH, LONGEST)]
+    priority: Annotated[Whole, Rule(True, -LONGEST, LONGEST, URGENCY)]
+    patience: Annotated[Real, Rule(False, 0, np.inf, TIME, np.inf)]
+    abort: Annotated[Real, Rule(False, 0, np.inf, TIME, np.inf)]
+    guess: Annotated[Whole, Rule(True, NO_GUESS, LONGEST, "a guess is a length, or -1 for none", NO_GUESS)]
+    clients: Annotated[Whole, Rule(True, OPEN_LOOP, LONGEST, CLIENTS, OPEN_LOOP)]
     kinds: tuple[Kind, ...] = (Kind(),)
     name: str = ""
     origin: Mapping[str, object] = field(default_factory=dict)
@@ -69,8 +84,8 @@ class Workload:
         for name, times in names.items():
             if times > 1:
                 raise InputError(f"{times} kinds are called {name!r}; give each its own name")
-        for name in RULES:
-            object.__setattr__(self, name, column(name, getattr(self, name)))
+        for name, rule in RULES.items():
+            object.__setattr__(self, name, column(rule, getattr(self, name), name))
         check_together(self.columns(), len(self.kinds))
 
     @classmethod
@@ -111,6 +126,14 @@ class Workload:
     def columns(self) -> dict[str, Whole | Real]:
         """The columns by name."""
         return {name: getattr(self, name) for name in RULES}
+
+    def identities(self) -> Iterator[tuple[Any, ...]]:
+        """What each request brings with it, in the order of `Identity` after `id` and `arrival`."""
+        read: dict[str, Iterable[Any]] = {name: column.tolist() for name, column in self.columns().items()}
+        read["kind"] = [self.kinds[kind].name for kind in read["kind"]]
+        read["guess"] = [None if guess == NO_GUESS else guess for guess in read["guess"]]
+        read["slo"] = [self.kinds[kind].slo for kind in self.kind.tolist()]
+        return zip(*(read[name] for name in FIELDS[2:]), strict=True)
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -235,12 +258,9 @@ class Workload:
                 Kind(str(name), Slo(first, between), int(priority))
                 for name, first, between, priority in header["kinds"]
             )
-            return cls(
-                **columns,
-                kinds=kinds,
-                name=str(header["name"]),
-                origin=dict(header["origin"]),
-            )
+            return cls.of(
+                **columns, kinds=kinds, name=str(header["name"]), origin=dict(header["origin"])
+            )  # a column that its version did not have gets its default
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         except (KeyError, TypeError, ValueError):
@@ -255,7 +275,14 @@ class Workload:
             raise InputError(f"a closed loop has no arrival times, so no {what}; choose its clients instead")
 
 
+RULES: dict[str, Rule] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Workload, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+
+
 def _priorities(kinds: Sequence[Kind], kind: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Each request's priority is that of its kind; an unknown kind is reported by the table's own check."""
     known = np.array([each.priority for each in kinds] or [0])
-    return known[np.minimum(column("kind", kind), len(known) - 1).astype(np.int64)]
+    return known[np.minimum(column(RULES["kind"], kind, "kind"), len(known) - 1).astype(np.int64)]

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from headgate.core.errors import InputError
-from headgate.sim.engine.engine import Engine
-from headgate.advisor.capacity.traffic import make_traffic, parse_classes
 from headgate.advisor.capacity.plan import Options, plan_capacity
 from headgate.advisor.capacity.slo import parse_levels
+from headgate.advisor.capacity.traffic import make_traffic, parse_classes
+from headgate.core.errors import InputError
 from headgate.experiment.settings import experiment
+from headgate.sim.engine.engine import Engine
 from worlds import PRICES
 
 LEVELS = parse_levels(["ttft=2s@p50"])

@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.errors import InputError, RunError
-from headgate.cost.card import load_card
-from headgate.record.tables import Run
-from headgate.experiment.build import make_engine, make_policy
-from headgate.advisor.engines.trials import Way, utilisation
-from headgate.experiment.library import simulate
-from headgate.advisor.engines.out_of_reach import out_of_reach
-from headgate.advisor.engines.plan import FleetOptions, plan_engines
 from headgate.advisor.capacity.search import Fewest
 from headgate.advisor.capacity.slo import measure, parse_levels
+from headgate.advisor.engines.out_of_reach import out_of_reach
+from headgate.advisor.engines.plan import FleetOptions, plan_engines
+from headgate.advisor.engines.trials import Way, utilisation
+from headgate.core.errors import InputError, RunError
+from headgate.cost.card import load_card
+from headgate.experiment.build import make_engine
+from headgate.experiment.library import simulate
 from headgate.experiment.settings import experiment
+from headgate.methods.make import make_policy
+from headgate.record.tables import Run
 
 WORDS = {"slots": 32, "budget": 1024, "prompt": 200, "output": 40, "requests": 300}
 ENGINE = make_engine(experiment(WORDS), load_card("h200-qwen3-8b"))

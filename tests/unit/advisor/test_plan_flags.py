@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.core.errors import InputError
-from headgate.cost.model import Shape
 from headgate.advisor.flags import check_flags, plan_flags, safe_mixed_seats
 from headgate.advisor.situation import Held, situation
+from headgate.core.errors import InputError
+from headgate.cost.model import Shape
 from headgate.experiment.settings import experiment
 
 

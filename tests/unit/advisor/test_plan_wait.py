@@ -7,13 +7,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from headgate.advisor.wait.mix import Wishes
+from headgate.advisor.wait.plan import plan_wait
 from headgate.cli import app, main
 from headgate.cli.plan_wait import EXAMPLES
 from headgate.core.errors import InputError
-from headgate.methods.wait.iteration import kv_work
-from headgate.advisor.wait.plan import plan_wait
-from headgate.advisor.wait.mix import Wishes
 from headgate.experiment.settings import experiment
+from headgate.methods.wait.iteration import kv_work
 
 CARD = {"card": "pub-a100-llama-7b", "block": 1, "slots": 4096}
 FOUR = CARD | {

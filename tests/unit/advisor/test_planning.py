@@ -6,15 +6,15 @@ from math import inf, log1p
 import numpy as np
 import pytest
 
+from headgate.advisor.situation import CostTexts, Held, Load, Situation, held, plain_cost, situation
+from headgate.advisor.threshold import ALIKE, _longest, plan_threshold, refill_gap
 from headgate.core.errors import InputError
 from headgate.estimators.hazard import LinearHazard
 from headgate.estimators.survival import geometric_survival
-from headgate.methods.eb.costs import Lengths
-from headgate.stats.metrics import summarise
-from headgate.advisor.threshold import ALIKE, _longest, plan_threshold, refill_gap
-from headgate.advisor.situation import CostTexts, Held, Load, Situation, held, plain_cost, situation
 from headgate.experiment.run import Prepared, carry_out
 from headgate.experiment.settings import experiment
+from headgate.methods.eb.costs import Lengths
+from headgate.stats.metrics import summarise
 
 TOY = CostTexts("5ms", "3e-5", "10ms", "5e-5", "11ms", "4.2e-5,0,0")
 

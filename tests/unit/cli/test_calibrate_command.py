@@ -10,11 +10,11 @@ import pytest
 from headgate.cost.card import load_card
 from headgate.cost.fit.steps import StepTable
 from headgate.cost.model import Shape
-from headgate.sim.engine.simulator import Simulator
-from headgate.methods.names import Mixed
-from headgate.stats.vllm_bench import bench_result
 from headgate.experiment.library import card_engine, simulate
 from headgate.live.engine.trace import Trace
+from headgate.methods.names import Mixed
+from headgate.sim.engine.simulator import Simulator
+from headgate.stats.vllm_bench import bench_result
 from headgate.workloads import Uniform, generate
 
 KNOWN = "h200-qwen3-8b"

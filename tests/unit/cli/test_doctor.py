@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from headgate.cli import checkup
-from headgate.methods.names import ROUTE
 from headgate.live.vllm import releases
+from headgate.methods.names import ROUTE
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
+from headgate.advisor.fluid.demand import named_apart
 from headgate.cli import app
 from headgate.cli.plan_fluid import EXAMPLES
 from headgate.methods.fluid.flows import Flow
-from headgate.advisor.fluid.demand import named_apart
 
 COSTS = shlex.split("--mixed-fixed 17.4ms --mixed-per-token 6.2e-5 --solo-step 0.02200220022")
 CODE, PAPER = "code:prompt=300,output=1000,rate=10", "paper:prompt=3000,output=400,rate=10"

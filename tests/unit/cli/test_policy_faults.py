@@ -15,9 +15,9 @@ from headgate import Mixed, card_engine, generate, simulate
 from headgate.core.errors import InputError, RunError
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer
-from headgate.sim.engine.simulator import Simulator
 from headgate.methods.names import BATCH
 from headgate.record.tables import Run
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads import Poisson, Uniform
 
 ENGINE = card_engine("h200-qwen3-8b", slots=8, budget=512)

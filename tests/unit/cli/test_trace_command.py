@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from headgate.sim.engine.simulator import Simulator
-from headgate.methods.eb.exclusive import Exclusive
-from headgate.record.tables import Run
 from headgate.experiment.library import card_engine
 from headgate.live.engine.trace import Trace
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.record.tables import Run
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads import Workload
 
 HEADER = {"policy": "eb", "driver": "vllm", "kv_tokens": 50_000, "model": "m"}

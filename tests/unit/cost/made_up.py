@@ -8,8 +8,8 @@ import numpy as np
 
 from headgate.cost.fit.about import About
 from headgate.cost.fit.steps import StepTable
-from headgate.cost.model import Chunk, Shape
 from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.cost.model import Chunk, Shape
 
 ABOUT = About("made-up", "no GPU", "no model", 800_000, 40_960, 512, 16_384, versions={"vllm": "0.26.0"})
 DECODES = (1, 4, 16, 48, 96, 160, 256, 384, 512)

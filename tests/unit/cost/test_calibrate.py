@@ -10,8 +10,8 @@ from test_tiles import ADA, KNOWN, REF
 
 from headgate.core.errors import InputError
 from headgate.cost.fit.tiles import Timed, features, fit_tiles
-from headgate.cost.model import Chunk
 from headgate.cost.laws.tiles import TileTerms, batch_seconds
+from headgate.cost.model import Chunk
 
 UNKNOWN = ("constant", "per_column", "per_token", "per_vector_pair", "per_pair")
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.cost.card import list_cards, load_card
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
 from headgate.cost.laws.work import WorkCost
+from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
 
 CARDS = {name: load_card(name) for name in list_cards()}
 cards = st.sampled_from(sorted(CARDS))

@@ -13,8 +13,8 @@ from headgate.core.errors import InputError
 from headgate.cost.card import load_card, parse_card
 from headgate.cost.fit.host import fit_host
 from headgate.cost.laws.host import HostTerms
-from headgate.cost.model import Chunk, Shape
 from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.cost.model import Chunk, Shape
 
 
 def test_a_host_is_found_where_it_kept_steps_waiting() -> None:

@@ -19,8 +19,8 @@ from headgate.cost.fit.family import Law, host_can_show, offered, offered_floors
 from headgate.cost.fit.fit import Fitted, fit
 from headgate.cost.fit.solve import Problem
 from headgate.cost.fit.steps import StepTable, concat
-from headgate.cost.model import Shape
 from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.cost.model import Shape
 
 PLAIN = WorkTerms(2e-3, 2.2e-5, 6e-6, 3.3e-8)
 WITH = {

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.derive.tiles import MISTRAL_7B, QWEN3_8B, Gpu, derive
-from headgate.cost.model import Chunk, Shape
 from headgate.cost.laws.tiles import TileCost, TileTerms, batch_parts, batch_seconds
+from headgate.cost.model import Chunk, Shape
 
 ROOT = Path(__file__).resolve().parents[3]
 MS = 1e-3

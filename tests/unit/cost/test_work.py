@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.policy import BatchPolicy
-from headgate.cost.model import Chunk, Shape
 from headgate.cost.laws.work import WorkCost, WorkTerms
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
-from headgate.sim.engine.steps import LONG, Pace, step_ends
+from headgate.cost.model import Chunk, Shape
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.mixed.mixed import Mixed
 from headgate.record.recorder import Recorder
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.sim.engine.steps import LONG, Pace, step_ends
 from headgate.workloads.arrivals import Poisson
 from headgate.workloads.lengths import Uniform
 from headgate.workloads.synthetic import generate

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from fluid_worlds import instance
+from headgate.advisor.fluid.demand import cluster
 from headgate.core.errors import InputError
+from headgate.experiment.routers import make_router, run_network
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.names import ROUTE
-from headgate.experiment.routers import make_router, run_network
-from headgate.advisor.fluid.demand import cluster
 
 PLAN = plan_fluid(instance())
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
-from headgate.sim.engine.engine import Engine
 from headgate.live.engine.live import RESCUE_STEPS, LiveObserver
 from headgate.methods.names import BATCH, Exclusive, Mixed
 from headgate.record.recorder import Recorder
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from tests.toy_engine import ToyEngine
 from tests.worlds import Line, Log, draw_policy, engines, run, workloads

@@ -13,11 +13,11 @@ from headgate.core.plan import Plan, check
 from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.view import View
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
-from headgate.methods.names import BATCH
+from headgate.experiment.library import simulate
 from headgate.live.calibrate.probe import FEED, Cell, Move, Pool, Probe, Walk
 from headgate.live.calibrate.probe_grid import Ground, grid
-from headgate.experiment.library import simulate
+from headgate.methods.names import BATCH
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Kind, Workload
 
 SMALL = Ground(decodes=8, budget=256, kv_tokens=6400, longest=512, passes=1, quick=True)

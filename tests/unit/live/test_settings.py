@@ -9,10 +9,10 @@ import os
 import pytest
 
 from headgate.core.errors import InputError
+from headgate.live.vllm.reload import Reload
+from headgate.live.vllm.settings import Settings, build_policy, check_policy, read_settings
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.hybrid import Hybrid
-from headgate.vllm.reload import Reload, Renewals
-from headgate.live.vllm.settings import Settings, build_policy, check_policy, read_settings
 
 CARD = "h200-qwen3-8b"
 ENGINE = {"kv_tokens": 100_000, "block": 16, "max_model_len": 8192, "batch_tokens": 4096, "running": 64}

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from headgate.core.errors import InputError
 from headgate.core.policy import Observer
 from headgate.core.request import Slo
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
-from headgate.record.live_trace import read_live_trace
-from headgate.record.recorder import Recorder
-from headgate.record.tables import Run
 from headgate.experiment.library import card_engine
 from headgate.live.engine import background
 from headgate.live.engine.trace import Trace
+from headgate.record.live_trace import read_live_trace
+from headgate.record.recorder import Recorder
+from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads import Workload
 from headgate.workloads.workload import Kind
 from worlds import POLICIES, TESTING, engines, workloads

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import Plan, Until
 from headgate.core.policy import BatchPolicy
-from headgate.sim.engine.engine import Engine
 from headgate.experiment.build import make_policy
+from headgate.sim.engine.engine import Engine
 from stub_engine import StubEngine
 from stub_scheduler import RequestStatus
 from worlds import POLICIES, PRICES, EveryOther
@@ -56,7 +56,9 @@ def traffic(engine: StubEngine, random: Random, count: int) -> dict[str, int]:
             wanted[name] = random.randint(1, limit)
             late = random.random() < 0.2
             status = RequestStatus.WAITING_FOR_REMOTE_KVS if late else RequestStatus.WAITING
-            engine.add(name, random.randint(1, 90), limit, wanted[name], priority=random.randint(0, 2), status=status)
+            engine.add(
+                name, random.randint(1, 90), limit, wanted[name], priority=random.randint(0, 2), status=status
+            )
         engine.scheduler.ready |= {name for name in engine.scheduler.requests if random.random() < 0.3}
         here = [*engine.scheduler.requests]
         if here and random.random() < 0.05:
@@ -75,7 +77,9 @@ def traffic(engine: StubEngine, random: Random, count: int) -> dict[str, int]:
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), blocks=st.sampled_from([TIGHT, AMPLE]))
 def test_books_agree_with_the_scheduler_and_everybody_is_served(name, asynchronous, data, seed, blocks):
     policy = POLICIES[name](data.draw, engine_of(blocks))
-    engine = StubEngine(policy, **WORDS | {"blocks": blocks}, asynchronous=asynchronous, by_priority=bool(seed % 2))
+    engine = StubEngine(
+        policy, **WORDS | {"blocks": blocks}, asynchronous=asynchronous, by_priority=bool(seed % 2)
+    )
     wanted = traffic(engine, Random(seed), 25)
     assert engine.live.fallen is None
     for request, tokens in wanted.items():
@@ -161,7 +165,8 @@ def test_the_watchdog_fires_under_load(what, asynchronous):
             engine.add(f"r{(number := number + 1)}", 5, 4)
         engine.step()
         audit(engine)
-    assert number > 20 and "request 0" in engine.live.fallen and f"({what if what == 'waiting' else 'h'}" in engine.live.fallen
+    state = {"waiting": "waiting", "prefilling": "half-prefilled", "decoding": "held"}[what]
+    assert number > 20 and f"request 0 ({state})" in engine.live.fallen
     assert engine.now < 2 * 2.0 + 1.0
     engine.drain()
     assert engine.scheduler.gone["victim"][1] == 30

@@ -18,14 +18,14 @@ from prometheus_client import CollectorRegistry, multiprocess
 
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import BatchPolicy
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
-from headgate.methods.eb.exclusive import Exclusive
-from headgate.record.recorder import HOW, Recorder
 from headgate.live.engine.background import Background
 from headgate.live.engine.metrics import Metrics
 from headgate.live.engine.tally import Tally
 from headgate.live.vllm.fields import Settings
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.record.recorder import HOW, Recorder
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads import Workload
 from worlds import POLICIES, TESTING, Line, engines, workloads
 
@@ -227,7 +227,10 @@ class Odd:
         raise RuntimeError("no number")
 
 
-@pytest.mark.parametrize("gauges", [{"mode": "fast", "refill": 3}, {"x": Odd(), "refill": 3}, None, [1], {3: {}}])
+ODD_GAUGES = [{"mode": "fast", "refill": 3}, {"x": Odd(), "refill": 3}, None, [1], {3: {}}]
+
+
+@pytest.mark.parametrize("gauges", ODD_GAUGES)
 def test_one_gauge_that_is_no_number_hides_no_other_metric(gauges):
     """Row 7 of the attack: the alert on headgate_fallen must work whatever a policy shows."""
     registry = CollectorRegistry()

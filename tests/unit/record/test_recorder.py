@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from benchmarks.plain import PlainEngine
 from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy, Observer
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
 from headgate.methods.names import Exclusive
-from headgate.stats.gaps import Gaps
 from headgate.record.recorder import HOW, Recorder
 from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.stats.gaps import Gaps
 from headgate.workloads.workload import Kind, Workload
 from worlds import POLICIES, TESTING, Line, engines, workloads
 

@@ -11,14 +11,14 @@ from headgate.core.errors import InputError
 from headgate.core.plan import NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
-from headgate.methods.names import Exclusive, Mixed
-from headgate.stats.vllm_bench import bench_result
-from headgate.live.calibrate.bench_steps import steps_of_bench
-from headgate.record.tables import Run
-from headgate.live.calibrate.trace_steps import steps_of_trace
 from headgate.experiment.library import simulate
+from headgate.live.calibrate.bench_steps import steps_of_bench
+from headgate.live.calibrate.trace_steps import steps_of_trace
 from headgate.live.engine.trace import Trace
+from headgate.methods.names import Exclusive, Mixed
+from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.stats.vllm_bench import bench_result
 from headgate.workloads import Uniform, generate
 from headgate.workloads.workload import Workload
 

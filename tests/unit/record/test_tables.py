@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from small_runs import make_run, naive_run, open_run, request
 
 from headgate.core.errors import InputError
 from headgate.record.tables import COLUMNS, Run
+from small_runs import make_run, naive_run, open_run, request
 
 
 def same(one: Run, two: Run) -> bool:

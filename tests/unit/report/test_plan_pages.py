@@ -5,6 +5,16 @@ from itertools import pairwise
 
 from check_html import read
 
+from headgate.advisor.capacity.plan import Options, plan_capacity
+from headgate.advisor.capacity.slo import parse_levels
+from headgate.advisor.engines.plan import FleetOptions, plan_engines
+from headgate.advisor.engines.ways import Serving, make_ways
+from headgate.advisor.fluid.plan import make_fluid_plan
+from headgate.advisor.fluid.settings import FleetWords, LevelWords, StepWords
+from headgate.advisor.situation import situation
+from headgate.advisor.threshold import plan_threshold
+from headgate.advisor.wait.plan import Wishes, plan_wait
+from headgate.experiment.settings import experiment
 from headgate.report import render
 from headgate.report.plans.engines import fewest_page
 from headgate.report.plans.plans import capacity_page, fluid_page
@@ -12,16 +22,6 @@ from headgate.report.plans.reproduction import published_page
 from headgate.report.plans.threshold import threshold_page
 from headgate.report.plans.wait import wait_page
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.advisor.engines.ways import Serving, make_ways
-from headgate.advisor.fluid.settings import FleetWords, LevelWords, StepWords
-from headgate.advisor.capacity.plan import Options, plan_capacity
-from headgate.advisor.engines.plan import FleetOptions, plan_engines
-from headgate.advisor.fluid.plan import make_fluid_plan
-from headgate.advisor.threshold import plan_threshold
-from headgate.advisor.wait.plan import Wishes, plan_wait
-from headgate.advisor.situation import situation
-from headgate.advisor.capacity.slo import parse_levels
-from headgate.experiment.settings import experiment
 
 
 def test_the_threshold_curve_has_its_optimum_at_the_bottom():

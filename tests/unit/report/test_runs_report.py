@@ -8,13 +8,13 @@ import pytest
 from check_html import read
 from some_runs import ENGINE, empty_run, long_run, served
 
+from headgate.record.tables import Run
 from headgate.report import gather, render, runs_page, write
 from headgate.report.runs.scenes import Scene, load_of, scene_of, swept
 from headgate.report.runs.targets import decode_targets
+from headgate.report.terminal.tables import change, number
 from headgate.stats.comparison import compare
 from headgate.stats.metrics import summarise
-from headgate.record.tables import Run
-from headgate.report.terminal.tables import change, number
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 

@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from small_runs import make_run, open_run
 
+from headgate.report.terminal.tables import as_text, comparison_table, show, summary_table
 from headgate.stats.comparison import compare
 from headgate.stats.metrics import summarise
-from headgate.report.terminal.tables import as_text, comparison_table, show, summary_table
+from small_runs import make_run, open_run
 
 NAMES = ["mixed", "eb", "eb+", "slai", "rad", "a policy with a rather long name"]
 KINDS = [

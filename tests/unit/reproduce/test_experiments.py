@@ -9,11 +9,12 @@ from typer.testing import CliRunner
 
 from headgate.cli import app
 from headgate.core.errors import InputError, RunError
-from headgate.reproduce import EXPERIMENTS, Options, find, reproduce, serving, table3, table10
+from headgate.report.terminal.reproduction import print_report
+from headgate.reproduce import EXPERIMENTS, Options, find, reproduce, serving
+from headgate.reproduce.eb import table3, table10
 from headgate.reproduce.eb.published import CARDS, CHOICES, H200, TABLE3
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign, sign_pairs
 from headgate.reproduce.serving import Job, Load, Outcomes, card_cost, carry_out
-from headgate.report.terminal.reproduction import print_report
 from headgate.workloads.lengths import Fixed
 
 QUICK = Options(quick=True)

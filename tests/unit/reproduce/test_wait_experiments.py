@@ -9,20 +9,15 @@ from io import StringIO
 
 import pytest
 
-from headgate.reproduce import (
-    EXPERIMENTS,
-    Options,
-    find,
-    reproduce,
-    wait_fig6,
-    wait_high,
-    wait_lmsys,
-    wait_low,
-    wait_memory,
-    wait_nested,
-    wait_tiny,
-)
 from headgate.report.terminal.reproduction import print_report
+from headgate.reproduce import EXPERIMENTS, Options, find, reproduce
+from headgate.reproduce.wait import fig6 as wait_fig6
+from headgate.reproduce.wait import high as wait_high
+from headgate.reproduce.wait import lmsys as wait_lmsys
+from headgate.reproduce.wait import low as wait_low
+from headgate.reproduce.wait import memory as wait_memory
+from headgate.reproduce.wait import nested as wait_nested
+from headgate.reproduce.wait import tiny as wait_tiny
 from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob, serve
 from headgate.reproduce.wait.study import Scene, at_load, claim, jobs_of, load_of, nested, paced, printed
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.sim.engine.forgetful import EVERYTHING
-from headgate.reproduce import wait_high, wait_lmsys, wait_low, wait_nested, wait_tiny
+from headgate.reproduce.wait import high as wait_high
+from headgate.reproduce.wait import lmsys as wait_lmsys
+from headgate.reproduce.wait import low as wait_low
+from headgate.reproduce.wait import nested as wait_nested
+from headgate.reproduce.wait import tiny as wait_tiny
 from headgate.reproduce.wait.runs import FOR_EVER, Machine, Mix, WaitJob, serve
 from headgate.reproduce.wait.study import (
     at_load,
@@ -21,6 +24,7 @@ from headgate.reproduce.wait.study import (
     shared,
     watermarked,
 )
+from headgate.sim.engine.forgetful import EVERYTHING
 
 
 def served(way, machine, mix, seconds, lost=0, **more):

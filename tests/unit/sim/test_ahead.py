@@ -10,12 +10,12 @@ from headgate.core.errors import InputError
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.view import Limits
 from headgate.cost.laws.host import HostTerms
-from headgate.cost.model import Chunk, Shape
 from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.cost.model import Chunk, Shape
+from headgate.experiment.library import simulate
+from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.asynchronous import Unseen
 from headgate.sim.engine.engine import Engine
-from headgate.methods.mixed.mixed import Mixed
-from headgate.experiment.library import simulate
 from headgate.workloads.workload import Workload
 from worlds import Log
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from headgate.core.errors import InputError
 from headgate.core.policy import End
 from headgate.cost.laws.kv_linear import kv_linear
+from headgate.experiment.library import simulate
+from headgate.methods.names import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.forgetful import EVERYTHING
 from headgate.sim.engine.simulator import Simulator
-from headgate.methods.names import Mixed
-from headgate.experiment.library import simulate
 from headgate.workloads.workload import Workload
 from worlds import POLICIES, Evicting, Log, engines, workloads
 

@@ -9,11 +9,11 @@ from fleet_worlds import Listed, Watched, draws, make_router
 from fluid_worlds import CODE, SUMMARY, instance
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import Move, RoutePolicy, Routing, Stage
+from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.planner import plan_fluid
 from headgate.sim.fleet.network.counts import HANDOFF, LEVELS, MIXED, PREFILLING, SOLO, WAITING
 from headgate.sim.fleet.network.network import Network
 from headgate.sim.fleet.network.source import Poisson, uniforms
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
-from headgate.methods.fluid.planner import plan_fluid
 
 PRICES = Prices(0.1, 0.2)
 

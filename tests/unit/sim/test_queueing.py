@@ -7,12 +7,12 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
 from headgate.methods.names import Mixed, PrefillFirst, RequestLevel
-from headgate.stats.metrics import summarise
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.stats.metrics import summarise
 from headgate.workloads.workload import Workload
 from worlds import Line
 

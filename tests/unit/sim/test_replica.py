@@ -10,10 +10,10 @@ import pytest
 from headgate.core.errors import InputError, RunError
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End, Observer
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
 from headgate.methods.names import Mixed
 from headgate.record.recorder import Recorder
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 from worlds import Evicting, Line, Log, batches, run
 

@@ -15,19 +15,19 @@ from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import ANY, DECODE, PREFILL, STAY, Move, RoutePolicy, Routing
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import BatchPolicy
-from headgate.sim.engine.engine import Engine
-from headgate.sim.fleet.fleet import FleetSimulator
 from headgate.kv.transfer import Transfer
-from headgate.sim.fleet.network.network import Network
-from headgate.sim.engine.simulator import Simulator
+from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.names import ROUTE, Mixed, PrefillFirst
-from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.split.split import Split
-from headgate.stats.gaps import Gaps
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.sim.fleet.fleet import FleetSimulator
+from headgate.sim.fleet.network.network import Network
+from headgate.stats.gaps import Gaps
 from headgate.workloads.workload import Workload
 from worlds import POLICIES, TESTING, Line, engines, workloads
 

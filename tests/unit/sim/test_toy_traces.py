@@ -24,7 +24,6 @@ from toy_schedules import (
 
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
-from headgate.sim.engine.engine import Engine
 from headgate.methods.names import (
     Mixed,
     PrefillFirst,
@@ -35,9 +34,10 @@ from headgate.methods.names import (
     Slai,
     TwoPhaseRad,
 )
-from headgate.stats.gaps import Gaps
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.stats.gaps import Gaps
 from headgate.workloads.workload import Kind, Workload
 from worlds import Batch, Line, batches
 

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from small_runs import make_run, naive_run, open_run, request
 
 from headgate.stats.vllm_bench import bench_result
+from small_runs import make_run, naive_run, open_run, request
 
 
 def three():

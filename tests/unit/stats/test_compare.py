@@ -5,13 +5,13 @@ import math
 
 import numpy as np
 import pytest
-from small_runs import make_run, open_run, request
 
 from headgate.core.errors import InputError
 from headgate.stats.comparison import compare
 from headgate.stats.intervals import half_width
 from headgate.stats.metrics import rate_spread, summarise
 from headgate.stats.windows import choose
+from small_runs import make_run, open_run, request
 
 
 def slower(seed: int = 0, factor: float = 1.1, total: int = 400, **meta):

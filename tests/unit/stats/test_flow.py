@@ -4,16 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from small_runs import make_run, open_run, request
 
 from headgate.core.policy import Observer
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
 from headgate.methods.names import Exclusive, Mixed
-from headgate.stats.flow import Trend, little, stationary
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.stats.flow import Trend, little, stationary
 from headgate.workloads.workload import Workload
+from small_runs import make_run, open_run, request
 from worlds import Line
 
 # -- Little's law, with one side that does not come from the request table ---------------------------------

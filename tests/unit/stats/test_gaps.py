@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import make_run, naive_run, request
 
 from headgate.core.errors import InputError
 from headgate.stats import gaps as gaps_module
 from headgate.stats.figures import quantiles
 from headgate.stats.gaps import Gaps, range_maximum
+from small_runs import make_run, naive_run, request
 
 RUNS = st.builds(
     naive_run,

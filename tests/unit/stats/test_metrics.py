@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import make_run, naive_run, open_run, request
 
 from headgate.core.errors import InputError
 from headgate.stats.flow import little, peak, queue_length, stationary
 from headgate.stats.metrics import summarise
 from headgate.stats.windows import choose
+from small_runs import make_run, naive_run, open_run, request
 
 KINDS = [
     {"name": "chat", "first_token": 1.5, "between_tokens": 1.0},

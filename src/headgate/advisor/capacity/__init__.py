@@ -1,0 +1,1 @@
+"""The largest rate a policy sustains under service levels."""

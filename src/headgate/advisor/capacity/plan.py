@@ -10,20 +10,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.core.errors import InputError
-from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
-from headgate.methods.bounds.capacity import Bound, engine_bound, ideal_bound
-from headgate.methods.names import BATCH
-from headgate.stats.figures import Estimate, Spread
-from headgate.stats.metrics import without_nan
-from headgate.experiment.asynchrony import partly
-from headgate.experiment.build import make_engine, make_policy, policy_parameters, split_policy
-from headgate.advisor.capacity.traffic import Traffic, make_traffic
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import Level
+from headgate.advisor.capacity.traffic import Traffic, make_traffic
 from headgate.advisor.capacity.trials import Answers, Case, Chosen, Progress, Searches, search_all
+from headgate.core.errors import InputError
+from headgate.cost.card import load_card
+from headgate.experiment.asynchrony import partly
+from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment
+from headgate.methods.bounds.capacity import Bound, engine_bound, ideal_bound
+from headgate.methods.make import make_policy, policy_parameters, split_name
+from headgate.methods.names import BATCH
+from headgate.sim.engine.engine import Engine
+from headgate.stats.figures import Estimate, Spread
+from headgate.stats.metrics import without_nan
 
 REQUESTS = 1500  # of each run, unless told otherwise
 SEEDS = 4
@@ -150,7 +151,7 @@ def _chosen(policies: Sequence[str], words: Experiment, engine: Engine) -> tuple
             notes.append(f"left out, for want of parameters: {', '.join(left_out)}")
     chosen: Chosen = {}
     for text in wanted:
-        name, settings = split_policy(text)
+        name, settings = split_name(text)
         own = policy_parameters(name)
         settings = {key: value for key, value in words.set.items() if key in own} | settings
         make_policy(name, settings, engine)

@@ -10,10 +10,10 @@ import numpy as np
 
 from headgate.core.errors import InputError, RunError, unknown
 from headgate.core.request import Slo
+from headgate.record.tables import Flags, Floats, Integers, Run
 from headgate.stats.figures import quantiles
 from headgate.stats.gaps import Gaps
 from headgate.stats.promises import Latencies
-from headgate.record.tables import Flags, Floats, Integers, Run
 from headgate.stats.windows import choose
 from headgate.workloads.durations import duration
 

@@ -8,12 +8,12 @@ from math import isfinite
 
 import numpy as np
 
-from headgate.core.errors import InputError
-from headgate.sim.engine.engine import Engine
-from headgate.methods.bounds.capacity import Requests
-from headgate.experiment.build import make_workload, too_long
 from headgate.advisor.capacity.slo import Level, promise
+from headgate.core.errors import InputError
+from headgate.experiment.build import make_workload, too_long
 from headgate.experiment.settings import Experiment
+from headgate.methods.bounds.capacity import Requests
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.arrivals import arrival_process
 from headgate.workloads.lengths import Pairs
 from headgate.workloads.streams import stream

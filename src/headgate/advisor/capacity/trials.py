@@ -8,13 +8,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from math import inf
 from typing import Any, NamedTuple
 
-from headgate.core.errors import RunError
-from headgate.sim.engine.engine import Engine
-from headgate.experiment.build import make_policy
-from headgate.experiment.library import simulate
-from headgate.advisor.capacity.traffic import Traffic
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import measure
+from headgate.advisor.capacity.traffic import Traffic
+from headgate.core.errors import RunError
+from headgate.experiment.library import simulate
+from headgate.methods.make import make_policy
+from headgate.sim.engine.engine import Engine
 
 EXPECTED = 7  # rates tried by a search, for the progress bar
 Progress = Callable[[str, int], Any]  # a context manager that yields a function to report to

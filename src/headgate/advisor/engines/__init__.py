@@ -1,0 +1,1 @@
+"""The fewest engines for a load."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import ceil, floor, inf, isfinite, log10
 
-from headgate.advisor.engines.plan import EnginesPlan, Size
 from headgate.advisor.capacity.slo import Level
+from headgate.advisor.engines.plan import EnginesPlan, Size
 
 DIGITS = 3  # of the value proposed, rounded up so that it is kept
 

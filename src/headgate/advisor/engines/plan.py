@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.core.errors import InputError
-from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
-from headgate.methods.bounds.capacity import Bound, engine_bound
-from headgate.methods.fluid.flows import Instance, Prices
-from headgate.stats.figures import Estimate, Spread
-from headgate.stats.metrics import without_nan
-from headgate.experiment.asynchrony import partly
-from headgate.experiment.build import make_engine
-from headgate.advisor.engines.trials import FleetCase, Outcome, Outcomes, Serve, Way, search_fewest
-from headgate.advisor.fluid.demand import demand
-from headgate.advisor.fluid.settings import StepWords, make_pace
-from headgate.advisor.capacity.traffic import Traffic, make_traffic, own_rate
 from headgate.advisor.capacity.plan import INSTANT
-from headgate.advisor.fluid.plan import fluid_bound
 from headgate.advisor.capacity.search import Fewest
 from headgate.advisor.capacity.slo import Level
+from headgate.advisor.capacity.traffic import Traffic, make_traffic, own_rate
 from headgate.advisor.capacity.trials import Progress
+from headgate.advisor.engines.trials import FleetCase, Outcome, Outcomes, Serve, Way, search_fewest
+from headgate.advisor.fluid.demand import demand
+from headgate.advisor.fluid.plan import fluid_bound
+from headgate.advisor.fluid.settings import StepWords, make_pace
+from headgate.core.errors import InputError
+from headgate.cost.card import load_card
+from headgate.experiment.asynchrony import partly
+from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment, ManyEngines
+from headgate.methods.bounds.capacity import Bound, engine_bound
+from headgate.methods.fluid.flows import Instance, Prices
+from headgate.sim.engine.engine import Engine
+from headgate.stats.figures import Estimate, Spread
+from headgate.stats.metrics import without_nan
 
 PER_ENGINE = 1500  # requests for each engine the bound asks for, unless told otherwise
 FEWEST, MOST = 1500, 200_000  # requests of a run

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headgate.advisor.capacity.search import Fewest
+from headgate.advisor.capacity.slo import measure
+from headgate.advisor.capacity.traffic import Traffic
+from headgate.advisor.capacity.trials import Progress
 from headgate.core.errors import RunError
 from headgate.record.tables import Run
 from headgate.stats.windows import choose
-from headgate.advisor.capacity.traffic import Traffic
-from headgate.advisor.capacity.search import Fewest
-from headgate.advisor.capacity.slo import measure
-from headgate.advisor.capacity.trials import Progress
 from headgate.workloads.workload import Workload
 
 EXPECTED = 6  # counts tried by a search, for the progress bar

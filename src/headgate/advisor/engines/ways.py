@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headgate.advisor.capacity.plan import ALL
+from headgate.advisor.engines.trials import Way
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
+from headgate.experiment.build import make_engine
+from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+from headgate.experiment.settings import Experiment
 from headgate.kv.transfer import Transfer
 from headgate.methods.fluid.flows import Prices
+from headgate.methods.make import (
+    make_policy,
+    policy_parameters,
+    router_parameters,
+    router_settings,
+    split_name,
+)
 from headgate.record.tables import Run
-from headgate.experiment.build import make_engine, make_policy, policy_parameters, split_policy
-from headgate.advisor.engines.trials import Way
-from headgate.experiment.routers import router_parameters, router_settings
-from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
-from headgate.advisor.capacity.plan import ALL
-from headgate.experiment.settings import Experiment
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
 
@@ -63,11 +69,11 @@ def make_ways(routers: Sequence[str], policies: Sequence[str], words: Experiment
     engine = make_engine(words, load_card(words.card))
     found: dict[str, Way] = {}
     for router_text in routers:
-        router, router_own = split_policy(router_text, "router")
+        router, router_own = split_name(router_text, "router")
         shared = {key: value for key, value in words.set_router.items() if key in router_parameters(router)}
         asked = router_settings(router, shared | router_own)
         for text in policies:
-            policy, own = split_policy(text)
+            policy, own = split_name(text)
             mine = policy_parameters(policy)
             settings = {key: value for key, value in words.set.items() if key in mine} | own
             make_policy(policy, settings, engine)

@@ -1,0 +1,1 @@
+"""How a fleet splits its engines, and what that is worth."""

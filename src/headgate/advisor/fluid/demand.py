@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.errors import InputError, unknown
-from headgate.methods.fluid.flows import Flow
 from headgate.experiment.build import DEFAULT_REQUESTS, make_workload
 from headgate.experiment.conflicts import MAKE_LENGTHS, flag
 from headgate.experiment.settings import Experiment
+from headgate.methods.fluid.flows import Flow
 from headgate.workloads.durations import duration
 from headgate.workloads.workload import Workload
 

@@ -6,16 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any
 
-from headgate.core.errors import InputError, unknown
-from headgate.cost.card import load_card
-from headgate.methods.bounds.capacity import Requests, engine_bound
-from headgate.methods.fluid.flows import BUNDLED, SEPARATE, Instance, Prices
-from headgate.methods.fluid.planner import NOTHING, FluidPlan, plan_fluid
-from headgate.methods.fluid.frontier import CAPS, PARAMETERS, Point, elasticity, frontier
-from headgate.methods.fluid.levels import Levels
-from headgate.methods.fluid.staffing import Staffing, staff
-from headgate.stats.metrics import without_nan
-from headgate.experiment.build import make_engine
 from headgate.advisor.fluid.demand import Demand, demand
 from headgate.advisor.fluid.settings import (
     FleetWords,
@@ -25,7 +15,17 @@ from headgate.advisor.fluid.settings import (
     make_levels,
     make_pace,
 )
+from headgate.core.errors import InputError, unknown
+from headgate.cost.card import load_card
+from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment
+from headgate.methods.bounds.capacity import Requests, engine_bound
+from headgate.methods.fluid.flows import BUNDLED, SEPARATE, Instance, Prices
+from headgate.methods.fluid.frontier import CAPS, PARAMETERS, Point, elasticity, frontier
+from headgate.methods.fluid.levels import Levels
+from headgate.methods.fluid.planner import NOTHING, FluidPlan, plan_fluid
+from headgate.methods.fluid.staffing import Staffing, staff
+from headgate.stats.metrics import without_nan
 
 FRONTIER_POINTS = 8
 MOST_CLUSTERS = 50

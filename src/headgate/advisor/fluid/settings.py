@@ -5,15 +5,15 @@ from __future__ import annotations
 from math import inf, isfinite
 from typing import NamedTuple
 
+from headgate.advisor.fluid.demand import Demand
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.model import Shape, StepCost
+from headgate.experiment.build import make_engine
+from headgate.experiment.settings import Experiment
 from headgate.methods.fluid.flows import Pace
 from headgate.methods.fluid.levels import TOKENS, Levels
 from headgate.methods.fluid.staffing import Staffing, fixed_staff
-from headgate.experiment.build import make_engine
-from headgate.advisor.fluid.demand import Demand
-from headgate.experiment.settings import Experiment
 from headgate.workloads.durations import duration
 
 CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told otherwise

@@ -1,0 +1,1 @@
+"""Thresholds of WAIT and Nested WAIT."""

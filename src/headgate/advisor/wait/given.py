@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headgate.advisor.wait.mix import Mix
 from headgate.core.errors import InputError
 from headgate.methods.wait.inventory import check_thresholds
 from headgate.methods.wait.nested import check_nested
 from headgate.methods.wait.sorting import read_thresholds
-from headgate.advisor.wait.mix import Mix
 
 if TYPE_CHECKING:
     from headgate.advisor.wait.plan import WaitPlan

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headgate.advisor.situation import served_lengths
 from headgate.core.errors import InputError
-from headgate.sim.engine.engine import Engine
+from headgate.experiment.settings import Experiment
 from headgate.methods.wait.iteration import Part, seen_kind
 from headgate.methods.wait.segments import Segments, equal_shares, even_ends, segments_from, worst
 from headgate.methods.wait.sorting import read_ends
-from headgate.advisor.situation import served_lengths
-from headgate.experiment.settings import Experiment
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20)  # numbers of segments to try

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
+from headgate.advisor.situation import enough
+from headgate.advisor.wait.given import check_given
+from headgate.advisor.wait.mix import Mix, Wishes, candidates, check_wishes, gathered_mix, scaled, windows
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.sim.engine.engine import Engine
+from headgate.experiment.build import make_engine, make_workload, too_long
+from headgate.experiment.settings import Experiment
 from headgate.methods.wait.inventory import (
     Equilibrium,
     Pace,
@@ -23,6 +27,7 @@ from headgate.methods.wait.inventory import (
     work_share,
 )
 from headgate.methods.wait.iteration import Lines, Part, lines_of, offered
+from headgate.methods.wait.latency import best_pace, mean_latency
 from headgate.methods.wait.nearest import rounded
 from headgate.methods.wait.nested import (
     Bound,
@@ -34,12 +39,7 @@ from headgate.methods.wait.nested import (
     least_nested,
 )
 from headgate.methods.wait.segments import Segments
-from headgate.methods.wait.latency import best_pace, mean_latency
-from headgate.experiment.build import make_engine, make_workload, too_long
-from headgate.advisor.situation import enough
-from headgate.advisor.wait.given import check_given
-from headgate.advisor.wait.mix import Mix, Wishes, candidates, check_wishes, gathered_mix, scaled, windows
-from headgate.experiment.settings import Experiment
+from headgate.sim.engine.engine import Engine
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""A card from a model's shape and a GPU."""

@@ -1,0 +1,1 @@
+"""A cost card from timed steps."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.cost.fit.family import PER_EXPERT, TILES, Law, host_can_show, offered, offered_floors
 from headgate.cost.fit.cuts import Pieces
+from headgate.cost.fit.family import PER_EXPERT, TILES, Law, host_can_show, offered, offered_floors
 from headgate.cost.fit.solve import WORST, Problem
 from headgate.cost.fit.steps import KINDS, Floats
 
@@ -162,7 +162,7 @@ def _held_out(problem: Problem, law: Law) -> Floats:
     for number in np.unique(folds):
         out = folds == number
         found, _ = problem.solve(law, ~out)
-        told = problem.told(law, found)
+        told = problem.one_line(law, found)
         errors[out] = np.minimum(np.abs(told / pieces.seconds - 1), WORST)[out]
     _, unit = np.unique(blocks * len(KINDS) + pieces.kind, return_inverse=True)
     means: Floats = np.bincount(unit, errors) / np.bincount(unit)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from headgate.core.errors import InputError
-from headgate.cost.model import Chunk
 from headgate.cost.laws.tiles import TileTerms
+from headgate.cost.model import Chunk
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.bool_]

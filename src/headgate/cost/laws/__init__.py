@@ -1,0 +1,1 @@
+"""Laws of step time that a card may hold."""

@@ -1,0 +1,1 @@
+"""Times the steps of a real engine for a cost card."""

@@ -1,0 +1,1 @@
+"""One live engine as policies see it."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from headgate.core.errors import told
+from headgate.core.errors import one_line
 from headgate.core.ledger import Entry
+from headgate.core.listeners import Listeners
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.live.engine.step_in_flight import Flight
-from headgate.core.listeners import Listeners
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 NOBODY = Listeners(())
@@ -130,4 +130,4 @@ class News:
             for hook in hooks:
                 hook(*news)
         except Exception as error:
-            self._relieve(told(error))
+            self._relieve(one_line(error))

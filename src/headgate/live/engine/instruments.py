@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from headgate import __version__
-from headgate.vllm.gauges import numbers
-from headgate.live.vllm.requests import BAD
+from headgate.core.version import VERSION
+from headgate.live.engine.gauges import numbers
 from headgate.live.engine.tally import IDLE, KINDS, STATES, Tally
+from headgate.live.vllm.requests import BAD
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 # Name: help, labels beside `engine`. Gauges:
@@ -76,7 +76,7 @@ class Board:
         self, tally: Tally, engine: str, about: Mapping[str, str], kv_total: int, registry: Any = None
     ) -> None:
         self._tally, self._engine, self._kv_total = tally, engine, kv_total
-        self._about = {"version": __version__, **about}
+        self._about = {"version": VERSION, **about}
         self._metrics = instruments(registry)
         self._shown: Counter[tuple[str, str]] = Counter()  # counters, by name and label
         self._chosen: dict[str, tuple[str, ...]] = {}  # which label of a metric is 1

@@ -6,16 +6,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 
-from headgate.core.errors import told
+from headgate.core.errors import one_line
 from headgate.core.lease import Lease
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Decodes, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.view import Limits
-from headgate.live.engine.step_in_flight import Chunk, Flight
-from headgate.drivers.last_tokens import LastTokens
-from headgate.live.engine.events import LiveObserver, News
 from headgate.core.watchdog import Watchdog
+from headgate.live.engine.events import LiveObserver, News
+from headgate.live.engine.last_tokens import LastTokens
+from headgate.live.engine.step_in_flight import Chunk, Flight
 
 __all__ = ["Live", "LiveObserver"]
 
@@ -83,7 +83,7 @@ class Live:
             try:
                 policy.adopt(self.ledger)
             except Exception as error:
-                self.fall(told(error))
+                self.fall(one_line(error))
 
     def fall(self, reason: str) -> None:
         """The policy is relieved: no plan, no hooks, no second chance."""
@@ -217,7 +217,7 @@ class Live:
             faults = check(plan, ledger) if isinstance(plan, Plan) else [f"{plan!r} is not a Plan"]
             gauges = policy.gauges() if self._news.wants_gauges else {}
         except Exception as error:
-            self.fall(told(error))
+            self.fall(one_line(error))
             return
         if faults:
             self.fall(f"planned nonsense: {'; '.join(faults)}")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate.live.engine.background import Background
-from headgate.vllm.gauges import numbers
+from headgate.live.engine.gauges import numbers
 from headgate.live.engine.instruments import Board
 from headgate.live.engine.tally import KINDS, STATES, Tally
 from headgate.live.vllm.fields import LOG, Settings

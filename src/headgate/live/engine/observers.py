@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from headgate import __version__
+from headgate.core.version import VERSION
 from headgate.live.engine.metrics import Metrics
 from headgate.live.engine.trace import Trace
 from headgate.live.vllm.fields import LOG, Settings
@@ -48,7 +48,7 @@ def observers(settings: Settings, parameters: Mapping[str, Any], facts: Facts) -
 def header(settings: Settings, parameters: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """The first line of a trace: how it came about."""
     return {
-        "headgate": __version__,
+        "headgate": VERSION,
         "driver": "vllm",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "policy": settings.policy,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from headgate.core.plan import Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
+from headgate.live.engine.gauges import numbers
 from headgate.live.engine.live import LiveObserver
-from headgate.vllm.gauges import numbers
 
 STATES = ("waiting", "prefilling", "decoding")
 WAITING, PREFILLING, DECODING = range(3)

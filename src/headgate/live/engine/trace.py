@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from io import FileIO
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
-from headgate.live.engine.live import LiveObserver
-from headgate.record.live_trace import TRACE
-from headgate.record.trace_fields import FIELDS
 from headgate.live.engine.background import Background
-from headgate.vllm.gauges import numbers
+from headgate.live.engine.gauges import numbers
+from headgate.live.engine.live import LiveObserver
 from headgate.live.vllm.fields import LOG
+from headgate.record.live_trace import TRACE
+from headgate.record.trace_fields import FIELDS, KNOWN
 
+ABOUT = attrgetter(*KNOWN)
 FLUSH_EVERY = 1.0  # seconds
 AT_A_TIME = 16  # events
 CHUNK = 1 << 16  # characters written at once
@@ -110,9 +112,7 @@ class Trace(LiveObserver):
 
     def arrived(self, request: Request, now: float) -> None:
         """With all that is known of it."""
-        r, slo = request, request.slo
-        about = (r.kind, r.prompt, r.limit, r.priority, slo.first_token, slo.between_tokens, r.guess)
-        self._note("arrived", r.id, now, *about)
+        self._note("arrived", *ABOUT(request), now, *request.slo)
 
     def admitted(self, request: Request, now: float) -> None:
         """It got a seat."""
@@ -148,7 +148,14 @@ class Trace(LiveObserver):
         """In numbers, as the recorder keeps it."""
         decode = plan.decode
         named = -1 if decode is ALL else 0 if isinstance(decode, Decodes) else len(decode)
-        self._note("plan", now, named, len(plan.prefill), len(plan.evict), dict(gauges) if isinstance(gauges, Mapping) else {})
+        self._note(
+            "plan",
+            now,
+            named,
+            len(plan.prefill),
+            len(plan.evict),
+            dict(gauges) if isinstance(gauges, Mapping) else {},
+        )
 
     def renewed(self, policy: str, parameters: Mapping[str, Any], now: float) -> None:
         """Another policy decides from now on."""

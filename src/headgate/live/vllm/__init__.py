@@ -1,0 +1,1 @@
+"""The scheduler plug-in for vLLM."""

@@ -13,15 +13,15 @@ from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
 from headgate.cost.likeness import Likeness
-from headgate.live.engine.live import LiveObserver
-from headgate.live.vllm.plugin import Duties, Headgate, Renewal
-from headgate.live.vllm.seams import faults, unsupported, version
 from headgate.live.calibrate.engine import shape_of
+from headgate.live.engine.live import LiveObserver
 from headgate.live.engine.observers import Facts, Watcher, close, connect, engine_number, observers, renewed
-from headgate.live.vllm.requests import promises
-from headgate.vllm.reload import Reload, Renewals
-from headgate.live.vllm.settings import build_policy, file_of, read_settings
 from headgate.live.vllm.fields import LOG, OBSERVE, Settings
+from headgate.live.vllm.plugin import Duties, Headgate, Renewal
+from headgate.live.vllm.reload import Reload, Renewals
+from headgate.live.vllm.requests import promises
+from headgate.live.vllm.seams import faults, unsupported, version
+from headgate.live.vllm.settings import build_policy, file_of, read_settings
 
 
 class Watched:

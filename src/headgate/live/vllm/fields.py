@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from headgate.experiment.build import split_policy
-from headgate.experiment.settings import Seconds, Setting, Switch, Words
+from headgate.methods.make import split_name
+from headgate.settings_base import Seconds, Setting, Switch, Words
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 
@@ -53,5 +53,5 @@ class Settings(Words):
 
     def named(self) -> tuple[str, dict[str, Any]]:
         """The policy's name and its parameters as they were written, in `policy` and in `set`."""
-        name, inline = split_policy(self.policy)
+        name, inline = split_name(self.policy)
         return name, {**self.set, **inline}

@@ -9,8 +9,8 @@ from vllm.v1.request import Request
 
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import NONE, Decodes, Plan
-from headgate.live.vllm.request_map import Books
 from headgate.live.vllm.queues import GatedQueue
+from headgate.live.vllm.request_map import Books
 
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # which of them exist depends on the release
 

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
-from headgate.core.errors import told
+from headgate.core.errors import one_line
 from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.view import Limits
-from headgate.live.engine.live import Live
 from headgate.live.engine.events import LOG
-from headgate.live.vllm.request_map import Books, Promises
+from headgate.live.engine.live import Live
 from headgate.live.vllm.knobs import Knobs
+from headgate.live.vllm.request_map import Books, Promises
 
 ENDS = {
     RequestStatus.FINISHED_STOPPED: End.STOPPED,
@@ -134,7 +134,7 @@ class Headgate:
             self._headgate_broken = True
             with suppress(Exception):
                 LOG.exception("headgate failed; vLLM goes on without it")
-                self._headgate.fall(f"internal error: {told(error)}")
+                self._headgate.fall(f"internal error: {one_line(error)}")
             self._headgate_knobs.restore()
             return None
 

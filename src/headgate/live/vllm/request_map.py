@@ -11,8 +11,8 @@ from vllm.v1.request import Request
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.core.request import Slo
-from headgate.live.engine.step_in_flight import Chunk, Flight
 from headgate.live.engine.live import Live
+from headgate.live.engine.step_in_flight import Chunk, Flight
 from headgate.live.vllm.seams import PROMOTE
 
 LONGEST_WAY = 60.0  # seconds a request may have been on its way from the front end

@@ -17,7 +17,7 @@ from headgate.live.vllm.fields import CLIENTS_MAY, LOG, Promise, Settings
 from headgate.workloads.durations import duration
 
 LONGEST_TEXT = 64  # characters of a value
-LOOKED_AT = 64  # parameters of one request whose names are checked for spelling
+LOOKED_AT = 16  # parameters of one request whose names are checked for spelling
 MOST_CLASSES = 64  # classes that clients may make up where the settings declare none
 LONGEST_TIME = 86_400.0  # seconds; a longer promise says nothing
 MOST_TOKENS = 1 << 24  # of a guess; the driver cuts it to the request's own limit

@@ -13,12 +13,12 @@ from headgate.core.policy import BatchPolicy
 from headgate.cost.card import Card, load_card, parse_card
 from headgate.cost.likeness import Likeness, doubts, refusals
 from headgate.cost.model import StepCost
-from headgate.sim.engine.engine import Engine
-from headgate.experiment.build import make_policy, policy_class
-from headgate.experiment.settings import Words, checked, parse_words, underscored
-from headgate.vllm.files import MOST_CARD_BYTES, read_regular
-from headgate.live.vllm.requests import promises
 from headgate.live.vllm.fields import LOG, OBSERVE, Floor, Promise, Settings
+from headgate.live.vllm.files import MOST_CARD_BYTES, read_regular
+from headgate.live.vllm.requests import promises
+from headgate.methods.make import make_policy, policy_class
+from headgate.settings_base import Words, checked, parse_words, underscored
+from headgate.sim.engine.engine import Engine
 
 __all__ = ["Settings", "build_policy", "check_policy", "promises", "read_settings"]
 

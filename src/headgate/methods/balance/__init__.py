@@ -1,0 +1,1 @@
+"""Routers that choose an engine for each request at once."""

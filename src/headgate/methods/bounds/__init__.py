@@ -1,0 +1,1 @@
+"""The rate no policy can exceed."""

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headgate.core.errors import InputError
-from headgate.cost.model import LinearCost, StepCost
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost
+from headgate.cost.model import LinearCost, StepCost
 from headgate.methods.bounds.prices import Need, Room, least_prices
 
 Floats = NDArray[np.float64]

@@ -1,0 +1,1 @@
+"""Exclusive batching: decode until enough seats are idle, then prefill."""

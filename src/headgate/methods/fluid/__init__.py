@@ -1,0 +1,1 @@
+"""Gate-and-route: a fluid plan of the fleet, and routers that follow it."""

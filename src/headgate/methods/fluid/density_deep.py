@@ -8,10 +8,10 @@ from headgate.core.errors import InputError, unknown
 from headgate.core.fleet import ANY, STAY, Fleet, Move, RoutePolicy, Routing
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.methods.fluid.plan import FluidPlan
-from headgate.methods.fluid.admission import Strict
 from headgate.methods.balance.assigned import Loads
+from headgate.methods.fluid.admission import Strict
 from headgate.methods.fluid.placement import Draw, pick
+from headgate.methods.fluid.plan import FluidPlan
 
 SPARE = 1 / 16
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError, unknown
 from headgate.methods.fluid.flows import Instance
-from headgate.methods.fluid.planner import NO_LEVELS, FluidPlan, FluidPlanner, plan_fluid
 from headgate.methods.fluid.levels import Levels
+from headgate.methods.fluid.planner import NO_LEVELS, FluidPlan, FluidPlanner, plan_fluid
 
 CAPS = ("prefill_fairness", "decode_fairness", "tpot")
 PACE = ("seats", "chunk", "mixed_fixed", "mixed_per_token", "solo_speed")

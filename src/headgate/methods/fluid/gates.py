@@ -9,8 +9,6 @@ from headgate.core.errors import unknown
 from headgate.core.fleet import ANY, MIXED, STAY, Fleet, Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.methods.fluid.plan import FluidPlan
-from headgate.methods.fluid.staffing import staff
 from headgate.methods.fluid.admission import (
     Admission,
     BackPressure,
@@ -28,6 +26,8 @@ from headgate.methods.fluid.placement import (
     SoloFirst,
     pick,
 )
+from headgate.methods.fluid.plan import FluidPlan
+from headgate.methods.fluid.staffing import staff
 
 GATES = {"occupancy": Occupancy, "back-pressure": BackPressure, "token-bucket": TokenBucket}
 

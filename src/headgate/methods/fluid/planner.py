@@ -9,9 +9,9 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE, Instance
-from headgate.methods.fluid.plan import NO_LEVELS, NOTHING, FluidPlan, Shadows
 from headgate.methods.fluid.formulation import Form, bundled_gain, nearest
 from headgate.methods.fluid.levels import FIRST_TANGENTS, Levels, slot_tpot
+from headgate.methods.fluid.plan import NO_LEVELS, NOTHING, FluidPlan, Shadows
 from headgate.methods.fluid.program import Answer, Floats
 from headgate.methods.fluid.solver import Infeasible, Solver
 

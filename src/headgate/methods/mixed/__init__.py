@@ -1,0 +1,1 @@
+"""Mixed batching: decodes and prompt chunks share each step."""

@@ -1,0 +1,1 @@
+"""RAD: one prompt at a time, in whole tiles."""

@@ -1,0 +1,1 @@
+"""SLAI: decodes wait for prompts as long as their promise allows."""

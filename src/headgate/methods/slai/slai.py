@@ -12,9 +12,9 @@ from headgate.core.policy import End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import Shape, StepCost
+from headgate.methods.orders import Ordered, order_of, share
 from headgate.methods.slai.due_dates import LAST, Dues
 from headgate.methods.slai.margins import Margin, behind
-from headgate.methods.orders import Ordered, order_of, share
 
 AGEING = 0.01  # of the prefill rate: overtaken only within a hundred times its own prefill time
 SMALLEST = 64  # prompt tokens of a step whose promise cannot be kept at all; an eighth of a small budget

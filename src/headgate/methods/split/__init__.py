@@ -1,0 +1,1 @@
+"""Prefill and decode on different engines, in a fixed split."""

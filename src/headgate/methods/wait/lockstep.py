@@ -163,7 +163,7 @@ class Lockstep(BatchPolicy):
         end = place.since() + self.max_pause if self.max_pause < inf else inf
         if place.number or not place.queue or self.max_wait == inf:
             return end
-        return min(end, next(iter(place.entering)).arrival + self.max_wait)
+        return min(end, next(iter(place.entering)).queued + self.max_wait)
 
     def _members(self, view: View, chosen: Iterable[Place]) -> tuple[list[Request], list[Request]]:
         """The decodes and the new prompts of these segments; as many prompts as there are seats."""

@@ -11,14 +11,14 @@ from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
+from headgate.methods.wait.census import Census
 from headgate.methods.wait.inventory import with_slack
 from headgate.methods.wait.iteration import Part
-from headgate.methods.wait.segments import compound
-from headgate.methods.wait.traffic import Seen, cuts, running_pace
-from headgate.methods.wait.census import Census
 from headgate.methods.wait.lockstep import Lockstep
+from headgate.methods.wait.segments import compound
 from headgate.methods.wait.sorting import Sorting, read_ends, read_thresholds
 from headgate.methods.wait.tracks import WHOLE, Track
+from headgate.methods.wait.traffic import Seen, cuts, running_pace
 
 NESTED_SHARE = 0.9  # of memory that full segments may take; the rest is for the queues between them
 
@@ -100,7 +100,7 @@ class Wait(Lockstep):
     def arrived(self, request: Request, now: float) -> None:
         """Count it; review the thresholds when enough have come."""
         super().arrived(request, now)
-        self._census.came(self._sorting.name(request), request.prompt, request.arrival)
+        self._census.came(self._sorting.name(request), request.prompt, request.queued)
         self._came += 1
         if not self.fixed and self._came >= self.review and self._memory and self._census.ended >= self.warm:
             self._came = 0

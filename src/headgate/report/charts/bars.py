@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from headgate.report.charts.marks import Mark
-from headgate.report.html.markup import Markup, join, tag
-from headgate.report.document import Figure
 from headgate.report.charts.scales import Scale
+from headgate.report.document import Figure
+from headgate.report.html.markup import Markup, join, tag
 from headgate.report.terminal.tables import number
 
 WIDTH = 420

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from headgate.report.charts.marks import Mark, draw_marks
-from headgate.report.html.markup import Markup, position, tag
-from headgate.report.document import Figure
 from headgate.report.charts.scales import LINEAR, LOG, TAIL, Floats, Scale, padded
+from headgate.report.document import Figure
+from headgate.report.html.markup import Markup, position, tag
 
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 12.0, 42.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headgate.report.html.markup import Markup, join, tag
 from headgate.report.charts.scales import Scale
+from headgate.report.html.markup import Markup, join, tag
 
 NEAR = 80.0  # pixels between two upright lines whose names would meet
 ROW = 13.0  # pixels from one name to the next below it

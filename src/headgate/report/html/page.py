@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 from itertools import count
 
-from headgate.report.html.markup import Markup, embedded, join, tag
 from headgate.report.document import Cell, Chapter, Figure, Grid, Page, Printed, Section
+from headgate.report.html.markup import Markup, embedded, join, tag
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 SCRIPTS = ("script.js", "timeline.js")
@@ -50,7 +50,7 @@ def render(page: Page) -> str:
 
 
 def _shipped(name: str) -> str:
-    return files("headgate.report").joinpath(name).read_text(encoding="utf-8")
+    return files("headgate.report.html").joinpath(name).read_text(encoding="utf-8")
 
 
 def _header(page: Page) -> Markup:

@@ -7,12 +7,12 @@ from math import isnan, nan
 
 import numpy as np
 
-from headgate.report.charts.chart import Axis, Chart, Mark, Series
-from headgate.report.runs.origin import plan_made
-from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
-from headgate.report.terminal.tables import interval, number, percent
-from headgate.advisor.engines.plan import EnginesPlan, Size
 from headgate.advisor.capacity.slo import Level
+from headgate.advisor.engines.plan import EnginesPlan, Size
+from headgate.report.charts.chart import Axis, Chart, Mark, Series
+from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
+from headgate.report.runs.origin import plan_made
+from headgate.report.terminal.tables import interval, number, percent
 
 ENOUGH = "Enough means that every level is kept with every seed; other requests of the same kind may differ."
 

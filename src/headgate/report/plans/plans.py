@@ -7,15 +7,15 @@ from math import isfinite
 
 import numpy as np
 
-from headgate.methods.fluid.frontier import Point
-from headgate.report.charts.bars import Bar, Bars
-from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
-from headgate.report.runs.origin import plan_made
-from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
-from headgate.report.terminal.tables import number
 from headgate.advisor.capacity.plan import CapacityPlan
 from headgate.advisor.flags import FlagsPlan
 from headgate.advisor.fluid.plan import FluidAnswer
+from headgate.methods.fluid.frontier import Point
+from headgate.report.charts.bars import Bar, Bars
+from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
+from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
+from headgate.report.runs.origin import plan_made
+from headgate.report.terminal.tables import number
 
 PARAMETERS = {
     "seats": "seats",

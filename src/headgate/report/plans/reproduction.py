@@ -8,11 +8,11 @@ from math import isfinite
 import numpy as np
 
 from headgate.report.charts.chart import LINEAR, LOG, Axis, Chart, Series
-from headgate.report.runs.origin import plan_made
 from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Section
+from headgate.report.runs.origin import plan_made
+from headgate.report.terminal.tables import number
 from headgate.reproduce.report import Report
 from headgate.reproduce.report import Section as Table
-from headgate.report.terminal.tables import number
 
 WIDE = 20.0  # numbers that differ by more than this factor are drawn on log axes
 

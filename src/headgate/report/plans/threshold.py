@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.stationary import phase_share
 from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
-from headgate.report.runs.origin import plan_made
 from headgate.report.document import Cell, Chapter, Figure, Grid, Page, Printed, Section
+from headgate.report.runs.origin import plan_made
 from headgate.report.terminal.tables import number, time_unit
-from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
 
 POINTS = 90
 SHARES = (0.002, 0.98)  # of the seats: what is drawn

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
+from headgate.advisor.wait.plan import Nested, WaitPlan
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.marks import Mark
-from headgate.report.runs.origin import plan_made
 from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
+from headgate.report.runs.origin import plan_made
 from headgate.report.terminal.tables import number
-from headgate.advisor.wait.plan import Nested, WaitPlan
 
 
 def wait_page(plan: WaitPlan, printed: str, command: Sequence[str]) -> Page:

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from shlex import join as shell
 
-from headgate import __version__
+from headgate.core.version import VERSION
 from headgate.record.tables import Run
 from headgate.experiment.coverage import warning
 
@@ -32,14 +32,14 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
         "Driver": _each(one.get("driver") for one in meta),
         "Outcome": _each(one.get("outcome") for one in meta),
         "Versions": _each(_versions(one) for one in meta),
-        "Figures": f"95 % intervals; drawn by headgate {__version__}, nothing is loaded from elsewhere",
+        "Figures": f"95 % intervals; drawn by headgate {VERSION}, nothing is loaded from elsewhere",
     }
     return tuple((name, value) for name, value in facts.items() if value)
 
 
 def plan_made(command: Sequence[str]) -> Facts:
     """The same of a plan, which has no run."""
-    versions = f"headgate {__version__}, Python {platform.python_version()}"
+    versions = f"headgate {VERSION}, Python {platform.python_version()}"
     return ("Command", shell(["headgate", *command])), ("Versions", versions)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headgate.report.terminal.tables import number
 from headgate.advisor.capacity.plan import CapacityPlan, Found
+from headgate.report.terminal.tables import number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import isnan
 from typing import TYPE_CHECKING
 
-from headgate.stats.figures import Estimate
-from headgate.report.terminal.tables import number
-from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
 from headgate.advisor.capacity.slo import Level
+from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
+from headgate.report.terminal.tables import number
+from headgate.stats.figures import Estimate
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

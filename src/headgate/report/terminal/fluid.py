@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from headgate.advisor.fluid.plan import FluidAnswer
 from headgate.methods.fluid.plan import NOTHING, FluidPlan
 from headgate.report.plans.plans import PARAMETERS
 from headgate.report.terminal.tables import number
-from headgate.advisor.fluid.plan import FluidAnswer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

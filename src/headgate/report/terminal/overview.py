@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headgate.stats.comparison import Comparison, Row
 from headgate.report.terminal.tables import BEST, LEVEL, number, time_unit
+from headgate.stats.comparison import Comparison, Row
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from headgate.advisor.flags import QUEUE_SINCE, Checked, FlagsPlan
+from headgate.advisor.situation import Situation
+from headgate.advisor.threshold import WITHIN_ERROR, Predicted, ThresholdPlan
 from headgate.methods.eb.thresholds import Threshold
 from headgate.report.terminal.tables import number, time_unit
-from headgate.advisor.flags import QUEUE_SINCE, Checked, FlagsPlan
-from headgate.advisor.threshold import WITHIN_ERROR, Predicted, ThresholdPlan
-from headgate.advisor.situation import Situation
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import IO, TYPE_CHECKING
 
-from headgate.reproduce.report import Cell, Report, Row, Section
 from headgate.report.terminal.tables import show
+from headgate.reproduce.report import Cell, Report, Row, Section
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headgate.report.runs.compared import compared
-from headgate.stats.metrics import Metrics, summarise
-from headgate.record.tables import Run
-from headgate.report.terminal.tables import number
 from headgate.experiment.sweep import Over
+from headgate.record.tables import Run
+from headgate.report.runs.compared import compared
+from headgate.report.terminal.tables import number
+from headgate.stats.metrics import Metrics, summarise
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from headgate.report.terminal.plan import columns, timed
+from headgate.advisor.wait.plan import Nested, WaitPlan
 from headgate.methods.wait.iteration import offered
 from headgate.methods.wait.nested import walks
+from headgate.report.terminal.plan import columns, timed
 from headgate.report.terminal.tables import number
-from headgate.advisor.wait.plan import Nested, WaitPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,0 +1,25 @@
+"""Experiments of the EB paper."""
+
+from headgate.reproduce.eb import (
+    gamma_shift,
+    split_runs,
+    table2,
+    table3,
+    table10,
+    table11,
+    table13,
+    table18,
+    table19,
+    table20,
+)
+from headgate.reproduce.eb.published import SOURCE
+from headgate.reproduce.experiment import Experiment
+from headgate.reproduce.serving import carry_out
+
+EXPERIMENTS = {
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, carry_out, SOURCE)
+    for part in (table2, table3, table10, table11, table13, gamma_shift, table18)
+} | {
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, split_runs.carry_out, SOURCE)
+    for part in (table19, table20)
+}

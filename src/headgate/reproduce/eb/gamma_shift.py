@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 
 from headgate.reproduce.eb.published import CARDS, GAMMA_SHIFT, H200, PHASE_ITERATIONS
+from headgate.reproduce.eb.table10 import decode_constant
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import Job, Load, Options, Outcomes
-from headgate.reproduce.eb.table10 import decode_constant
 from headgate.workloads.lengths import Fixed, Gamma
 
 NAME = "eb-fig12"

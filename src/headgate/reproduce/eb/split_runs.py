@@ -7,14 +7,14 @@ from math import isfinite, nan
 from typing import NamedTuple
 
 from headgate.core.errors import InputError, RunError
+from headgate.experiment.fleet import FleetSetup, transfer_time
+from headgate.experiment.library import card_engine
+from headgate.experiment.settings import ManyEngines
+from headgate.methods.make import make_policy
 from headgate.reproduce.eb.published import CARDS, H200, MEASURED, RTX
 from headgate.reproduce.eb.published_split import METRICS, Numbers, Scene
 from headgate.reproduce.report import Cell, Count, Row, Section
 from headgate.reproduce.serving import BUDGET, Load, Options, Outcome, Outcomes, draw, partly
-from headgate.experiment.build import make_policy
-from headgate.experiment.fleet import FleetSetup, transfer_time
-from headgate.experiment.library import card_engine
-from headgate.experiment.settings import ManyEngines
 from headgate.workloads.lengths import Uniform
 
 SLOTS = 1024

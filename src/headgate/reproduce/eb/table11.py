@@ -12,9 +12,9 @@ from headgate.reproduce.eb.published import (
     TABLE11,
     TABLE11_PROMPTS,
 )
+from headgate.reproduce.eb.table10 import decode_constant
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign_pairs, spread
 from headgate.reproduce.serving import Job, Load, Options, Outcomes
-from headgate.reproduce.eb.table10 import decode_constant
 from headgate.workloads.lengths import Fixed, Geometric
 
 NAME = "eb-table11"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from headgate.reproduce.eb.published import CARDS, H200, MEASURED, RTX
 from headgate.reproduce.eb.published_split import METRICS, TABLE19, WAYS19, Scene
-from headgate.reproduce.report import Report
-from headgate.reproduce.serving import Options, Outcomes
 from headgate.reproduce.eb.split_runs import (
     GROUPS,
     HANDOVER,
@@ -21,6 +19,8 @@ from headgate.reproduce.eb.split_runs import (
     same_best,
     sections,
 )
+from headgate.reproduce.report import Report
+from headgate.reproduce.serving import Options, Outcomes
 
 NAME = "eb-table19"
 ABOUT = "two GPUs: mixed, EB+, or one for prompts and one for outputs; tok/s, TTFT, TPOT"

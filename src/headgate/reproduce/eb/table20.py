@@ -6,8 +6,6 @@ from math import isfinite
 
 from headgate.reproduce.eb.published import CARDS, H200, MEASURED, RTX
 from headgate.reproduce.eb.published_split import LENGTHS20, TABLE20, WAYS20, Scene
-from headgate.reproduce.report import Count, Report
-from headgate.reproduce.serving import Options, Outcomes
 from headgate.reproduce.eb.split_runs import (
     GROUPS,
     HANDOVER,
@@ -24,6 +22,8 @@ from headgate.reproduce.eb.split_runs import (
     same_best,
     sections,
 )
+from headgate.reproduce.report import Count, Report
+from headgate.reproduce.serving import Options, Outcomes
 
 NAME = "eb-table20"
 ABOUT = "four GPUs: mixed, EB+, 1P+3D, 2P+2D, 3P+1D on three kinds of lengths; tok/s, TTFT, TPOT"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from math import nan
 
-from headgate.sim.fleet.network.counts import HANDOFF, WAITING
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.reproduce.fluid.network_runs import NetworkJob, Results, level, quick_note, short
 from headgate.reproduce.fluid.published import FIG2, FIG2_EDGE, LIKELY_SEATS, STATED_SEATS, two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import Options
+from headgate.sim.fleet.network.counts import HANDOFF, WAITING
 
 NAME = "gr-fig2"
 ABOUT = "revenue and queues against arrivals: bundled congestion before prefill, separate before decode"

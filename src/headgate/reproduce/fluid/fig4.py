@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import nan
 
-from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.reproduce.fluid.network_runs import NetworkJob, Results, level, quick_note, revenue, short
 from headgate.reproduce.fluid.published import SIZES, two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import Options
+from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
 
 NAME = "gr-fig4"
 ABOUT = "revenue, queues and occupancies of gate-and-route for 5 to 500 engines, against the optimum"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headgate.sim.fleet.network.counts import MIXED, PREFILLING, SOLO
-from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.methods.fluid.levels import Levels
+from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.reproduce.fluid.network_runs import NetworkJob, Results, level, quick_note, revenue, short
 from headgate.reproduce.fluid.published import two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import Options
+from headgate.sim.fleet.network.counts import MIXED, PREFILLING, SOLO
 
 NAME = "gr-fig6"
 ABOUT = "decodes by class under the randomised router, against the plan; fairness under three gates"

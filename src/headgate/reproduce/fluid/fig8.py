@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import nan
 
-from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.fluid.frontier import Point, frontier
+from headgate.methods.fluid.planner import plan_fluid
 from headgate.reproduce.fluid.network_runs import NetworkJob, Results
 from headgate.reproduce.fluid.published import (
     FIG8_AXES,

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.core.errors import RunError
-from headgate.sim.fleet.network.counts import Window
+from headgate.experiment.routers import run_network
 from headgate.methods.fluid.plan import FluidPlan
 from headgate.reproduce.serving import Options, partly
-from headgate.experiment.routers import run_network
+from headgate.sim.fleet.network.counts import Window
 
 WARM = 150.0  # seconds; a decode takes some 20 to 30
 QUICK_SECONDS, QUICK_WARM, QUICK_ENGINES = 40.0, 20.0, 10

@@ -7,10 +7,18 @@ from typing import Any
 
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.methods.bounds.capacity import Requests, cycle_requests, tile_bound
-from headgate.reproduce.slai.chat_runs import SLOTS, UNLIMITED, ChatJob, carry_out, engine_of, lengths_of, sample
-from headgate.reproduce.slai.published import PAPER, REFERENCE_BOUND, REFERENCE_SAMPLE, REFERENCE_SATURATED
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign
 from headgate.reproduce.serving import Options, Outcomes
+from headgate.reproduce.slai.chat_runs import (
+    SLOTS,
+    UNLIMITED,
+    ChatJob,
+    carry_out,
+    engine_of,
+    lengths_of,
+    sample,
+)
+from headgate.reproduce.slai.published import PAPER, REFERENCE_BOUND, REFERENCE_SAMPLE, REFERENCE_SATURATED
 from headgate.workloads.bundled import bundled
 
 __all__ = ["ABOUT", "NAME", "SOURCE", "carry_out", "jobs", "judge"]

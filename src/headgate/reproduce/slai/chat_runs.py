@@ -16,15 +16,15 @@ import numpy as np
 from headgate.core.errors import RunError
 from headgate.core.request import Slo
 from headgate.cost.laws.tiles import TileCost
-from headgate.sim.engine.engine import Engine
+from headgate.experiment.library import card_engine, simulate
 from headgate.methods.bounds.capacity import Requests, tile_bound
-from headgate.reproduce.slai.published import LONG_PROMPT
+from headgate.methods.make import make_policy
+from headgate.record.tables import Flags, Floats, Run
 from headgate.reproduce.serving import Key, Outcomes, partly
+from headgate.reproduce.slai.published import LONG_PROMPT
+from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import quantiles
 from headgate.stats.gaps import Gaps
-from headgate.record.tables import Flags, Floats, Run
-from headgate.experiment.build import make_policy
-from headgate.experiment.library import card_engine, simulate
 from headgate.workloads.arrivals import Poisson
 from headgate.workloads.bundled import bundled
 from headgate.workloads.lengths import Pairs

@@ -8,6 +8,8 @@ from itertools import pairwise
 from math import log, nan
 from typing import Any
 
+from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign
+from headgate.reproduce.serving import Options, Outcomes
 from headgate.reproduce.slai import starvation as slai_starvation
 from headgate.reproduce.slai.chat_runs import BUDGET, ChatJob, Seeds, best_rate, carry_out, offered
 from headgate.reproduce.slai.published import (
@@ -20,8 +22,6 @@ from headgate.reproduce.slai.published import (
     REFERENCE_TBT,
     REFERENCE_TTFT,
 )
-from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign
-from headgate.reproduce.serving import Options, Outcomes
 
 RATES = (0.8, 1.0, 1.15, 1.25, 1.35, 1.4, 1.45, 1.5, 1.6)
 QUICK_RATES = (1.0, 1.5, 1.6)

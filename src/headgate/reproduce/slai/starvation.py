@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any
 
+from headgate.reproduce.report import Cell, Row, Section
 from headgate.reproduce.slai.chat_runs import BUDGET, ChatJob, Seeds
 from headgate.reproduce.slai.published import LONG_PROMPT, REFERENCE_LONG, REFERENCE_PRIORITY
-from headgate.reproduce.report import Cell, Row, Section
 
 RATE = 1.6
 STUDY = "1.6"  # in keys, beside the curves

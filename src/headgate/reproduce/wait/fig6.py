@@ -10,11 +10,11 @@ from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import Observer, Steps
 from headgate.core.request import Request
 from headgate.cost.laws.kv_linear import kv_linear
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
 from headgate.methods.wait.wait import NestedWait
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import Options
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 
 NAME = "wait-fig6"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headgate.sim.engine.forgetful import EVERYTHING
 from headgate.reproduce.report import Cell, Report, Row, Section
 from headgate.reproduce.serving import Options
 from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob
@@ -24,6 +23,7 @@ from headgate.reproduce.wait.study import (
     shared,
     throughput,
 )
+from headgate.sim.engine.forgetful import EVERYTHING
 
 NAME = "wait-high"
 ABOUT = "WAIT, three types of 100, 200 and 300 output tokens; at the paper's rates and at loads from 0.5 to 2"

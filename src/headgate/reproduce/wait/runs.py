@@ -12,12 +12,12 @@ import numpy as np
 
 from headgate.core.errors import RunError
 from headgate.cost.laws.kv_linear import kv_linear
-from headgate.sim.engine.engine import Engine
-from headgate.methods.wait.iteration import Lines, Part, kind, lines_of
-from headgate.reproduce.serving import Key, partly
-from headgate.record.tables import Run
-from headgate.experiment.build import make_policy
 from headgate.experiment.library import simulate
+from headgate.methods.make import make_policy
+from headgate.methods.wait.iteration import Lines, Part, kind, lines_of
+from headgate.record.tables import Run
+from headgate.reproduce.serving import Key, partly
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
 

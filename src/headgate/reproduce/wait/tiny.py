@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import nan
 
-from headgate.sim.engine.forgetful import EVERYTHING
 from headgate.reproduce.report import Cell, Report, Row, Section
 from headgate.reproduce.serving import Options
 from headgate.reproduce.wait.runs import FOR_EVER, Found, Machine, Mix, WaitJob
@@ -20,6 +19,7 @@ from headgate.reproduce.wait.study import (
     mixed,
     watermarked,
 )
+from headgate.sim.engine.forgetful import EVERYTHING
 
 NAME = "wait-tiny"
 ABOUT = "WAIT where only a few requests fit (Proposition 4: 9 KV tokens), requests/s and latency"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import inf
 
 from headgate.core.ledger import Entry, Ledger
-from headgate.core.request import Slo
 from headgate.workloads.workload import Workload
 
 
@@ -22,14 +21,8 @@ class Arrivals:
         self.outstanding = 0
         self._closed = workload.closed
         self._times: list[float] = workload.arrival.tolist()
-        self._prompts: list[int] = workload.prompt.tolist()
-        self._limits: list[int] = workload.limit.tolist()
-        self._guesses: list[int] = workload.guess.tolist()
-        self._priorities: list[int] = workload.priority.tolist()
         self._clients: list[int] = workload.clients.tolist()
-        self._kinds: list[int] = workload.kind.tolist()
-        self._names = [kind.name for kind in workload.kinds]
-        self._slos: list[Slo] = [kind.slo for kind in workload.kinds]
+        self._known = workload.identities()
         self._now = 0.0
 
         self.next_time = -inf if self._closed else self._times[0]
@@ -52,19 +45,7 @@ class Arrivals:
         self.sent += 1
         self.outstanding += 1
         self._look_ahead()
-        guess = self._guesses[id]
-        kind = self._kinds[id]
-        return Entry(
-            ledger,
-            id,
-            self._now if self._closed else self._times[id],
-            self._prompts[id],
-            self._limits[id],
-            self._names[kind],
-            None if guess < 0 else guess,
-            self._priorities[id],
-            self._slos[kind],
-        )
+        return Entry(ledger, id, self._now if self._closed else self._times[id], *next(self._known))
 
     def returned(self, now: float) -> None:
         """One request has left; in a closed loop its client sends the next."""

@@ -9,8 +9,8 @@ from math import inf
 from headgate.core.ledger import NOT_ROLLING, Entry
 from headgate.core.plan import Decodes
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
-from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.delayed_events import Later
+from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.launches import Launches
 from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.residents import SEAT

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from headgate.cost.laws.host import HostTerms
-from headgate.cost.model import Shape, StepCost
 from headgate.cost.laws.work import WorkCost
+from headgate.cost.model import Shape, StepCost
 from headgate.sim.engine.steps import Pace
 
 

@@ -8,11 +8,11 @@ from math import inf
 from headgate.core.errors import RunError
 from headgate.core.lease import Lease
 from headgate.core.ledger import Entry
+from headgate.core.listeners import Listeners
 from headgate.core.plan import ALL, EACH_STEP, NONE, Decodes, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.cost.model import Chunk, Shape
 from headgate.sim.engine.engine import Engine
-from headgate.core.listeners import Listeners
 from headgate.sim.engine.residents import Residents
 from headgate.sim.engine.steps import Pace
 
@@ -63,11 +63,11 @@ class Replica(Residents):
     def receive(self, entry: Entry) -> bool:
         """A request joins the queue; False if it can never fit and is refused."""
         for hook in self.hear.arrived:
-            hook(entry, entry.arrival)
+            hook(entry, entry.queued)
         self.lease.arrival()
         if entry.prompt >= self.longest:
             self.lease.finish()
-            self._tell_finished(entry, entry.arrival, End.REFUSED)
+            self._tell_finished(entry, entry.queued, End.REFUSED)
             return False
         self.ledger.arrive(entry)
         return True

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
-from headgate.core.errors import RunError, told
+from headgate.core.errors import RunError, one_line
 from headgate.core.policy import BatchPolicy, End, Observer
-from headgate.sim.engine.asynchronous import Ahead
+from headgate.core.watchdog import Watchdog
 from headgate.sim.engine.arrivals import Arrivals
+from headgate.sim.engine.asynchronous import Ahead
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.forgetful import Forgetful
 from headgate.sim.engine.replica import Replica
-from headgate.core.watchdog import Watchdog
 from headgate.workloads.workload import Workload
 
 PATIENT_DOG = 3600.0  # seconds of the run without any progress
@@ -73,7 +73,7 @@ class Simulator:
         except RunError:
             raise
         except (Exception, SystemExit) as error:
-            raise RunError(f"policy {name} broke at {replica.now:.6f} s: {told(error)}") from error
+            raise RunError(f"policy {name} broke at {replica.now:.6f} s: {one_line(error)}") from error
         if self.arrivals.outstanding:
             raise RunError(
                 f"policy {name} lost {self.arrivals.outstanding} requests; a policy must not change the view"

@@ -1,0 +1,1 @@
+"""Many virtual engines behind one router."""

@@ -9,10 +9,10 @@ from math import inf
 from headgate.core.ledger import Entry
 from headgate.core.plan import NONE, Decodes
 from headgate.core.policy import BatchPolicy, End
-from headgate.sim.engine.engine import Engine
-from headgate.kv.transfer import Handover
-from headgate.sim.engine.replica import Replica
 from headgate.record.fleet_recorder import EngineRecorder
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.replica import Replica
+from headgate.sim.fleet.handover import Handover
 
 AT_ONCE = -inf
 CUT_TO = 1  # output tokens of a request that is sent for its prompt alone

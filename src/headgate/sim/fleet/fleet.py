@@ -7,20 +7,21 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-from headgate.core.errors import InputError, RunError, told
+from headgate.core.dispatch import Dispatch
+from headgate.core.errors import InputError, RunError, one_line
 from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
-from headgate.sim.engine.arrivals import Arrivals
-from headgate.core.dispatch import Dispatch
-from headgate.sim.engine.engine import Engine
-from headgate.sim.fleet.exchange import Exchange
-from headgate.kv.transfer import Handover, Transfer
-from headgate.sim.fleet.kv_handover import Porter
-from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY
-from headgate.sim.fleet.fleet_engine import PENDING, RUNNING, WAITS, Station
+from headgate.kv.transfer import Transfer
 from headgate.record.fleet_recorder import FleetRecorder
+from headgate.sim.engine.arrivals import Arrivals
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY
+from headgate.sim.fleet.exchange import Exchange
+from headgate.sim.fleet.fleet_engine import PENDING, RUNNING, WAITS, Station
+from headgate.sim.fleet.handover import Handover
+from headgate.sim.fleet.kv_handover import Porter
 from headgate.workloads.workload import Workload
 
 DUE, WAKE, TIMER, LANDS = range(4)
@@ -103,7 +104,9 @@ class FleetSimulator:
             raise
         except (Exception, SystemExit) as error:
             name = type(self.dispatch.router).__name__
-            raise RunError(f"router {name} or a policy broke at {self.now:.6f} s: {told(error)}") from error
+            raise RunError(
+                f"router {name} or a policy broke at {self.now:.6f} s: {one_line(error)}"
+            ) from error
         if self.arrivals.outstanding:
             raise RunError(self._left_behind())
 
@@ -213,7 +216,7 @@ class FleetSimulator:
         if move.stage is Stage.DECODE:
             self._porter.bind(entry.id, station)
         else:
-            entry.arrival = self.now  # at that engine's queue
+            entry.queued = self.now
             self._at[entry.id] = station
             if move.stage is Stage.PREFILL:
                 station.replica.send_for_prompt(entry)
@@ -278,7 +281,7 @@ class FleetSimulator:
         name, roster = type(self.dispatch.router).__name__, self.dispatch.roster
         waiting = sum(map(len, roster.queues.values())) + len(roster.handoff)
         stuck = next((station for station in self.stations if station.replica.occupied), None)
-        where = f"; {stuck.told()}, {stuck.replica.plan}" if stuck else ""
+        where = f"; {stuck.one_line()}, {stuck.replica.plan}" if stuck else ""
         return (
             f"{self.arrivals.outstanding} requests are left unserved at {self.now:.6f} s and nothing else "
             f"will happen: {waiting} wait for router {name}{where}"

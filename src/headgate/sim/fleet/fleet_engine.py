@@ -9,9 +9,9 @@ from typing import Protocol
 from headgate.core.errors import RunError
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
-from headgate.sim.fleet.exchange import AT_ONCE, Exchange
-from headgate.kv.transfer import Handover
 from headgate.core.watchdog import Watchdog
+from headgate.sim.fleet.exchange import AT_ONCE, Exchange
+from headgate.sim.fleet.handover import Handover
 
 IDLE, WAITS, PENDING, RUNNING, READY = range(5)
 MOST_WAITS = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
@@ -99,7 +99,7 @@ class Station:
     def settle(self) -> None:
         """The step has ended: those go whose last token came."""
         replica = self.replica
-        if self.sent and self.sent[0].arrival <= replica.last_start:
+        if self.sent and self.sent[0].queued <= replica.last_start:
             self._receive(replica.last_start)  # they came before the step that lets others go
         replica.settle()
 
@@ -165,13 +165,13 @@ class Station:
             self._idle_since, self._waits = replica.last_start, 0
         self._waits += 1
         if self._waits > MOST_WAITS:
-            raise RunError(f"{self.told()} runs nothing again and again; {replica.plan}")
+            raise RunError(f"{self.one_line()} runs nothing again and again; {replica.plan}")
         self.state, self.due = WAITS, replica.plan.until.time
 
     def _look(self) -> None:
         starving = self._watchdog.look(self.replica.ledger, self.replica.now)
         if starving:
-            raise RunError(f"{self.told()}: {starving}")
+            raise RunError(f"{self.one_line()}: {starving}")
 
     @property
     def lacks_memory(self) -> bool:
@@ -179,7 +179,7 @@ class Station:
         blocks, head = self.replica.blocks, next(iter(self.replica.ledger.waiting.values()), None)
         return bool(self.bound) or (head is not None and blocks.of(head.todo) > blocks.free)
 
-    def told(self) -> str:
+    def one_line(self) -> str:
         """Who and in which state, for error messages."""
         replica = self.replica
         name = type(replica.policy).__name__
@@ -190,7 +190,7 @@ class Station:
     def _receive(self, now: float) -> None:
         """Everybody who has come by now joins the queue; whoever has lost patience by now leaves."""
         sent, timers = self.sent, self.timers
-        while sent and sent[0].arrival <= now:
+        while sent and sent[0].queued <= now:
             self.replica.receive(sent.popleft())
         while timers and timers[0][0] <= now:
             self._give_up(*timers.pop(0))

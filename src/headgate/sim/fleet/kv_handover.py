@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headgate.core.ledger import Entry
-from headgate.kv.transfer import Handover, Transfer
+from headgate.kv.transfer import Transfer
 from headgate.sim.fleet.fleet_engine import Station
+from headgate.sim.fleet.handover import Handover
 
 
 class Porter:

@@ -99,7 +99,7 @@ class Lagged(BatchPolicy):
         known = {
             id: request
             for id, request in view.waiting.items()
-            if request.arrival <= self._began or request.evictions
+            if request.queued <= self._began or request.evictions
         }
         seats = max(1, view.limits.running - self._left)
         limits = view.limits._replace(running=seats)

@@ -15,6 +15,7 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import End
 from headgate.core.roster import Roster
 from headgate.core.view import Limits
+from headgate.methods.balance.assigned import SPARE, Loads
 from headgate.methods.balance.balance import (
     Affinity,
     AtRandom,
@@ -23,7 +24,6 @@ from headgate.methods.balance.balance import (
     PowerOfTwo,
     RoundRobin,
 )
-from headgate.methods.balance.assigned import SPARE, Loads
 from headgate.methods.split.split import Split
 
 LOBBY = Ledger(Limits(64, 8), 0)

@@ -11,12 +11,12 @@ from headgate.core.plan import ALL, NONE, check
 from headgate.core.policy import Observer
 from headgate.core.view import Limits
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
 from headgate.methods.eb.costs import Lengths
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.thresholds import base_share
 from headgate.methods.names import Hybrid
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 from worlds import seated
 

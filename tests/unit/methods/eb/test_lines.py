@@ -6,13 +6,13 @@ import pytest
 
 from headgate.cost.card import load_card
 from headgate.cost.model import Chunk, DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.experiment.library import card_engine, simulate
 from headgate.methods.eb.costs import Lengths, phase_costs
 from headgate.methods.eb.lines import mean_prompts, nearest_lines
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
+from headgate.methods.make import make_policy
 from headgate.methods.names import BATCH
 from headgate.stats.metrics import summarise
-from headgate.experiment.build import make_policy
-from headgate.experiment.library import card_engine, simulate
 from headgate.workloads.arrivals import Poisson
 from headgate.workloads.lengths import Geometric, Uniform
 from headgate.workloads.synthetic import generate

@@ -12,13 +12,13 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import Steps
 from headgate.core.view import Limits
 from headgate.cost.model import Shape
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
-from headgate.methods.names import Exclusive
 from headgate.methods.eb.pieces import SMALLEST, Pieces
-from headgate.stats.gaps import Gaps
+from headgate.methods.names import Exclusive
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.stats.gaps import Gaps
 from headgate.workloads.workload import Workload
 from worlds import Line, batches, run
 

@@ -10,12 +10,12 @@ from headgate.core.errors import InputError
 from headgate.core.fleet import Move
 from headgate.core.policy import End
 from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.sim.engine.engine import Engine
+from headgate.experiment.fleet import FleetSetup
+from headgate.methods.fluid.density_deep import DensityDeep
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.methods.fluid.density_deep import DensityDeep
-from headgate.experiment.build import make_policy
-from headgate.experiment.fleet import FleetSetup
+from headgate.methods.make import make_policy
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Kind, Workload
 
 PLAN = plan_fluid(instance(1, 1, seats=8))  # class1 brings more per decode token

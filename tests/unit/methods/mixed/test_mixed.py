@@ -11,9 +11,9 @@ from headgate.core.errors import InputError
 from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, Plan, Until, check
 from headgate.core.view import Limits
+from headgate.methods.names import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
-from headgate.methods.names import Mixed
 from headgate.workloads.workload import Workload
 from worlds import Line, batches, engines, run, seated, workloads
 

@@ -17,12 +17,12 @@ from headgate.core.policy import Steps
 from headgate.core.request import Slo
 from headgate.core.view import Limits
 from headgate.cost.model import Shape
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Simulator
 from headgate.methods.names import Sarathi, ShortestFirst, Slai
-from headgate.stats.gaps import Gaps
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.stats.gaps import Gaps
 from headgate.workloads.workload import Kind, Workload
 from worlds import POLICIES, PRICES, Line, batches, engines, run, workloads
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.model import Shape
 from headgate.cost.laws.kv_linear import kv_linear
+from headgate.cost.model import Shape
 from headgate.methods.wait.inventory import (
     along_the_ray,
     check_thresholds,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.policy import BatchPolicy
-from headgate.sim.engine.engine import Engine
 from headgate.methods.names import BATCH
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Kind, Workload
 from worlds import PRICES, TILES, Line, run
 

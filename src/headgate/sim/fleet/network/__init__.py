@@ -1,0 +1,1 @@
+"""The stochastic network of the gate-and-route paper."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from math import inf
 
-from headgate.core.request import Slo
+from headgate.core.request import Identity
 from headgate.core.roster import Roster, Seat
-from headgate.sim.fleet.network.source import Block
 from headgate.methods.fluid.flows import Instance
+from headgate.sim.fleet.network.source import Block
 
 WAITS_PROMPT, IN_PREFILL, WAITS_DECODE, DECODING, GONE = range(5)
-NO_SLO = Slo()
 NO_LIMIT = 2**31 - 1
 ROUNDING = 1e-6  # tokens
 
@@ -46,20 +45,16 @@ class Clock:
         return self._since + (self.ends[0][0] - self._tokens) / self._speed
 
 
-class Job:
+class Job(Identity):
     """One request; routers see it as a read-only `Request`. Its phases and patience are the driver's."""
 
     __slots__ = (
-        "arrival",
         "clock",
         "decode_patience",
         "end",
-        "id",
-        "kind",
         "number",
         "output",
         "patience",
-        "prompt",
         "seat",
         "seconds",
         "state",
@@ -69,10 +64,6 @@ class Job:
     clock: Clock
     seat: Seat
     end: float
-    limit = NO_LIMIT
-    guess: int | None = None
-    priority = 0
-    slo = NO_SLO
     evictions = 0
     wasted = 0
     cached = 0
@@ -82,12 +73,17 @@ class Job:
         self, id: int, instance: Instance, number: int, arrival: float, block: Block, place: int
     ) -> None:
         flow = instance.flows[number]
-        self.id, self.number, self.kind = id, number, flow.name
-        self.arrival = arrival
-        self.prompt = round(flow.prompt)  # the class's mean: a router knows no more
+        # Its prompt is the mean of its class: a router knows no more.
+        Identity.__init__(self, id, arrival, round(flow.prompt), NO_LIMIT, flow.name)
+        self.number = number
         self.seconds, self.output = block.prompt[place], block.output[place]
         self.patience, self.decode_patience = block.patience[place], block.decode_patience[place]
         self.state, self.whole = WAITS_PROMPT, False
+
+    @property
+    def queued(self) -> float:
+        """It waits in one queue."""
+        return self.arrival
 
     @property
     def todo(self) -> int:

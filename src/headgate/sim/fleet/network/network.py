@@ -14,16 +14,16 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
+from headgate.core.ask_router import Asking
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import FleetObserver, Move, RoutePolicy, Stage, room
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Roster, Seat
-from headgate.core.ask_router import Asking
+from headgate.methods.fluid.flows import Instance
 from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Books, Page, Window
 from headgate.sim.fleet.network.job import DECODING, GONE, IN_PREFILL, WAITS_DECODE, WAITS_PROMPT, Clock, Job
 from headgate.sim.fleet.network.source import Block, Source
-from headgate.methods.fluid.flows import Instance
 
 PROMPT_DONE, DUE, GIVES_UP, DROPS, WAKE = range(5)
 

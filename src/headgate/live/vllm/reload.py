@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.live.engine.background import Background
-from headgate.live.vllm.settings import read_settings
 from headgate.live.vllm.fields import LOG, Settings
+from headgate.live.vllm.settings import read_settings
 
 LOOK_EVERY = 1.0  # seconds between two looks at the file
 Stamp = tuple[int, int, int] | None

@@ -11,7 +11,9 @@ MOST_CARD_BYTES = 1 << 24
 
 def read_regular(path: str, most: int = MOST_BYTES) -> bytes:
     """The whole of a regular file of at most `most` bytes; OSError says what it is otherwise."""
-    found = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO would wait for a writer
+    found = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # opening a FIFO would wait for a writer
     with open(found, "rb", buffering=0) as file:
         about = os.fstat(found)
         if not stat.S_ISREG(about.st_mode):

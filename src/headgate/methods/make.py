@@ -1,0 +1,167 @@
+"""A name, or FILE.py:CLASS, becomes a policy or a router.
+
+Names are ours (`names.py`) or those of installed packages, by the entry points `headgate.policies` and
+`headgate.routers`. Ours win where both have one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any, Protocol, TypeVar
+
+from headgate.core.errors import InputError, one_line, unknown
+from headgate.core.fleet import RoutePolicy
+from headgate.core.policy import BatchPolicy
+from headgate.cost.model import StepCost
+from headgate.methods.names import BATCH, ROUTE
+from headgate.methods.own import installed, own_class
+
+EXAMPLES = {"policy": "eb:refill=48", "router": "split:prefill=2"}
+GIVEN = ("plan", "engines", "draw")  # what the run itself gives to a router; the rest are settings
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is read, by its annotation
+    "int": (int, "a whole number"),
+    "float": (float, "a finite number"),
+    "bool": ({"true": True, "false": False}.__getitem__, "true or false"),
+}
+Kind = TypeVar("Kind")
+
+
+class EngineLimits(Protocol):
+    """What a policy is told of its engine: seats, tokens of one step, how long a step takes."""
+
+    @property
+    def running(self) -> int:
+        """Requests that may run at once."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens in one step."""
+
+    @property
+    def cost(self) -> StepCost:
+        """How long a step takes."""
+
+
+def split_name(text: str, what: str = "policy") -> tuple[str, dict[str, str]]:
+    """`eb:refill=48,slots=256` as a name and its settings."""
+    file, own, tail = text.partition(".py:")
+    name, _, rest = (tail if own else text).partition(":")
+    name = f"{file}.py:{name}" if own else name
+    settings: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"{what} {text!r}: {part!r} is not NAME=VALUE; write it as {EXAMPLES[what]}")
+        if key.strip() in settings:
+            raise InputError(f"{what} {text!r}: {key.strip()} is set twice; drop one of the two")
+        settings[key.strip()] = value.strip()
+    return name.strip(), settings
+
+
+def make_policy(
+    name: str, settings: Mapping[str, Any], engine: EngineLimits
+) -> tuple[BatchPolicy, dict[str, Any]]:
+    """A policy by name and settings, and its parameters; slots and budget default to the engine's."""
+    values: dict[str, Any] = {}
+    limits = {"slots": engine.running, "budget": engine.batch_tokens}
+    wanted = policy_parameters(name)
+    for given in settings:
+        if given not in wanted or given == "cost":
+            raise unknown(f"parameter of policy {name}", given, [each for each in wanted if each != "cost"])
+    for parameter in wanted.values():
+        if parameter.name in settings:
+            values[parameter.name] = typed(f"policy {name}", parameter, settings[parameter.name])
+        elif parameter.name in limits:
+            values[parameter.name] = limits[parameter.name]
+        elif parameter.default is parameter.empty:
+            raise InputError(f"policy {name} needs {parameter.name}; pass --set {parameter.name}=VALUE")
+    for limit, most in limits.items():
+        if values.get(limit, 0) > most:
+            raise InputError(
+                f"policy {name}: {limit}={values[limit]} exceeds the engine's {most}; raise --{limit}"
+            )
+    policy = policy_class(name)
+    own = {"cost": engine.cost} if "cost" in inspect.signature(policy).parameters else {}
+    return _built("policy", name, policy, {**values, **own}), values
+
+
+def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
+    """What one may set of a policy; the step cost is always the engine's."""
+    parameters = inspect.signature(policy_class(name)).parameters
+    return {key: each for key, each in parameters.items() if key != "cost"}
+
+
+def policy_class(name: str) -> type[BatchPolicy]:
+    """A policy by its name, or the user's own by FILE.py:CLASS."""
+    return _found("policy", name, BATCH, BatchPolicy)  # type: ignore[type-abstract]
+
+
+def make_router(
+    name: str, given: Mapping[str, Callable[[], Any]], settings: Mapping[str, Any]
+) -> RoutePolicy:
+    """A router by name and settings; `given` makes what the run itself brings, where the router wants it."""
+    values, wanted = router_settings(name, settings), inspect.signature(router_class(name)).parameters
+    for each in router_parameters(name).values():
+        if each.default is each.empty and each.name not in values:
+            raise InputError(f"router {name} needs {each.name}; write {name}:{each.name}=VALUE")
+    have = {key: make() for key, make in given.items() if key in wanted}
+    return _built("router", name, router_class(name), {**have, **values})
+
+
+def router_settings(name: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings in the types their parameters have; unknown ones are refused."""
+    own = router_parameters(name)
+    for key in settings or {}:
+        if key not in own:
+            raise (
+                unknown(f"parameter of router {name}", key, own)
+                if own
+                else InputError(f"router {name} has no parameters; drop {key}")
+            )
+    return {key: typed(f"router {name}", own[key], value) for key, value in (settings or {}).items()}
+
+
+def router_parameters(name: str) -> dict[str, inspect.Parameter]:
+    """What one may set of a router."""
+    parameters = inspect.signature(router_class(name)).parameters
+    return {key: each for key, each in parameters.items() if key not in GIVEN}
+
+
+def router_class(name: str) -> type[RoutePolicy]:
+    """A router by its name, or the user's own by FILE.py:CLASS."""
+    return _found("router", name, ROUTE, RoutePolicy)  # type: ignore[type-abstract]
+
+
+def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
+    """A setting in the type its parameter has (annotations are text)."""
+    written = parameter.annotation
+    kind = (written if isinstance(written, str) else getattr(written, "__name__", "")).removesuffix(" | None")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    read, what = KINDS.get(kind, (str, "text"))
+    try:
+        found = read(text)
+    except (ValueError, KeyError):
+        found = None
+    if found is None or (isinstance(found, float) and not isfinite(found)):
+        raise InputError(f"{about}: {parameter.name}={text!r} is not {what}; mend it")
+    return found
+
+
+def _found(what: str, name: str, ours: Mapping[str, type[Kind]], base: type[Kind]) -> type[Kind]:
+    if ".py:" in name or name.endswith(".py"):
+        return own_class(name, what, base)
+    if name in ours:
+        return ours[name]
+    return installed(name, what, base, ours)
+
+
+def _built(what: str, name: str, made: Callable[..., Kind], given: dict[str, Any]) -> Kind:
+    """The constructor may be the user's own: an error in it is theirs to fix."""
+    try:
+        return made(**given)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{what} {name} cannot be made: {one_line(error)}; mend it") from error

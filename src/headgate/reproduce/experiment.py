@@ -1,0 +1,19 @@
+"""One experiment of a paper: the runs it takes, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from headgate.reproduce.report import Report
+from headgate.reproduce.serving import Options
+
+
+class Experiment(NamedTuple):
+    """`jobs` lists the runs, `carry_out` runs them, `judge` compares them with the published numbers."""
+
+    about: str
+    jobs: Callable[[Options], list[Any]]
+    judge: Callable[[Any, Options], Report]
+    carry_out: Callable[..., Any]
+    source: str
