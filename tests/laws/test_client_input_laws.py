@@ -1,4 +1,4 @@
-"""Laws of client input: it costs the engine's thread a bounded amount of work, and no policy fails from it."""
+"""Laws of client input: it costs the engine's thread bounded work, and no policy fails from it."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ class Watchdog:
     starving when somebody else was let in meanwhile, or when nobody runs; while the same requests run on,
     the engine is just full. Detection takes one to two limits.
 
-    Where the driver says how many `steps` have run, a look needs `LEAST_STEPS` since the last one: an engine that
-    stands still (a suspended machine, a step of minutes) starves everybody, and no policy is to blame.
+    Where the driver says how many `steps` have run, a look needs `LEAST_STEPS` since the last one: an engine
+    that stands still (a suspended machine, a step of minutes) starves everybody, and no policy is to blame.
     """
 
     def __init__(self, limit: float) -> None:

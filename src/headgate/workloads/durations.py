@@ -17,7 +17,7 @@ UNITS: dict[str, tuple[float, float]] = {
 }
 
 LONGEST_TEXT = 64  # characters; no duration needs more
-# Possessive quantifiers (++, *+) never give a character back, so a text that does not match fails in linear time.
+# Possessive quantifiers (++, *+) never give a character back: a text that does not match fails in linear time
 _WRITTEN = re.compile(r"\s*+((?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)\s*+([a-z]*+)\s*+")
 
 

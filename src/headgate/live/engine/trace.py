@@ -34,9 +34,9 @@ MOST_UNWRITTEN = 200_000  # events, about 50 MB; a disk that is so far behind wi
 class Trace(LiveObserver):
     """Writes a trace. Hooks only remember; a thread of its own writes, about once a second and at the end.
 
-    Where that fails (a full disk) or falls too far behind (a disk that hangs), the trace ends with one line in
-    the log and the engine goes on. At most `MOST_UNWRITTEN` events are ever kept. A file that exists is kept:
-    the trace then gets a number before its ending.
+    Where that fails (a full disk) or falls too far behind (a disk that hangs), the trace ends with one line
+    in the log and the engine goes on. At most `MOST_UNWRITTEN` events are ever kept. A file that exists is
+    not overwritten: the trace then gets a number before its ending.
     """
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], background: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The settings file is read again when it changes, by a thread of its own; the engine's thread only takes over."""
+"""The settings file is read again when it changes, by a thread of its own; the engine only takes over."""
 
 from __future__ import annotations
 

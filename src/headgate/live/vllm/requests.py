@@ -1,7 +1,7 @@
 """Per-request parameters: the class of a request, what it was promised, how long its output may become.
 
-Whatever a client sends is hostile until it is bounded. The work done here for one request is bounded too: four
-look-ups by name, texts of at most `LONGEST_TEXT` characters, and at most `LOOKED_AT` names of other parameters.
+Whatever a client sends is hostile until it is bounded. The work for one request is bounded too: four look-ups
+by name, texts of at most `LONGEST_TEXT` characters, and at most `LOOKED_AT` names of other parameters.
 """
 
 from __future__ import annotations
