@@ -14,7 +14,7 @@ export PIP_RETRIES ?= 10
 export PIP_DEFAULT_TIMEOUT ?= 60
 APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::Lock::Timeout=600
 
-.PHONY: demo test test-laws test-browser test-vllm lint docs bench clean
+.PHONY: demo test test-laws test-browser test-vllm soak lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -33,6 +33,10 @@ test-browser: $(BROWSER_READY)
 
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/pytest -n 2 --dist loadfile tests/engine
+
+# Twenty minutes of attack on the real server; not part of CI. MINUTES=3 for a short look.
+soak: $(VLLM_READY)
+	PYTHONPATH=tests/engine $(VLLM_BIN)/python tests/soak/soak.py --minutes $(or $(MINUTES),20)
 
 lint: $(READY)
 	$(BIN)/ruff check .
