@@ -1,7 +1,7 @@
 """KV handed over by NIXL, the connector people use, between two servers under eb+ and slai, in both roles.
 
-NIXL works on a CPU (UCX over loopback): `pip install --no-deps nixl nixl-cu12`. Without it there is nothing to
-test here; KV connectors in general are tested by the oracle with one that is made up.
+NIXL works on a CPU (UCX over loopback): `pip install --no-deps nixl nixl-cu12`. Without it there is nothing
+to test here; KV connectors in general are tested by the oracle with one that is made up.
 """
 
 from __future__ import annotations
