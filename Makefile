@@ -14,7 +14,7 @@ export PIP_RETRIES ?= 10
 export PIP_DEFAULT_TIMEOUT ?= 60
 APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::Lock::Timeout=600
 
-.PHONY: demo test test-laws test-browser test-vllm soak lint docs bench clean
+.PHONY: demo test test-wheel test-laws test-browser test-vllm soak lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -22,8 +22,14 @@ demo: $(READY)
 test: $(READY) lint
 	$(BIN)/pytest -n 2
 
+# Builds dist/, installs the wheel in a bare environment outside this folder and runs it there.
+test-wheel: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python tools/check_wheel.py dist
+
 test-laws: $(READY)
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 tests/laws tests/differential
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 --timeout 3600 tests/laws tests/differential
 
 # Reports in a real browser, Debian's chromium; SCREENSHOTS=FOLDER keeps pictures of every kind to look at.
 test-browser: $(BROWSER_READY)
@@ -71,4 +77,4 @@ $(VLLM_READY): pyproject.toml requirements-vllm.txt
 	touch $(VLLM_READY)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

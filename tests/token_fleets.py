@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleet_worlds import Watched, draws, make_router
 from headgate.core.policy import BatchPolicy
-from headgate.experiment.library import described
+from headgate.experiment.described import described
 from headgate.kv.transfer import Transfer
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid

@@ -14,15 +14,16 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.view import View
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.tiles import TileCost, TileTerms
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.cost.model import Shape, StepCost
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 
 
-class Line:
+class Line(StepCost):
     """A step cost with round numbers: a constant and a price for everything in the step."""
 
     def __init__(

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from headgate.cost.card import Card, Coefficients, Provenance, Region
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.model import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "measurements" / "h200_qwen3_8b_vllm026"

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.eb_study.worlds import Row, Settings, everywhere, rate, serve, show
 from headgate.core.policy import Observer, Steps
 from headgate.core.request import Request
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.methods.eb.batch_size import paper_slots, safe_slots
 from headgate.methods.eb.thresholds import settle
 from headgate.sim.engine.engine import Engine

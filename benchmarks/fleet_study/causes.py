@@ -27,7 +27,7 @@ CASES = (
     ("C1", "density-first"),
 )
 VARIANTS = {"as it is": "", "stay": "s", "whole": "w", "both": "sw"}
-COLUMNS = ("network", "nobody gives up after the prompt", "prompts take whole steps", "both", "token level")
+COLUMNS = ("network", "no abandonment after the prompt", "prompts take whole steps", "both", "token level")
 TOKENS = "tokens"
 
 

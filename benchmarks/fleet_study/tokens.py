@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.fleet_study.worlds import INSTANCES, RESULTS
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.experiment.routers import make_router, run_network
 from headgate.methods.fluid.flows import Instance
 from headgate.methods.fluid.planner import plan_fluid

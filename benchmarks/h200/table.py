@@ -87,7 +87,7 @@ def speed_table(lines: list[Line]) -> str:
 def choice_table(lines: list[Line]) -> str:
     """What the policies that learn had settled on at the end of their last run."""
     rows = [
-        "| slots | prompt/output | arm | exclusive, share of looks | expected gain | refill |",
+        "| slots | prompt/output | arm | exclusive, share of samples | expected gain | refill |",
         "|---|---|---|---|---|---|",
     ]
     for (slots, workload, arm), runs in cells(lines).items():

@@ -1,4 +1,7 @@
-"""headgate decides when the prefill and decode work of an LLM run on a GPU."""
+"""headgate decides when the prefill and decode work of an LLM run on a GPU.
+
+The public names, by what they are for. Everything else may change without notice.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +13,107 @@ from headgate.core import version
 __version__ = version.VERSION
 
 if TYPE_CHECKING:
+    from headgate.core.errors import InputError, RunError
+    from headgate.core.fleet import Fleet, Move, RoutePolicy, Routing, Stage
     from headgate.core.plan import ALL, NONE, Plan, Until
-    from headgate.core.policy import BatchPolicy
+    from headgate.core.policy import BatchPolicy, Observer
+    from headgate.core.request import Request, Slo
     from headgate.core.view import View
-    from headgate.experiment.library import card_engine, simulate
-    from headgate.methods.names import Exclusive, Mixed, PrefillFirst, RequestLevel
+    from headgate.cost.card import load_card
+    from headgate.cost.model import StepCost
+    from headgate.experiment.library import (
+        card_engine,
+        compare,
+        make_policy,
+        make_router,
+        simulate,
+        simulate_fleet,
+    )
+    from headgate.methods.names import Exclusive, ExclusivePlus, Mixed, PrefillFirst, RequestLevel
     from headgate.record.tables import Run
+    from headgate.sim.engine.engine import Engine
     from headgate.stats.metrics import summarise
-    from headgate.workloads import Workload, generate, read_trace
+    from headgate.workloads import Kind, Workload, arrival_process, generate, length_law, read_trace
 
-_HOMES = {
-    "headgate.core.plan": ("ALL", "NONE", "Plan", "Until"),
-    "headgate.core.policy": ("BatchPolicy",),
-    "headgate.core.view": ("View",),
-    "headgate.methods.names": ("Exclusive", "Mixed", "PrefillFirst", "RequestLevel"),
-    "headgate.stats.metrics": ("summarise",),
-    "headgate.record.tables": ("Run",),
-    "headgate.experiment.library": ("card_engine", "simulate"),
-    "headgate.workloads": ("Workload", "generate", "read_trace"),
+_LIBRARY, _WORKLOADS = "headgate.experiment.library", "headgate.workloads"
+_HOMES: dict[str, str] = {
+    # a policy: what it reads, what it answers
+    **dict.fromkeys(("BatchPolicy", "Observer"), "headgate.core.policy"),
+    **dict.fromkeys(("Request", "Slo"), "headgate.core.request"),
+    "View": "headgate.core.view",
+    **dict.fromkeys(("ALL", "NONE", "Plan", "Until"), "headgate.core.plan"),
+    # a router, the same one level up
+    **dict.fromkeys(("Fleet", "Move", "RoutePolicy", "Routing", "Stage"), "headgate.core.fleet"),
+    # policies and routers that exist
+    **dict.fromkeys(
+        ("Exclusive", "ExclusivePlus", "Mixed", "PrefillFirst", "RequestLevel"), "headgate.methods.names"
+    ),
+    **dict.fromkeys(("make_policy", "make_router"), _LIBRARY),
+    # engines and what their steps take
+    "Engine": "headgate.sim.engine.engine",
+    "StepCost": "headgate.cost.model",
+    "load_card": "headgate.cost.card",
+    "card_engine": _LIBRARY,
+    # requests
+    **dict.fromkeys(
+        ("Kind", "Workload", "arrival_process", "generate", "length_law", "read_trace"), _WORKLOADS
+    ),
+    # runs and their figures
+    **dict.fromkeys(("simulate", "simulate_fleet", "compare"), _LIBRARY),
+    "Run": "headgate.record.tables",
+    "summarise": "headgate.stats.metrics",
+    # what goes wrong: in the input, in a run
+    **dict.fromkeys(("InputError", "RunError"), "headgate.core.errors"),
 }
 __all__ = [
     "ALL",
     "NONE",
     "BatchPolicy",
+    "Engine",
     "Exclusive",
+    "ExclusivePlus",
+    "Fleet",
+    "InputError",
+    "Kind",
     "Mixed",
+    "Move",
+    "Observer",
     "Plan",
     "PrefillFirst",
+    "Request",
     "RequestLevel",
+    "RoutePolicy",
+    "Routing",
     "Run",
+    "RunError",
+    "Slo",
+    "Stage",
+    "StepCost",
     "Until",
     "View",
     "Workload",
     "__version__",
+    "arrival_process",
     "card_engine",
+    "compare",
     "generate",
+    "length_law",
+    "load_card",
+    "make_policy",
+    "make_router",
     "read_trace",
     "simulate",
+    "simulate_fleet",
     "summarise",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Public names load what they need when they are first used, so `import headgate` costs nothing."""
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(home), name)
-    raise AttributeError(f"module 'headgate' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headgate' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

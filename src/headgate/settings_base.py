@@ -21,7 +21,8 @@ Tokens = Annotated[float, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
 
 
-def _seconds(value: object) -> object:
+def seconds(value: object) -> object:
+    """A duration such as 500ms as a number of seconds; numbers stay as they are."""
     return duration(value) if isinstance(value, str) else value
 
 
@@ -33,13 +34,29 @@ def _setting(value: object) -> object:
 
 def _some(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if not values:
-        raise ValueError("the list is empty; fill it or drop the word")
+        raise ValueError("the list is empty; fill it or drop the setting")
     return values
 
 
+def declared(panel: str, about: str, default: Any = None, *, flag: str | None = "", **limits: Any) -> Any:
+    """A setting: its place in `--help`, what it means, its default. `cli/flags.py` makes a flag of it.
+
+    `flag` is another name for the flag; None leaves it to the commands, which take it in their own form.
+    """
+    more: dict[str, Any] = {"panel": panel, "flag": flag}
+    return Field(default, description=about, json_schema_extra=more, **limits)
+
+
+def parameters(panel: str, about: str, example: str) -> Any:
+    """A table of parameters, empty unless given; on the command line NAME=VALUE, once for each."""
+    more: dict[str, Any] = {"panel": panel, "flag": "", "example": example}
+    return Field(default_factory=dict, description=about, json_schema_extra=more)
+
+
 NotEmpty = AfterValidator(_some)
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(strict=True, gt=0)]
-Delay = Annotated[float, BeforeValidator(_seconds), Field(strict=True, ge=0)]
+Seconds = Annotated[float, BeforeValidator(seconds), Field(strict=True, gt=0)]
+Delay = Annotated[float, BeforeValidator(seconds), Field(strict=True, ge=0)]
+Duration = Annotated[float, BeforeValidator(seconds)]  # of any sign; its user checks it
 NotNegative = Annotated[float, Field(strict=True, ge=0)]
 Setting = Annotated[Any, BeforeValidator(_setting)]
 
@@ -61,28 +78,28 @@ REMEDIES = {
 }  # by pydantic's names of faults
 
 
-class Words(BaseModel):
-    """Unknown words are mistakes."""
+class SettingsModel(BaseModel):
+    """A table of settings; unknown names are mistakes. Each field is declared once, with `declared`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-Said = TypeVar("Said", bound=Words)
+Said = TypeVar("Said", bound=SettingsModel)
 Fields = Callable[[tuple[int | str, ...]], Iterable[str]]
 
 
-def read_words(path: str | Path, what: str = "experiment file") -> dict[str, Any]:
-    """The words in a TOML file, not yet checked. Dashes in names may be underscores."""
+def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]:
+    """The settings in a TOML file, not yet checked. Dashes in names may be underscores."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"{what} {path}: {error.strerror or error}; give a readable file") from None
     except UnicodeDecodeError:
         raise InputError(f"{what} {path}: not UTF-8 text; give a TOML file") from None
-    return parse_words(text, path, what)
+    return parse_toml(text, path, what)
 
 
-def parse_words(text: str, path: str | Path, what: str) -> dict[str, Any]:
+def parse_toml(text: str, path: str | Path, what: str) -> dict[str, Any]:
     """The same from a text that has been read already."""
     try:
         return underscored(tomllib.loads(text), f"{what} {path}: ")
@@ -96,21 +113,24 @@ def parse_words(text: str, path: str | Path, what: str) -> dict[str, Any]:
 
 def underscored(table: dict[str, Any], where: str) -> dict[str, Any]:
     """The same with underscores for dashes, in the tables of classes and stages too."""
-    words: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in table.items():
-        word = name.replace("-", "_")
-        if word in words:
+        setting = name.replace("-", "_")
+        if setting in settings:
             raise InputError(f"{where}{name!r} is given twice, with a dash and an underscore; drop one")
         if isinstance(value, list):
             value = [underscored(each, where) if isinstance(each, dict) else each for each in value]
-        words[word] = value
-    return words
+        settings[setting] = value
+    return settings
 
 
-def checked(kind: type[Said], words: dict[str, Any], fields: Fields, where: str = "") -> Said:
-    """Words of any kind, checked; `fields` names the words one may use at a place."""
+def checked(
+    kind: type[Said], settings: dict[str, Any], fields: Fields | None = None, where: str = ""
+) -> Said:
+    """Settings of any kind, checked; `fields` names what may stand at a place, where tables are nested."""
+    fields = fields or (lambda parent: kind.model_fields)
     try:
-        return kind.model_validate(words)
+        return kind.model_validate(settings)
     except InputError as error:  # from a duration
         raise InputError(f"{where}{error}") from None
     except ValidationError as error:
@@ -119,7 +139,7 @@ def checked(kind: type[Said], words: dict[str, Any], fields: Fields, where: str 
 
 
 def _plainly(fault: Mapping[str, Any]) -> str:
-    """What is wrong with a value and what it should be, in our words."""
+    """What is wrong with a value and what it should be."""
     wanted = REMEDIES.get(fault["type"])
     if wanted is None:
         return str(fault["msg"])

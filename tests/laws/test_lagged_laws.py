@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.plan import check
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.experiment.library import simulate
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine

@@ -9,9 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headgate.advisor.settings import CostSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, StepCost
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.model import StepCost
 from headgate.estimators.hazard import LinearHazard, fit_hazard, guarded
 from headgate.estimators.survival import Survival, sample_survival
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_SLOTS, make_engine, make_workload, too_long
@@ -24,17 +26,6 @@ from headgate.workloads.workload import Workload
 DRAWN = 100_000  # lengths drawn for a plan, so that it is for their law and not for one sample of it
 USUAL_BLOCK = 16
 NEEDED = ("prefill_fixed", "prefill_per_token", "decode_fixed", "decode_per_request", "mixed_by_share")
-
-
-class CostTexts(NamedTuple):
-    """Step costs as the user wrote them; all None when a card is to be used."""
-
-    prefill_fixed: str | None = None
-    prefill_per_token: str | None = None
-    decode_fixed: str | None = None
-    decode_per_request: str | None = None
-    mixed_fixed: str | None = None
-    mixed_by_share: str | None = None
 
 
 class Load(NamedTuple):
@@ -73,9 +64,9 @@ class Situation:
     notes: tuple[str, ...] = ()
 
 
-def situation(words: Experiment, texts: CostTexts | None = None) -> Situation:
+def situation(words: Experiment, texts: CostSettings | None = None) -> Situation:
     """Words (and plain costs, where given) as what planners want; the same words as for a run."""
-    if texts is None or not any(texts):
+    if texts is None or not texts.model_fields_set:
         card = load_card(words.card)
         engine, source = make_engine(words, card), f"card {card.name}"
         return gathered(words, engine, source, engine.kv_tokens)
@@ -96,7 +87,7 @@ def card_situation(words: Experiment) -> tuple[Situation, Card]:
     return gathered(words, engine, f"card {card.name}", engine.kv_tokens), card
 
 
-def plain_cost(texts: CostTexts) -> LinearCost:
+def plain_cost(texts: CostSettings) -> LinearCost:
     """A step cost without context and knees: the six numbers of the paper."""
     for name in NEEDED:
         if getattr(texts, name) is None:
@@ -114,7 +105,7 @@ def plain_cost(texts: CostTexts) -> LinearCost:
     try:
         together = MixedTerms(constant=mixed, by_share=(a, b, c))
     except ValueError as error:
-        raise InputError(f"--mixed-by-share: {error}; mend it") from None
+        raise InputError(f"--mixed-by-share: {error}; fix it") from None
     return LinearCost(DecodeTerms(decode, each), PrefillTerms(fixed, per_token), together)
 
 
@@ -200,8 +191,9 @@ def _load(words: Experiment, workload: Workload) -> Load:
     return Load(rate=(len(workload) - 1) / span) if span > 0 else SATURATED
 
 
-def _plain(texts: CostTexts) -> list[tuple[str, str]]:
-    return [(name, text or "0") for name, text in zip(texts._fields[:5], texts[:5], strict=True)]
+def _plain(texts: CostSettings) -> list[tuple[str, str]]:
+    names = (name for name in CostSettings.model_fields if name != "mixed_by_share")
+    return [(name, getattr(texts, name) or "0") for name in names]
 
 
 def _seconds(name: str, text: str) -> float:

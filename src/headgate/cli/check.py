@@ -1,4 +1,4 @@
-"""`headgate check`: does a policy keep the laws?"""
+"""`headgate check`: does a policy or a router keep the laws?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headgate.cli.flags import settings_of
+from headgate.cli.flags import named_values
 from headgate.cli.output import check_json, write_json
 from headgate.cli.progress import bar
 from headgate.cli.time_limit import time_limit
@@ -17,22 +17,27 @@ if TYPE_CHECKING:
     from headgate.experiment.laws import Trial
 
 INDENT = " " * 13
-EXAMPLES = """Try the laws every policy must keep, on one policy in many small random worlds.
+EXAMPLES = """Try the laws every policy or router must keep, on one of them in many small random worlds.
 
-The laws: everybody is served and every plan makes sense; the same history gives the same plans; asking twice
-changes nothing; leases are honest; an engine that gives less breaks nothing; it can take over half-way.
-Exit code 1 when one is broken. In pytest: headgate.experiment.laws.try_laws.
+The laws of policies: everybody is served and every plan makes sense; the same history gives the same plans;
+asking twice changes nothing; leases are honest; an engine that gives less breaks nothing; it can take over
+half-way. The laws of routers: every move makes sense and every request is served or leaves; the same history
+gives the same moves. Exit code 1 when one is broken.
+In pytest: headgate.experiment.laws.try_laws and headgate.experiment.router_laws.try_router_laws.
 
 \b
 Examples:
   headgate check my_policy.py:MyPolicy
   headgate check eb:refill=2 --worlds 500
+  headgate check my_router.py:MyRouter
   headgate check my_policy.py:MyPolicy --seed 17 --worlds 1
 """
 
 
 def check(
-    policy: Annotated[str, typer.Argument(help="my_policy.py:MyClass, or NAME:PARAMETER=VALUE,...")],
+    policy: Annotated[
+        str, typer.Argument(help="of a policy or router: FILE.py:CLASS, or NAME:PARAMETER=VALUE,...")
+    ],
     set: Annotated[list[str] | None, typer.Option(help="a parameter of the policy, NAME=VALUE")] = None,
     worlds: Annotated[int, typer.Option(help="how many worlds", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="number of the first world", min=0)] = 0,
@@ -41,21 +46,26 @@ def check(
 ) -> None:
     """Try them."""
     from headgate.experiment.laws import try_laws
-    from headgate.methods.make import split_name
+    from headgate.experiment.router_laws import try_router_laws
+    from headgate.methods.make import is_router, split_name
 
     check_json(json)
     name, settings = split_name(policy)
-    settings = {**settings_of(set or []), **settings}
-    limit = time_limit(seconds, f"policy {policy}: one world", "mend a loop without end, or raise --seconds")
+    settings = {**named_values(set or []), **settings}
+    what = "router" if is_router(name) else "policy"
+    limit = time_limit(seconds, f"{what} {policy}: one world", "mend a loop without end, or raise --seconds")
     with bar(policy, worlds) as progress, limit as again:
 
         def tried(done: int) -> None:
             again()
             progress(done)
 
-        trial = try_laws(name, settings, worlds, seed, tried)
+        try_all = try_router_laws if what == "router" else try_laws
+        trial = try_all(name, settings, worlds, seed, tried)
     trial.policy = policy
-    write_json(json, {**asdict(trial), "kept": trial.kept})
+    document = asdict(trial)
+    del document["policy"]
+    write_json(json, {what: policy, **document, "kept": trial.kept})
     if json != "-":
         _print(trial)
     if not trial.kept:

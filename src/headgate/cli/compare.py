@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import typer
 
-from headgate.cli.flags import FLEET, takes_fleet_words
+from headgate.cli.flags import option, takes_fleet_settings
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, report_runs
 from headgate.cli.progress import bar
@@ -46,20 +46,12 @@ Examples:
   headgate compare --engines 8 --router round-robin --router power-of-two --trace azure-conv --scale-rate 30
 """
 
-Routers = Annotated[
-    list[str] | None,
-    typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel=FLEET),
-]
 
-
-@takes_fleet_words
+@takes_fleet_settings
 def compare(
     words: Experiment,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel="Policy"),
-    ] = None,
-    router: Routers = None,
+    policy: Annotated[list[str] | None, option(Experiment, "policies", "--policy")] = None,
+    router: Annotated[list[str] | None, option(Experiment, "routers", "--router")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on")] = 1,
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-compare)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace run folders that exist")] = False,

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.flags import gather
 from headgate.cli.output import REPORT, check_report, run_folder
 from headgate.cli.pages import Report, report_runs
+from headgate.experiment.settings import experiment
 
 POLICIES = ["mixed", "v0", "eb:refill=4", "eb:refill=16", "eb:refill=64", "eb+"]
 SCENES: dict[str, tuple[str, dict[str, int]]] = {
@@ -43,7 +43,7 @@ def demo(
     scenes, names = [], []
     with run_folder(out, "demo", overwrite=False) as folder:
         for scene, (load, flags) in SCENES.items():
-            prepared = Prepared(gather(None, None, {"trace": "azure-conv", **flags}, None))
+            prepared = Prepared(experiment({"trace": "azure-conv", **flags}))
             print(f"\n{len(prepared.workload)} conversations on {prepared.card.name}, {load}\n")
             runs = run_all(prepared, choose(POLICIES, prepared), 1, folder / scene)
             scenes.append(runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from headgate.cli.output import check_json, write_json
+from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 
 NEEDED = ("numpy", "scipy", "pydantic", "typer", "rich")
@@ -24,7 +26,8 @@ def doctor(
 ) -> None:
     """Say which versions are here, what there is to choose from, and what would run inside vLLM.
 
-    Exit code 1 when something of vLLM or of the settings is not as it should be.
+    Lists policies and routers of installed packages too (entry points headgate.policies, headgate.routers).
+    Exit code 1 when something of vLLM, of the settings or of such a package is not as it should be.
 
     Example: headgate doctor --json -
     """
@@ -35,7 +38,7 @@ def doctor(
     write_json(json, found)
     if json != "-":
         _print(found)
-    if found["vllm"]["problems"]:
+    if found["vllm"]["problems"] or found["problems"]:
         raise typer.Exit(1)
 
 
@@ -53,13 +56,20 @@ def _print(found: dict[str, Any]) -> None:
         print(f"{title}:")
         for name, about in found[title].items():
             print(f"  {name:32} {about}")
+    for problem in found["problems"]:
+        print(f"problem: {problem}")
 
 
 def _findings() -> dict[str, Any]:
+    from headgate.core.fleet import RoutePolicy
+    from headgate.core.policy import BatchPolicy
     from headgate.cost.card import list_cards, load_card
     from headgate.methods.names import BATCH, ROUTE
     from headgate.workloads.bundled import BUNDLED
 
+    problems: list[str] = []
+    policies = _offered("policy", BatchPolicy, BATCH, problems)
+    routers = _offered("router", RoutePolicy, ROUTE, problems)
     packages = {name: _installed(name) for name in NEEDED}
     packages |= {name: f"{_installed(name)} - {use}" for name, use in OPTIONAL.items()}
     return {
@@ -67,15 +77,35 @@ def _findings() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.platform(),
         "packages": packages,
-        "policies": {name: _first_line(kind) for name, kind in BATCH.items()},
-        "routers": {name: _first_line(kind) for name, kind in ROUTE.items()},
+        "policies": {name: _first_line(kind) for name, kind in BATCH.items()} | policies,
+        "routers": {name: _first_line(kind) for name, kind in ROUTE.items()} | routers,
         "cards": {name: load_card(name).description for name in list_cards()},
         "traces": dict(BUNDLED),
+        "problems": problems,
     }
 
 
+def _offered(what: str, base: type, ours: Collection[str], problems: list[str]) -> dict[str, str]:
+    """What installed packages add, by name; those that cannot be used are problems."""
+    from headgate.methods.own import installed, offers, origin
+
+    found: dict[str, str] = {}
+    for point in offers(what):
+        if point.name in ours:
+            problems.append(f"{what} {point.name} of {origin(point)} is hidden by headgate's own; rename it")
+            continue
+        try:
+            about = _first_line(installed(point.name, what, base, ours))
+        except InputError as error:
+            problems.append(str(error))
+        else:
+            found[point.name] = f"{about} [{origin(point)}]"
+    problems[:] = dict.fromkeys(problems)
+    return found
+
+
 def _first_line(kind: type) -> str:
-    return (kind.__doc__ or "").strip().splitlines()[0]
+    return ((kind.__doc__ or "").strip().splitlines() or ["no docstring"])[0]
 
 
 def _installed(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from headgate.advisor.settings import SearchSettings
 from headgate.cli.output import write_json
 from headgate.cli.pages import save_page
 from headgate.cli.progress import bar
@@ -13,7 +14,6 @@ from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
     from headgate.advisor.capacity.slo import Level
-    from headgate.advisor.engines.plan import FleetOptions
 
 
 def find_engines(
@@ -21,7 +21,7 @@ def find_engines(
     routers: list[str],
     policies: list[str],
     levels: tuple[Level, ...],
-    options: FleetOptions,
+    options: SearchSettings,
     outputs: tuple[str | None, str | None],
 ) -> None:
     """Search, show, and write JSON and a report where asked; levels that no fleet keeps are refused then."""

@@ -1,180 +1,197 @@
-"""The words of a run as flags, defined once for every command that runs one."""
+"""Flags derived from declared settings: name, type, meaning, place in `--help` and default are the field's.
+
+`takes_settings` makes flags of every parameter of a command whose annotation is a class of settings; the
+command gets it checked. `Annotated[dict[str, Any], CLASS]` asks for what was given, unchecked. An
+`Experiment` is also read from a file, which flags override.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from collections.abc import Callable, Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic import BeforeValidator
+from pydantic.fields import FieldInfo
 
 from headgate.core.errors import InputError
-from headgate.experiment.settings import Experiment, experiment
-from headgate.settings_base import read_words
+from headgate.experiment.settings import ENGINE, FLEET, LENGTHS, LOAD, POLICY, TRACE, Experiment, experiment
+from headgate.settings_base import SettingsModel, checked, read_toml, seconds
 
-
-class Word(NamedTuple):
-    """One flag: its name in an experiment file, its type and what it means."""
-
-    name: str
-    kind: type
-    help: str
-    panel: str
-
-
-ENGINE, LENGTHS, LOAD, TRACE, FLEET = "Engine", "Lengths", "Load", "Trace", "Fleet"
-WORDS = (
-    Word("card", str, "cost card: a built-in name (see `headgate doctor`) or a file", ENGINE),
-    Word("slots", int, "requests that may run at once, vLLM's max_num_seqs (default: 256)", ENGINE),
-    Word("budget", int, "tokens in one step, vLLM's max_num_batched_tokens (default: 8192)", ENGINE),
-    Word("kv_tokens", int, "KV memory in tokens (default: the card's)", ENGINE),
-    Word("block", int, "KV tokens per block (default: the card's)", ENGINE),
-    Word("model_len", int, "most tokens of one request, prompt and output (default: the card's)", ENGINE),
-    Word(
-        "asynchronous",
-        bool,
-        "simulate as vLLM runs: compose a step while the one before runs",
-        ENGINE,
-    ),
-    Word("workload", str, "length law: fixed, uniform, geometric, gamma, lognormal, lengths=FILE", LENGTHS),
-    Word("prompt", float, "mean prompt tokens (default: 512)", LENGTHS),
-    Word("output", float, "mean output tokens (default: 512)", LENGTHS),
-    Word("prompt_law", str, "another law for prompts alone", LENGTHS),
-    Word("output_law", str, "another law for outputs alone", LENGTHS),
-    Word("shape", float, "shape of gamma lengths (default: 2)", LENGTHS),
-    Word("sigma", float, "sigma of lognormal lengths (default: 1)", LENGTHS),
-    Word("spread", float, "half-width of uniform lengths, as a share of the mean (default: 0.5)", LENGTHS),
-    Word("cap_prompt", int, "cut longer prompts to this", LENGTHS),
-    Word("cap_output", int, "cut longer outputs to this", LENGTHS),
-    Word(
-        "clients",
-        int,
-        "closed loop: so many clients, each sends when its last request returns (default: 64)",
-        LOAD,
-    ),
-    Word("rate", float, "open loop: requests per second", LOAD),
-    Word("arrivals", str, "of an open loop: poisson, gamma, constant, all-at-once", LOAD),
-    Word("burstiness", float, "of gamma arrivals; 1 is Poisson, smaller is burstier", LOAD),
-    Word("all_at_once", bool, "everybody is there at the start", LOAD),
-    Word("requests", int, "how many requests (default: 1000, or the whole trace)", LOAD),
-    Word("seed", int, "one number for all randomness (default: 0)", LOAD),
-    Word("ttft", str, "promised time to first token, such as 500ms (for goodput)", LOAD),
-    Word("tpot", str, "promised time per output token, such as 50ms (for goodput)", LOAD),
-    Word("patience", str, "seconds in the queue after which a request gives up", LOAD),
-    Word("abort", str, "seconds after arrival at which every client hangs up", LOAD),
-    Word("watchdog", str, "stop when a request gets nothing for so long (default: 1h)", LOAD),
-    Word("trace", str, "a trace file, or a bundled one: azure-conv, azure-code, sharegpt-8k", TRACE),
-    Word("format", str, "azure, burstgpt, mooncake, qwen, vidur, vtc (default: told from the file)", TRACE),
-    Word("slice", str, "a part of the trace, such as 10min..20min", TRACE),
-    Word("scale_rate", float, "send it so many times faster", TRACE),
-    Word("skip_bad_rows", bool, "leave out bad rows and say how many", TRACE),
-    Word("sort", bool, "sort a trace that is out of order", TRACE),
-)
-FLEET_WORDS = (
-    Word("engines", int, "so many engines behind a router (default: one, without a router)", FLEET),
-    Word("transfer_delay", str, "to hand KV over: before the first byte (default: 2ms)", FLEET),
-    Word("kv_bytes", float, "to hand KV over: bytes of one token (default: 147456, Qwen3-8B)", FLEET),
-    Word("bandwidth", float, "to hand KV over: GB/s between two engines (default: 50)", FLEET),
-    Word("prompt_price", float, "of a prompt token, for plans and revenue (default: 1)", FLEET),
-    Word("output_price", float, "of an output token (default: 2)", FLEET),
-)
-SETTINGS = {"set": "refill=48", "set_router": "prefill=2"}  # as examples
+PANELS = (POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET)  # their order in --help; others as declared
+FILE = "an experiment file (TOML); flags override what it says"
+MIX = "classes of requests from a TOML file of class tables"
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Command = Callable[..., None]
+Table = type[SettingsModel]
 
 
-def takes_words(command: Command) -> Command:
-    """Give a command all flags of a run; it gets them as `words`, an Experiment."""
-    return _taking(command, WORDS)
+def takes_settings(command: Command) -> Command:
+    """Give a command the flags of its settings; those of an Experiment without the ones about fleets."""
+    return _taking(command, fleet=False)
 
 
-def takes_fleet_words(command: Command) -> Command:
+def takes_fleet_settings(command: Command) -> Command:
     """The same for a command that can run a fleet."""
-    return _taking(command, (*WORDS, *FLEET_WORDS))
+    return _taking(command, fleet=True)
 
 
-def _taking(command: Command, words: tuple[Word, ...]) -> Command:
+def option(table: Table, name: str, flag: str = "") -> Any:
+    """The option of one setting, for a command that takes it in a form of its own."""
+    field = table.model_fields[name]
+    return typer.Option(flag or flag_of(name), help=_help(field), rich_help_panel=_extra(field, "panel"))
+
+
+def flag_of(name: str) -> str:
+    """What a setting is called on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def _taking(command: Command, fleet: bool) -> Command:
     hints = get_type_hints(command, include_extras=True)
-    own = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
-        for parameter in inspect.signature(command).parameters.values()
-        if parameter.name != "words"
-    ]
+    tables: dict[str, tuple[Table, bool]] = {}
+    own: list[inspect.Parameter] = []
+    for each in inspect.signature(command).parameters.values():
+        table = _table(hints[each.name])
+        if table is None:
+            own.append(each.replace(kind=KEYWORD, annotation=hints[each.name]))
+        else:
+            tables[each.name] = table, hints[each.name] is table
 
     @functools.wraps(command)
-    def with_words(**values: Any) -> None:
-        flags = {word.name: values.pop(word.name) for word in words}
-        file, mix, settings = values.pop("file"), values.pop("mix"), values.pop("set")
-        command(words=gather(file, mix, flags, settings, values.pop("set_router", None)), **values)
+    def with_settings(**values: Any) -> None:
+        made: dict[str, Any] = {}
+        for name, (table, check) in tables.items():
+            given = _given(table, values, fleet)
+            if table is Experiment:
+                made[name] = gather(values.pop("file"), values.pop("mix"), given)
+            else:
+                made[name] = checked(table, given) if check else given
+        command(**made, **values)
 
-    flags = [_parameter(word.name, word.kind, word.help, word.panel) for word in words]
-    extra = [
-        inspect.Parameter(
-            "file",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                str | None, typer.Argument(help="an experiment file (TOML); flags override what it says")
-            ],
-        ),
-        _parameter("set", list, "a parameter of the policy, NAME=VALUE; what --policy says wins", "Policy"),
-        _parameter("mix", str, "classes of requests from a TOML file of class tables", LENGTHS),
-    ]
-    if words is not WORDS:
-        about = "a parameter of the router, NAME=VALUE; what --router says wins"
-        extra.append(_parameter("set_router", list, about, FLEET))
-    with_words.__signature__ = inspect.Signature([*extra, *own, *flags])  # type: ignore[attr-defined]
-    with_words.__annotations__ = {p.name: p.annotation for p in (*extra, *own, *flags)}
-    return with_words
+    tuned, flags = _parameters([table for table, _ in tables.values()], fleet)
+    parameters = [*tuned, *own, *flags]
+    with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_settings.__annotations__ = {each.name: each.annotation for each in parameters}
+    return with_settings
 
 
-def _parameter(name: str, kind: type, help: str, panel: str) -> inspect.Parameter:
-    shown: Any = list[str] if kind is list else kind
-    flag = "--" + name.replace("_", "-")
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[shown | None, typer.Option(flag, help=help, rich_help_panel=panel)],
-    )
+def _table(hint: Any) -> Table | None:
+    """The class of settings that an annotation stands for, if it does."""
+    for each in (hint, *getattr(hint, "__metadata__", ())):
+        if isinstance(each, type) and issubclass(each, SettingsModel):
+            return each
+    return None
 
 
-def gather(
-    file: str | None,
-    mix: str | None,
-    flags: dict[str, Any],
-    settings: list[str] | None,
-    router: list[str] | None = None,
-) -> Experiment:
-    """The words of a file, overridden by flags."""
-    words = {} if file is None else read_words(file)
+def _fields(table: Table, fleet: bool) -> Iterator[tuple[str, FieldInfo]]:
+    """Fields that are flags, panel by panel."""
+    found = {name: field for name, field in table.model_fields.items() if _extra(field, "flag") is not None}
+    if table is Experiment:
+        found = {name: field for name, field in found.items() if fleet or _extra(field, "panel") != FLEET}
+        yield from sorted(found.items(), key=lambda each: PANELS.index(_extra(each[1], "panel")))
+    else:
+        yield from found.items()
+
+
+def _extra(field: FieldInfo, name: str) -> Any:
+    more = field.json_schema_extra
+    return more.get(name) if isinstance(more, dict) else None
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """One flag. Its default is always None: what was not given is left to a file and to the field."""
+    kind, flag = flag_type(field), _extra(field, "flag") or flag_of(name)
+    flag = f"{flag}/--no-{flag[2:]}" if field.default is True else flag  # or nothing could switch it off
+    shown = typer.Option(flag, help=_help(field), rich_help_panel=_extra(field, "panel"))
+    return inspect.Parameter(name, KEYWORD, default=None, annotation=Annotated[kind | None, shown])
+
+
+def _help(field: FieldInfo) -> str:
+    """What a setting means, with its default unless the text has one or the default is to leave it out."""
+    text, default = field.description or "", field.default
+    if field.default_factory or "(default: " in text or isinstance(default, bool) or not str(default or ""):
+        return text if default != 0 or isinstance(default, bool) else f"{text} (default: 0)"
+    return f"{text} (default: {default})"
+
+
+def flag_type(field: FieldInfo) -> Any:
+    """What the command line reads for a setting: durations are text, tables and lists come piece by piece."""
+    base, metadata = _unwrapped(field.annotation), list(field.metadata)
+    while get_origin(base) is Annotated:
+        base, *more = get_args(base)
+        metadata += more
+    if any(isinstance(each, BeforeValidator) and each.func is seconds for each in metadata):
+        return str
+    return list[str] if (get_origin(base) or base) in (dict, tuple) else base
+
+
+def _unwrapped(annotation: Any) -> Any:
+    """What is left of `X | None`."""
+    if get_origin(annotation) in (Union, UnionType):
+        return next(each for each in get_args(annotation) if each is not type(None))
+    return annotation
+
+
+def _parameters(tables: list[Table], fleet: bool) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
+    """Flags in the order of --help: before a command's own (files, tables of parameters) and after them."""
+    first: list[inspect.Parameter] = []
+    rest: list[inspect.Parameter] = []
+    for table in sorted(tables, key=lambda table: table is Experiment):  # those of the run come last
+        for name, field in _fields(table, fleet):
+            early = table is Experiment and _extra(field, "example")
+            (first if early else rest).append(_parameter(name, field))
+    if Experiment in tables:
+        file = Annotated[str | None, typer.Argument(help=FILE)]
+        mix = Annotated[str | None, typer.Option("--mix", help=MIX, rich_help_panel=LENGTHS)]
+        first.insert(0, inspect.Parameter("file", KEYWORD, default=None, annotation=file))
+        first.append(inspect.Parameter("mix", KEYWORD, default=None, annotation=mix))
+    return first, rest
+
+
+def _given(table: Table, values: dict[str, Any], fleet: bool) -> dict[str, Any]:
+    """What the flags of a table say, taken out of the values."""
+    found: dict[str, Any] = {}
+    for name, field in _fields(table, fleet):
+        value = values.pop(name)
+        if value is not None and value != []:
+            table_of_values = get_origin(field.annotation) is dict
+            example = _extra(field, "example")
+            found[name] = named_values(value, flag_of(name), example) if table_of_values else value
+    return found
+
+
+def gather(file: str | None, mix: str | None, flags: dict[str, Any]) -> Experiment:
+    """The settings of a file, overridden by flags; tables of parameters are overridden one by one."""
+    settings = {} if file is None else read_toml(file)
     where = "" if file is None else f"experiment file {file}: "
-    experiment(words, where)  # so that a mistake in the file is not blamed on the flags
+    experiment(settings, where)  # so that a mistake in the file is not blamed on the flags
     if mix is not None:
-        words |= _classes(mix)
-    words |= {name: value for name, value in flags.items() if value is not None}
-    for name, texts in (("set", settings), ("set_router", router)):
-        if texts:
-            words[name] = {**words.get(name, {}), **settings_of(texts, name)}
-    return experiment(words)
+        settings |= _classes(mix)
+    for name, value in flags.items():
+        settings[name] = {**settings.get(name, {}), **value} if isinstance(value, dict) else value
+    return experiment(settings)
 
 
 def _classes(mix: str) -> dict[str, Any]:
     """The classes in a mix file."""
-    words = read_words(mix, "mix file")
-    if set(words) != {"classes"}:
-        raise InputError(f"mix file {mix}: must hold [[classes]] tables and nothing else; mend it")
-    experiment(words, f"mix file {mix}: ")
-    return words
+    settings = read_toml(mix, "mix file")
+    if set(settings) != {"classes"}:
+        raise InputError(f"mix file {mix}: must hold [[classes]] tables and nothing else; correct it")
+    experiment(settings, f"mix file {mix}: ")
+    return settings
 
 
-def settings_of(texts: list[str], word: str = "set") -> dict[str, str]:
+def named_values(texts: list[str], flag: str = "--set", example: str = "refill=48") -> dict[str, str]:
     """Several --set NAME=VALUE as one table."""
-    flag, found = "--" + word.replace("_", "-"), dict[str, str]()
+    found = dict[str, str]()
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InputError(f"{flag} {text!r} is not NAME=VALUE; write it as {flag} {SETTINGS[word]}")
+            raise InputError(f"{flag} {text!r} is not NAME=VALUE; write it as {flag} {example}")
         if name.strip() in found:
             raise InputError(f"{flag} {name.strip()} is given twice; drop one of the two")
         found[name.strip()] = value.strip()

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.flags import takes_words
+from headgate.advisor.settings import CostSettings
+from headgate.cli.flags import takes_settings
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
 from headgate.cli.plan_capacity import capacity
@@ -17,8 +18,6 @@ from headgate.cli.progress import bar
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
 
-COSTS = "Step costs as numbers, instead of a card"
-
 plan = typer.Typer(
     help="Plan: when to refill, which mode wins, what to set in plain vLLM, the rate a policy sustains.",
     no_args_is_help=True,
@@ -27,7 +26,7 @@ plan = typer.Typer(
 
 THRESHOLD = """When to refill, and which batches serve more at this load: exclusive or mixed.
 
-Takes the words of a run (a card and a workload, or a trace), or step costs
+Takes the settings of a run (a card and a workload, or a trace), or step costs
 as plain numbers. Without a load (--clients, --rate, a trace's own times) the
 engine is taken to be saturated.
 
@@ -53,27 +52,17 @@ Examples:
 """
 
 
-def _cost(help: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(help=help, rich_help_panel=COSTS)
-    return option
-
-
 @plan.command()
-@takes_words
+@takes_settings
 def threshold(
     words: Experiment,
-    prefill_fixed: Annotated[str | None, _cost("of a refill or prefill step, such as 5ms")] = None,
-    prefill_per_token: Annotated[str | None, _cost("per prompt token, such as 3e-5")] = None,
-    decode_fixed: Annotated[str | None, _cost("of a decode step")] = None,
-    decode_per_request: Annotated[str | None, _cost("per request in it")] = None,
-    mixed_fixed: Annotated[str | None, _cost("of a mixed step (default: 0)")] = None,
-    mixed_by_share: Annotated[str | None, _cost("a,b,c: per token a + b*r + c*r*r at decode share r")] = None,
+    costs: CostSettings,
     max_gap: Annotated[str | None, typer.Option(help="also plan for gaps no longer than this")] = None,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
     report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.advisor.situation import CostTexts, situation
+    from headgate.advisor.situation import situation
     from headgate.advisor.threshold import plan_threshold
     from headgate.report.terminal.plan import crossing, threshold_text, verdict
     from headgate.report.terminal.tables import as_text, show
@@ -81,9 +70,7 @@ def threshold(
     check_json(json)
     check_report(report)
     bound = _bound(max_gap)
-    decode = (decode_fixed, decode_per_request)
-    texts = CostTexts(prefill_fixed, prefill_per_token, *decode, mixed_fixed, mixed_by_share)
-    found = plan_threshold(situation(words, texts), bound)
+    found = plan_threshold(situation(words, costs), bound)
     say = sys.stderr if json == "-" else sys.stdout
     show(threshold_text(found), say)
     if report is not None:
@@ -96,7 +83,7 @@ def threshold(
 
 
 @plan.command()
-@takes_words
+@takes_settings
 def flags(
     words: Experiment,
     check: Annotated[bool, typer.Option(help="simulate the advice and vLLM's defaults")] = False,

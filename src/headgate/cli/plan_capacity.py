@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headgate.cli.flags import takes_words
+from headgate.advisor.settings import SEARCH, SearchSettings
+from headgate.cli.flags import takes_settings
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError, unknown
-from headgate.experiment.settings import Experiment
+from headgate.experiment.settings import NAMED, POLICY, Experiment
 
 if TYPE_CHECKING:
-    from headgate.advisor.capacity.plan import Options
     from headgate.advisor.capacity.slo import Level
 
 RATE, ENGINES = "rate", "engines"
-SEARCH = "Search"
-MOST_SEEDS = 100
 
 EXAMPLES = """The largest rate under service levels, or the fewest engines for a load.
 
@@ -48,38 +46,25 @@ Examples:
 """
 
 
-def _flag(help: str, panel: str = SEARCH, **limits: float) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(help=help, rich_help_panel=panel, **limits)  # type: ignore[arg-type]
+def _flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(help=help, rich_help_panel=panel)
     return option
 
 
 Levels = Annotated[list[str] | None, _flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
-Policies = Annotated[
-    list[str] | None, _flag("NAME or NAME:PARAMETER=VALUE,... or all; may be repeated", "Policy")
-]
-Classes = Annotated[str | None, _flag("classes drawn at random, such as paying=5%,free=95%")]
-Seeds = Annotated[int, _flag("so many seeds, from --seed on", min=1, max=MOST_SEEDS)]
-Precision = Annotated[float, _flag("of a bracket, as a share of the rate", min=0.001, max=0.5)]
-Jobs = Annotated[int | None, _flag("processes (default: one per core)", min=1)]
-Recorded = Annotated[bool, _flag("a trace's own times, faster or slower, instead of Poisson")]
+Policies = Annotated[list[str] | None, _flag(f"{NAMED} or all; may be repeated", POLICY)]
 Find = Annotated[str, _flag("rate: of one engine; engines: how few bear the load")]
 Routers = Annotated[list[str] | None, _flag("with --find engines (default: least-loaded); may be repeated")]
-MostEngines = Annotated[int, _flag("with --find engines: look no further", min=1)]
 
 
-@takes_words
+@takes_settings
 def capacity(
     words: Experiment,
+    search: SearchSettings,
     slo: Levels = None,
     policy: Policies = None,
-    classes: Classes = None,
-    seeds: Seeds = 4,
-    precision: Precision = 0.04,
-    jobs: Jobs = None,
-    as_recorded: Recorded = False,
     find: Find = RATE,
     router: Routers = None,
-    most_engines: MostEngines = 512,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
     report: Report = None,
 ) -> None:
@@ -93,26 +78,22 @@ def capacity(
     if find not in (RATE, ENGINES):
         raise unknown("thing to --find", find, (RATE, ENGINES))
     wanted, levels = policy or list(words.policies) or [words.policy], parse_levels(slo)
-    jobs = jobs or os.cpu_count() or 1
+    search = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
     if find == ENGINES:
-        from headgate.advisor.engines.plan import FleetOptions
         from headgate.cli.find_engines import find_engines
 
-        fleets = FleetOptions(classes, seeds, jobs, as_recorded, most_engines)
-        find_engines(words, router or [], wanted, levels, fleets, (json, report))
+        find_engines(words, router or [], wanted, levels, search, (json, report))
         return
     if router:
         raise InputError("--router is about fleets; say --find engines, or drop it")
-    from headgate.advisor.capacity.plan import Options
-
-    _find_rate(words, wanted, levels, Options(classes, seeds, jobs, precision, as_recorded), (json, report))
+    _find_rate(words, wanted, levels, search, (json, report))
 
 
 def _find_rate(
     words: Experiment,
     policies: list[str],
     levels: tuple[Level, ...],
-    options: Options,
+    options: SearchSettings,
     outputs: tuple[str | None, str | None],
 ) -> None:
     """Search, show, and write JSON and a report where asked."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headgate.cli.flags import takes_words
+from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
+from headgate.cli.flags import takes_settings
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
     from headgate.advisor.fluid.plan import FluidAnswer
-
-FAIRNESS = "largest difference of"
-FLEET, COSTS, LEVELS = "Fleet", "Step costs as numbers, instead of a card", "Service levels"
 
 EXAMPLES = """Split a fleet between prompts and decodes: whom to serve, and what one more engine adds.
 
@@ -37,61 +35,21 @@ Examples:
 """
 
 
-def _fleet(help: str) -> Any:
-    return typer.Option(help=help, rich_help_panel=FLEET)
-
-
-def _cost(help: str) -> Any:
-    return typer.Option(help=help, rich_help_panel=COSTS)
-
-
-def _level(help: str) -> Any:
-    return typer.Option(help=help, rich_help_panel=LEVELS)
-
-
-Classes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--class", help="NAME:prompt=P,output=D,rate=R[,patience=10s]; repeated", rich_help_panel=FLEET
-    ),
-]
-
-
-@takes_words
+@takes_settings
 def fluid(
     words: Experiment,
-    classes: Classes = None,
-    engines: Annotated[int | None, _fleet("engines in the fleet (default: 1)")] = None,
-    clusters: Annotated[int, _fleet("classes to cut a trace into, at most")] = 3,
-    mixed: Annotated[int | None, _fleet("engines that take prompts (default: as planned)")] = None,
-    solo: Annotated[int | None, _fleet("engines that only decode (default: as planned)")] = None,
-    prompt_price: Annotated[float | None, _fleet("of a prompt token (default: 1)")] = None,
-    output_price: Annotated[float | None, _fleet("of an output token (default: 2)")] = None,
-    separate: Annotated[bool, _fleet("each finished stage pays, not only finished requests")] = False,
-    chunk: Annotated[int | None, _cost("prompt tokens in a mixed step (default: 512; 256)")] = None,
-    whole_chunks: Annotated[bool, _cost("a prompt takes whole steps, not P/C of one")] = False,
-    mixed_fixed: Annotated[str | None, _cost("of a step with a prompt, such as 17.4ms")] = None,
-    mixed_per_token: Annotated[str | None, _cost("per prompt token in it, such as 6.2e-5")] = None,
-    solo_step: Annotated[str | None, _cost("of a step without a prompt, such as 22ms")] = None,
-    prefill_fairness: Annotated[float | None, _level(f"{FAIRNESS} prefill shares of two classes")] = None,
-    decode_fairness: Annotated[float | None, _level(f"{FAIRNESS} solo decodes, per engine")] = None,
-    tpot_over: Annotated[str, _level("--tpot caps the mean over tokens or, as published, slots")] = "tokens",
-    serve: Annotated[list[str] | None, _level("CLASS=SHARE, at least; repeated")] = None,
-    frontier: Annotated[str | None, _level("revenue along prefill-fairness, decode-fairness, tpot")] = None,
+    fleet: FleetSettings,
+    steps: StepSettings,
+    levels: LevelSettings,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
     report: Report = None,
 ) -> None:
     """Plan it."""
     from headgate.advisor.fluid.plan import make_fluid_plan
-    from headgate.advisor.fluid.settings import LevelWords, StepWords, fleet_words
 
     check_json(json)
     check_report(report)
-    roles, prices = (mixed, solo), (prompt_price, output_price)
-    fleet = fleet_words(words, tuple(classes or ()), engines, clusters, roles, prices, separate)
-    steps = StepWords(chunk, whole_chunks, mixed_fixed, mixed_per_token, solo_step)
-    levels = LevelWords(prefill_fairness, decode_fairness, tpot_over, tuple(serve or ()), frontier)
-    _tell(make_fluid_plan(words, fleet, steps, levels), frontier, json, report)
+    _tell(make_fluid_plan(words, fleet, steps, levels), levels.frontier, json, report)
 
 
 def _tell(answer: FluidAnswer, frontier: str | None, json: str | None, report: str | None) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headgate.cli.flags import takes_words
+from headgate.advisor.settings import WaitSettings
+from headgate.cli.flags import takes_settings
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, save_page
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
     from headgate.advisor.wait.plan import WaitPlan
-
-PANEL = "Plan"
 
 EXAMPLES = """Thresholds of WAIT and Nested WAIT for this card and traffic, and their memory.
 
@@ -33,35 +32,18 @@ Examples:
 """
 
 
-def _option(help: str) -> Any:
-    return typer.Option(help=help, rich_help_panel=PANEL)
-
-
-@takes_words
+@takes_settings
 def wait(
     words: Experiment,
-    load: Annotated[float | None, _option("the rate as a share of what the card can carry")] = None,
-    types: Annotated[int | None, _option("split requests by output length into so many types")] = None,
-    segments: Annotated[int | None, _option("so many segments (default: as need least memory)")] = None,
-    ends: Annotated[str, _option("where segments end, in decode iterations, such as 20/40/80")] = "",
-    slack: Annotated[float, _option("by how much each segment's threshold exceeds what reaches it")] = 0.05,
-    miss: Annotated[float, _option("accepted chance that memory is not enough")] = 0.01,
-    horizon: Annotated[str, _option("over which time")] = "1h",
-    every: Annotated[str | None, _option("rates change: plan for the busiest window this long")] = None,
-    batch: Annotated[int | None, _option("also the paper's rule for so many requests per batch")] = None,
-    thresholds: Annotated[str, _option("check these: 10, chat=2+code=1, or 8/4/2 by segment")] = "",
+    wishes: WaitSettings,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
     report: Report = None,
 ) -> None:
     """Plan it."""
-    from headgate.advisor.wait.mix import Wishes
     from headgate.advisor.wait.plan import plan_wait
-    from headgate.workloads.durations import duration
 
     check_json(json)
     check_report(report)
-    window = None if every is None else duration(every)
-    wishes = Wishes(load, slack, miss, duration(horizon), segments, ends, types, batch, thresholds, window)
     _tell(plan_wait(words, wishes), json, report)
 
 

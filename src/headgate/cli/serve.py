@@ -13,16 +13,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import join, quote
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import typer
 
-from headgate.cli.flags import settings_of
+from headgate.cli.flags import takes_settings
 from headgate.cli.reaper import Reaper
 from headgate.core.errors import InputError
-
-if TYPE_CHECKING:
-    from headgate.live.vllm.fields import Settings
+from headgate.live.vllm.fields import PANEL, Settings
 
 SCHEDULER = "headgate.vllm.scheduler"
 CONFIG, SHARED = "HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"
@@ -42,45 +40,20 @@ Examples:
 """
 
 
-def _option(help: str, *flags: str) -> Any:
-    return typer.Option(*flags, help=help, rich_help_panel="headgate")
-
-
-Text: TypeAlias = str | None
-Number: TypeAlias = int | None
-Flag: TypeAlias = bool | None
-POLICY = "NAME or NAME:PARAMETER=VALUE,... (default: eb+); vllm: let vLLM decide and only watch"
-CARD = "cost card, for policies that price steps (eb+, eb-online): a name or a file"
-WATCHDOG = "relieve the policy when a request gets nothing for so long (default: 5min)"
-LOG_EVERY = "time between two lines about steps in the log (default: 60s)"
 FILE = "all of these from a JSON or TOML file, read again when it changes"
+DRY_RUN = "print the command and its environment, and leave"
 
 
+@takes_settings
 def serve(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="the model, as `vllm serve` takes it")],
-    policy: Annotated[Text, _option(POLICY)] = None,
-    set: Annotated[list[str] | None, _option("a parameter of the policy, NAME=VALUE")] = None,
-    card: Annotated[Text, _option(CARD)] = None,
-    trace: Annotated[Text, _option("write a step trace here, for `headgate trace`")] = None,
-    watchdog: Annotated[Text, _option(WATCHDOG)] = None,
-    metrics: Annotated[Flag, _option("Prometheus metrics headgate_* (default: on)")] = None,
-    metrics_port: Annotated[Number, _option("serve them on a port of their own, too")] = None,
-    log_every: Annotated[Text, _option(LOG_EVERY)] = None,
-    force: Annotated[Flag, _option("try a vLLM outside 0.26 to 0.32", "--force")] = None,
-    any_card: Annotated[Flag, _option("take a card of another model, too", "--any-card")] = None,
-    config: Annotated[Text, _option(FILE)] = None,
-    dry_run: Annotated[
-        bool, _option("print the command and its environment, and leave", "--dry-run")
-    ] = False,
+    given: Annotated[dict[str, Any], Settings],
+    config: Annotated[str | None, typer.Option(help=FILE, rich_help_panel=PANEL)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN, rich_help_panel=PANEL)] = False,
 ) -> None:
     """Check the settings, and let vLLM serve."""
-    flags: dict[str, Any] = {"policy": policy, "set": settings_of(set) if set else None, "card": card}
-    flags |= {"trace": trace, "watchdog": watchdog, "metrics": metrics, "metrics_port": metrics_port}
-    flags |= {"log_every": log_every, "force": force, "any_card": any_card}
-    given = {name: value for name, value in flags.items() if value is not None}
-    code = _run(model, list(context.args), given, config, dry_run)
-    raise typer.Exit(code)
+    raise typer.Exit(_run(model, list(context.args), given, config, dry_run))
 
 
 def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None, dry_run: bool) -> int:

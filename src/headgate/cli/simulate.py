@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from headgate.cli.flags import FLEET, takes_fleet_words
+from headgate.cli.flags import option, takes_fleet_settings
 from headgate.cli.output import check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, report_runs
 from headgate.cli.progress import bar
@@ -34,20 +34,12 @@ Examples:
   headgate simulate experiment.toml --policy v0 --json -
 """
 
-Routers = Annotated[
-    list[str] | None,
-    typer.Option(help="NAME or NAME:PARAMETER=VALUE,... (default: least-loaded)", rich_help_panel=FLEET),
-]
 
-
-@takes_fleet_words
+@takes_fleet_settings
 def simulate(
     words: Experiment,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; see headgate doctor", rich_help_panel="Policy"),
-    ] = None,
-    router: Routers = None,
+    policy: Annotated[list[str] | None, option(Experiment, "policy", "--policy")] = None,
+    router: Annotated[list[str] | None, option(Experiment, "router", "--router")] = None,
     out: Annotated[str | None, typer.Option(help="run folder (default: runs/NNNN-...)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a run folder that exists")] = False,
     json: Annotated[str | None, typer.Option(help="figures as JSON, to a file or - for stdout")] = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headgate.cli.flags import FLEET, takes_fleet_words
+from headgate.cli.flags import option, takes_fleet_settings
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, save_page, summed_up
 from headgate.cli.progress import bar
@@ -27,10 +27,10 @@ MOST_SEEDS = 1000
 LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, so these come first
 RECORD = "sweep.json"  # marks a folder that a sweep may go on in
 
-EXAMPLES = """Run a grid: several values of a word, several policies, several seeds, on all cores.
+EXAMPLES = """Run a grid: several values of a setting, several policies, several seeds, on all cores.
 
---over takes any word of a run (rate, clients, scale-rate, slots, budget, prompt, ...) or a parameter of
-the policies (refill, ...). The load, else the first word, is the x-axis of the report. An interrupted
+--over takes any setting of a run (rate, clients, scale-rate, slots, budget, prompt, ...) or a parameter of
+the policies (refill, ...). The load, else the first setting, is the x-axis of the report. An interrupted
 sweep goes on when the same command names its folder with --out.
 
 \b
@@ -43,18 +43,12 @@ Examples:
 Many = Annotated[list[str] | None, typer.Option("--over", help="NAME=VALUE,VALUE,...; may be repeated")]
 
 
-@takes_fleet_words
+@takes_fleet_settings
 def sweep(
     words: Experiment,
     over: Many = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel="Policy"),
-    ] = None,
-    router: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME or NAME:PARAMETER=VALUE,...; may be repeated", rich_help_panel=FLEET),
-    ] = None,
+    policy: Annotated[list[str] | None, option(Experiment, "policies", "--policy")] = None,
+    router: Annotated[list[str] | None, option(Experiment, "routers", "--router")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on")] = 1,
     jobs: Annotated[int | None, typer.Option(min=1, help="processes (default: one per core)")] = None,
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-sweep)")] = None,

@@ -38,7 +38,7 @@ class Dispatch:
             raise InputError(f"{len(roles)} roles for {engines} engines; the router must give each one")
         if seats < 2 and not router.sends_at_once:
             raise InputError(
-                f"{type(router).__name__} wants at least 2 seats per engine, one for a prompt beside a "
+                f"{type(router).__name__} needs at least 2 seats per engine, one for a prompt beside a "
                 "decode; raise --slots, or choose a router such as least-loaded"
             )
         rooms = endless if router.sends_at_once else lambda role: room(role, seats)

@@ -1,4 +1,4 @@
-"""Errors a user can mend: one line that says what, where and the remedy."""
+"""Errors a user can fix: one line that says what, where and the remedy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:
     """An unknown name, with the nearest known one or the whole list as the remedy."""
     known = sorted(filter(None, choices))  # requests of no class have the empty name
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    listed = f"choose from: {', '.join(known)}" if known else "there are none, drop it"
+    listed = f"choose from: {', '.join(known)}" if known else "none exist, drop it"
     remedy = f"did you mean {near[0]!r}?" if near else listed
     return InputError(f"unknown {what} {name!r}; {remedy}")
 

@@ -17,7 +17,13 @@ ENDLESS = 2**62
 
 
 class Stage(Enum):
-    """How much of a request a place is for."""
+    """How much of a request a place is for.
+
+    Examples:
+        >>> from headgate import Move, Stage
+        >>> Move(3, 0, Stage.PREFILL)  # request 3: its prompt on engine 0, its output elsewhere
+        Move(request=3, replica=0, stage=<Stage.PREFILL: 'prefill'>)
+    """
 
     WHOLE = "whole"  # prompt and output on the same engine
     PREFILL = "prefill"  # the prompt only; the request then comes back for a DECODE place
@@ -25,7 +31,13 @@ class Stage(Enum):
 
 
 class Move(NamedTuple):
-    """One request goes to one engine."""
+    """One request goes to one engine.
+
+    Examples:
+        >>> from headgate import Move
+        >>> Move(3, 0).stage.value  # request 3 to engine 0, prompt and output
+        'whole'
+    """
 
     request: int
     replica: int
@@ -33,7 +45,13 @@ class Move(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """What happens now. Requests not named stay where they are."""
+    """What happens now. Requests not named stay where they are.
+
+    Examples:
+        >>> from headgate import Move, Routing
+        >>> Routing((Move(3, 0), Move(4, 1)), reject=(5,)).wake  # never asked again without an event
+        inf
+    """
 
     moves: tuple[Move, ...] = ()  # in this order
     reject: tuple[int, ...] = ()  # of those that wait for their prompt: turned away
@@ -113,7 +131,24 @@ class Replica(Protocol):
 
 
 class Fleet(Protocol):
-    """Live and read-only. Look-ups are O(1), whatever the number of engines; only iterating costs."""
+    """Live and read-only. Look-ups are O(1), whatever the number of engines; only iterating costs.
+
+    Examples:
+        >>> import headgate
+        >>> class ShortestQueue(headgate.RoutePolicy):
+        ...     sends_at_once = True
+        ...     def route(self, fleet):
+        ...         waiting = [id for queue in fleet.queues.values() for id in queue]
+        ...         if not waiting:
+        ...             return headgate.Routing()
+        ...         to = min(fleet.replicas, key=lambda replica: replica.load)
+        ...         return headgate.Routing((headgate.Move(waiting[0], to.id),))
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+        >>> requests = headgate.Workload.of([100] * 6, [20] * 6)
+        >>> run = headgate.simulate_fleet(engine, "mixed", ShortestQueue(), requests, engines=2)
+        >>> run.requests["replica"].tolist()
+        [0, 1, 0, 1, 0, 1]
+    """
 
     @property
     def now(self) -> float:
@@ -172,6 +207,19 @@ class FleetObserver:
 
 class RoutePolicy(FleetObserver, ABC):
     """Decides which engine serves which request.
+
+    Examples:
+        >>> import headgate
+        >>> class ToTheFirst(headgate.RoutePolicy):
+        ...     sends_at_once = True
+        ...     def route(self, fleet):
+        ...         waiting = [id for queue in fleet.queues.values() for id in queue]
+        ...         return headgate.Routing(tuple(headgate.Move(id, 0) for id in waiting))
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+        >>> requests = headgate.Workload.of([100] * 4, [20] * 4)
+        >>> run = headgate.simulate_fleet(engine, "mixed", ToTheFirst(), requests, engines=2)
+        >>> run.requests["replica"].tolist()
+        [0, 0, 0, 0]
 
     Reads no clock and does no I/O; one that needs chance is given a function that draws from [0, 1). Asked
     after every event of the fleet, and again after its own moves, until it moves nobody. The hooks may only

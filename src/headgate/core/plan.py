@@ -21,7 +21,13 @@ NONE: Final = Decodes.NONE
 
 
 class Until(NamedTuple):
-    """The plan holds until the first of these, counted from when it was made."""
+    """The plan holds until the first of these, counted from when it was made.
+
+    Examples:
+        >>> from headgate import ALL, Plan, Until
+        >>> Plan(ALL, until=Until(arrivals=1, finishes=1)).until.steps  # decode until something changes
+        inf
+    """
 
     steps: float = inf  # this many steps have run
     time: float = inf  # the clock has reached this
@@ -35,7 +41,15 @@ SHOWN = 5  # ids named in a fault
 
 
 class Plan(NamedTuple):
-    """One step's batch, repeated until `until`."""
+    """One step's batch, repeated until `until`.
+
+    Examples:
+        >>> from headgate import ALL, NONE, Plan
+        >>> mixed = Plan(ALL, prefill=(7, 8), budget=2048)  # all decodes beside two prompts
+        >>> refill = Plan(NONE, prefill=(7, 8))  # the same prompts while decodes wait
+        >>> refill.decode is NONE
+        True
+    """
 
     decode: Decodes | frozenset[int] = ALL
     prefill: tuple[int, ...] = ()  # in this order, each as far as the budget goes
@@ -83,9 +97,9 @@ def check(plan: Plan, view: View) -> list[str]:
 def _bad_lease(until: Until, view: View) -> list[str]:
     steps, time, arrivals, prefills, finishes = until
     if steps < 1 or arrivals < 1 or prefills < 1 or finishes < 1:
-        return [f"a lease of nothing: {until}"]
+        return [f"the lease is empty: {until}"]
     if time <= view.now:
-        return [f"a lease that ended before it began: until {time}, now {view.now}"]
+        return [f"the lease ended in the past: until {time}, now {view.now}"]
     return []
 
 

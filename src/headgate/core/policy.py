@@ -35,7 +35,21 @@ class End(Enum):
 
 
 class Observer:
-    """Hooks for what happens in an engine. All optional, all cheap, none sees the view."""
+    """Hooks for what happens in an engine. All optional, all cheap, none sees the view.
+
+    Examples:
+        >>> import headgate
+        >>> class Tokens(headgate.Observer):
+        ...     prefill = 0
+        ...     def stepped(self, steps):
+        ...         self.prefill += steps.prefill * len(steps.ends)
+        >>> seen = Tokens()
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+        >>> requests = headgate.Workload.of([300, 700], [20, 20])
+        >>> _ = headgate.simulate(engine, "mixed", requests, observers=(seen,))
+        >>> seen.prefill
+        1000
+    """
 
     def arrived(self, request: Request, now: float) -> None:
         """It joined the queue."""
@@ -66,7 +80,20 @@ class Observer:
 
 
 class BatchPolicy(Observer, ABC):
-    """Decides what one engine runs. Reads no clock, draws no random number, does no I/O."""
+    """Decides what one engine runs. Reads no clock, draws no random number, does no I/O.
+
+    Examples:
+        >>> import headgate
+        >>> class OneAtATime(headgate.BatchPolicy):
+        ...     def plan(self, view):
+        ...         if view.decoding:
+        ...             return headgate.Plan()
+        ...         return headgate.Plan(prefill=(*view.prefilling, *view.waiting)[:1])
+        >>> engine = headgate.card_engine("h200-qwen3-8b")
+        >>> run = headgate.simulate(engine, OneAtATime(), headgate.Workload.of([100] * 3, [20] * 3))
+        >>> int(run.steps["decodes"].max())
+        1
+    """
 
     @abstractmethod
     def plan(self, view: View) -> Plan:

@@ -7,7 +7,14 @@ from typing import NamedTuple, Protocol
 
 
 class Slo(NamedTuple):
-    """What one kind of user was promised, in seconds. None: no promise."""
+    """What one kind of user was promised, in seconds. None: no promise.
+
+    Examples:
+        >>> import headgate
+        >>> chat = headgate.Kind("chat", headgate.Slo(first_token=0.5, between_tokens=0.05))
+        >>> chat.slo.first_token
+        0.5
+    """
 
     first_token: float | None = None
     between_tokens: float | None = None
@@ -40,7 +47,21 @@ RECORDED = tuple(name for name in FIELDS if name not in ("id", "arrival", "limit
 
 
 class Request(Protocol):
-    """A live, read-only handle: its `Identity`, and how far it has come. Its true output is not on it."""
+    """A live, read-only handle: its `Identity`, and how far it has come. Its true output is not on it.
+
+    Examples:
+        >>> import headgate
+        >>> class LongestPrompt(headgate.Observer):
+        ...     prompt = 0
+        ...     def arrived(self, request, now):
+        ...         self.prompt = max(self.prompt, request.prompt)
+        >>> seen = LongestPrompt()
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+        >>> requests = headgate.Workload.of([300, 700], [20, 20])
+        >>> _ = headgate.simulate(engine, "mixed", requests, observers=(seen,))
+        >>> seen.prompt
+        700
+    """
 
     @property
     def id(self) -> int:

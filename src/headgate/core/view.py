@@ -18,7 +18,21 @@ class Limits(NamedTuple):
 
 
 class View(Protocol):
-    """Live and read-only. Lengths and look-ups are O(1); only iterating costs."""
+    """Live and read-only. Lengths and look-ups are O(1); only iterating costs.
+
+    Examples:
+        >>> import headgate
+        >>> class Watched(headgate.Mixed):
+        ...     deepest = 0
+        ...     def plan(self, view):
+        ...         self.deepest = max(self.deepest, len(view.waiting))
+        ...         return super().plan(view)
+        >>> policy = Watched(slots=4, budget=2048)
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=4)
+        >>> _ = headgate.simulate(engine, policy, headgate.Workload.of([100] * 10, [20] * 10))
+        >>> policy.deepest
+        10
+    """
 
     @property
     def now(self) -> float:

@@ -55,4 +55,4 @@ class Watchdog:
             if first in ledger.prefilling
             else "held"
         )
-        return f"request {first} ({where}) and {len(stuck) - 1} more got nothing for {self.limit:g} s"
+        return f"request {first} ({where}) and {len(stuck) - 1} more made no progress for {self.limit:g} s"

@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from headgate.core.errors import InputError, first_fault, unknown
 from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.cost.model import Shape
 
 LAWS = ("coefficients", "tiles", "work")
 MEASURED = ("settings", "model_shape", "intervals", "chosen", "grid")  # what only calibrated cards have
@@ -113,7 +114,7 @@ class Card(_Part):
         if sum(getattr(self, law) is not None for law in LAWS) != 1:
             raise ValueError("a card has one of coefficients (straight lines), tiles and work; give one")
         if self.host is not None and self.work is None:
-            raise ValueError("host stands beside work only; drop it")
+            raise ValueError("host is allowed beside work only; drop it")
         return self
 
     @cached_property
@@ -147,7 +148,14 @@ def list_cards() -> list[str]:
 
 
 def load_card(card: str | Path) -> Card:
-    """A card by built-in name, or by path (anything that ends in .json or holds a slash)."""
+    """A card by built-in name, or by path (anything that ends in .json or holds a slash).
+
+    Examples:
+        >>> import headgate
+        >>> card = headgate.load_card("h200-qwen3-8b")
+        >>> card.gpu, card.model
+        ('NVIDIA H200 141 GB', 'Qwen3-8B')
+    """
     text = str(card)
     if isinstance(card, Path) or text.endswith(".json") or "/" in text:
         path = Path(text.replace("\0", "?"))  # no file has a zero byte in its name
@@ -171,9 +179,9 @@ def parse_card(text: str, where: str) -> Card:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise InputError(f"card {where}, {place}: not valid JSON ({error.msg}); mend the file") from None
+        raise InputError(f"card {where}, {place}: not valid JSON ({error.msg}); fix the file") from None
     except (RecursionError, ValueError) as error:  # nested without end, a number of thousands of digits
-        raise InputError(f"card {where}: cannot be read: {str(error)[:60]}; mend the file") from None
+        raise InputError(f"card {where}: cannot be read: {str(error)[:60]}; fix the file") from None
     if not isinstance(document, dict):
         raise InputError(f"card {where}: must be a JSON object with name, gpu, model, ...; see docs/cards.md")
     try:

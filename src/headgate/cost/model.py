@@ -1,13 +1,16 @@
-"""Shape and StepCost: how long a step takes, as a function of what is in it; LinearCost answers it."""
+"""Shape and StepCost: how long a step takes, as a function of what is in it; `laws/` has the answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from math import isfinite
-from typing import ClassVar, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import fields
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from headgate.cost.laws.host import HostTerms
 
 LARGEST = 1e6  # of any coefficient, in seconds: no step takes days, and no sum overflows
 
@@ -27,30 +30,60 @@ class Shape(NamedTuple):
     context: int = 0  # KV tokens those decodes read, the one just written included
     prefill: int = 0  # prompt tokens processed
     behind: int = 0  # KV tokens already there for the prompts being processed
-    chunks: tuple[Chunk, ...] = ()  # the same prompts one by one; () where nobody asks: see StepCost
+    chunks: tuple[Chunk, ...] = ()  # the same prompts one by one; () unless `StepCost.by_chunk`
 
 
-class StepCost(Protocol):
-    """The duration of a step in seconds.
+class StepCost(ABC):
+    """The duration of a step in seconds, and everything else a card may say of its engine's time.
 
-    A cost that needs each prompt's own chunk says so with an attribute `by_chunk = True`; drivers then fill
-    `Shape.chunks`. Most do not, and nobody pays for it. Whoever has only sums to go by leaves it empty, and
-    such a cost takes the prompt tokens as one prompt. More that a cost may have: `switch`, seconds that the
-    first decode step after prompts alone takes beyond its price; `decode_floor(decodes)`, below which no
-    decode-only step goes; and `host`, what the host of an asynchronous engine takes for a step.
+    A law of its own subclasses this and answers `seconds` and `decode_line`. The rest has an answer for
+    engines without it, so that no caller has to ask whether a cost has one.
+
+    Examples:
+        >>> import headgate
+        >>> class Flat(headgate.StepCost):
+        ...     def seconds(self, shape):
+        ...         return 0.01 + 1e-5 * shape.prefill
+        ...     def decode_line(self, decodes):
+        ...         return 0.01, 0.0  # whatever the context
+        >>> engine = headgate.Engine(Flat(), 100_000, 4096, 2048, 64)
+        >>> run = headgate.simulate(engine, "mixed", headgate.Workload.of([1000], [11]))
+        >>> round(float(run.requests["finished"][0]), 3)  # one step with the prompt, ten without
+        0.12
     """
 
+    by_chunk: bool = False  # True: drivers fill `Shape.chunks`; without them prompts count as one prompt
+    switch: float = 0.0  # seconds that the first decode step after prompts alone takes beyond its price
+    host: HostTerms | None = None  # what the host of an asynchronous engine takes for a step, where known
+
+    @abstractmethod
     def seconds(self, shape: Shape) -> float:
         """One step of any shape."""
 
+    @abstractmethod
     def decode_line(self, decodes: int) -> tuple[float, float]:
-        """(fixed, per_context): a decode-only step of that many takes fixed + per_context * context."""
+        """(fixed, per_context): a decode-only step of that many takes fixed + per_context * context.
+
+        It takes `decode_floor` where that is longer.
+        """
+
+    def decode_floor(self, decodes: int) -> float:
+        """The least a decode-only step of that many takes, whatever its context."""
+        return 0.0
 
     def span(self, decodes: int, context: int, steps: int) -> NDArray[np.float64]:
         """Consecutive decode-only steps; the same numbers `seconds` would give, bit for bit.
 
         `context` is that of the first step and grows by `decodes` with each.
         """
+        fixed, per_context = self.decode_line(decodes)
+        contexts = (context + decodes * np.arange(steps, dtype=np.int64)).astype(np.float64)
+        found: NDArray[np.float64] = np.maximum(fixed + per_context * contexts, self.decode_floor(decodes))
+        return found
+
+    def unhosted(self) -> StepCost:
+        """The same without the host: what the GPU alone takes."""
+        return self
 
 
 class Terms:
@@ -64,152 +97,3 @@ class Terms:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not 0 <= value <= LARGEST:
                 raise ValueError(f"{field.name} must be a finite number, zero or more, not {value}")
-
-
-@dataclass(frozen=True)
-class DecodeTerms(Terms):
-    """A step of decodes alone, in seconds.
-
-    constant + per_decode * (decodes beyond free_decodes) + per_context * context.
-    The paper's alpha_d and beta_d are `constant` and `per_decode`. We add two things it leaves out: the KV
-    tokens read, which dominate at long contexts, and a number of decodes that ride for free, because small
-    batches wait for the weights to be read whatever their size.
-    """
-
-    constant: float
-    per_decode: float
-    per_context: float = 0.0
-    free_decodes: int = 0
-
-
-@dataclass(frozen=True)
-class PrefillTerms(Terms):
-    """A step of prompt tokens alone, in seconds: constant + per_token * prefill + per_behind * behind.
-
-    The paper's alpha_p and beta_p, and what earlier chunks of the same prompts cost, which it leaves out.
-    """
-
-    constant: float
-    per_token: float
-    per_behind: float = 0.0
-
-
-@dataclass(frozen=True)
-class MixedTerms(Terms):
-    """A step with both, in seconds.
-
-    The sum of constant, per_prefill * prefill, per_decode * (decodes beyond free_decodes),
-    per_context * context, per_behind * behind, and a price per token that depends on the decode share
-    r = decodes / (decodes + prefill): (a + b * r + c * r**2) * (decodes + prefill), where (a, b, c) is
-    `by_share`, the paper's beta_MB(r), equations (10) and (11).
-
-    Two of the three numbers in `by_share` may be negative, but a token more may never make a step shorter:
-    the four conditions in `__post_init__` are the derivatives of that product at r = 0 and r = 1, and
-    between those the derivatives are monotone. Together they also keep the product from being negative.
-    """
-
-    constant: float = 0.0
-    per_prefill: float = 0.0
-    per_decode: float = 0.0
-    per_context: float = 0.0
-    per_behind: float = 0.0
-    free_decodes: int = 0
-    by_share: tuple[float, float, float] = (0.0, 0.0, 0.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        a, b, c = self.by_share
-        if not (isfinite(a) and isfinite(b) and isfinite(c)):
-            raise ValueError(f"by_share must be three finite numbers, not {list(self.by_share)}")
-        if min(a, a - c, a + b, a + b + c) < 0:
-            raise ValueError(
-                f"by_share {list(self.by_share)} would make a step shorter when a token is added; "
-                "a, a - c, a + b and a + b + c must all be zero or more"
-            )
-
-
-class LinearCost:
-    """A step's duration as a sum of non-negative features, with its own numbers for each of three regimes.
-
-    Regimes: decodes only, prompts only, both. Rules that hold for every choice of coefficients:
-
-    - never negative, and never shorter when any one of decodes, context, prefill or behind grows;
-    - a step of nothing takes no time (an engine with nothing to run does not run);
-    - a mixed step is never shorter than the longer of its two halves run alone. We need this floor where the
-      paper does not: with the published polynomials, which are reciprocals of throughput and so already
-      contain the constant (erratum E5: the mixed constant is then zero), one decode with ten prompt tokens
-      would cost next to nothing, less than the decode alone.
-
-    Continuity between regimes is not forced: the first prompt token that joins a decode batch may cost a
-    jump. With the published 8B card on H200 it does (15 ms at 512 decodes), because a throughput measured on
-    whole runs is spread over the steps; ours, fitted per step, jumps by milliseconds.
-    """
-
-    def __init__(self, decode: DecodeTerms, prefill: PrefillTerms, mixed: MixedTerms) -> None:
-        self.decode = decode
-        self.prefill = prefill
-        self.mixed = mixed
-        self._mixed = (  # a tuple unpacks faster than seven attributes; a simulation asks millions of times
-            mixed.constant,
-            mixed.per_prefill,
-            mixed.per_decode,
-            mixed.per_context,
-            mixed.per_behind,
-            mixed.free_decodes,
-            mixed.by_share,
-        )
-        self._lines: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
-
-    def __repr__(self) -> str:
-        return f"LinearCost({self.decode}, {self.prefill}, {self.mixed})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, LinearCost):
-            return NotImplemented
-        return (self.decode, self.prefill, self.mixed) == (other.decode, other.prefill, other.mixed)
-
-    def __hash__(self) -> int:
-        return hash((self.decode, self.prefill, self.mixed))
-
-    def seconds(self, shape: Shape) -> float:
-        """One step of any shape."""
-        decodes, context, prefill, behind, _ = shape
-        if not prefill:
-            line = self._lines.get(decodes) or self.decode_line(decodes)
-            return line[0] + line[1] * context
-        terms = self.prefill
-        alone = terms.constant + terms.per_token * prefill + terms.per_behind * behind
-        if not decodes:
-            return alone
-        line = self._lines.get(decodes) or self.decode_line(decodes)
-        return max(self._together(decodes, context, prefill, behind), alone, line[0] + line[1] * context)
-
-    def decode_line(self, decodes: int) -> tuple[float, float]:
-        """(fixed, per_context): a decode-only step of that many takes fixed + per_context * context."""
-        line = self._lines.get(decodes)
-        if line is None:
-            terms = self.decode
-            paid = max(decodes - terms.free_decodes, 0)
-            line = self._lines[decodes] = (terms.constant + terms.per_decode * paid, terms.per_context)
-        return line
-
-    def span(self, decodes: int, context: int, steps: int) -> NDArray[np.float64]:
-        """Consecutive decode-only steps; the same numbers `seconds` would give, bit for bit."""
-        fixed, per_context = self.decode_line(decodes)
-        contexts = (context + decodes * np.arange(steps, dtype=np.int64)).astype(np.float64)
-        return fixed + per_context * contexts
-
-    def _together(self, decodes: int, context: int, prefill: int, behind: int) -> float:
-        """A mixed step before its floor."""
-        constant, per_prefill, per_decode, per_context, per_behind, free_decodes, (a, b, c) = self._mixed
-        tokens = decodes + prefill
-        share = decodes / tokens
-        paid = decodes - free_decodes if decodes > free_decodes else 0
-        return (
-            constant
-            + per_prefill * prefill
-            + per_decode * paid
-            + per_context * context
-            + per_behind * behind
-            + (a + share * (b + share * c)) * tokens
-        )

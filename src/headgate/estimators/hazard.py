@@ -153,7 +153,9 @@ def guarded(fit: LinearHazard, mean: float) -> LinearHazard:
     negative and Algorithm 1 as printed has no answer (erratum E11).
     """
     if not mean >= 1:
-        raise InputError(f"a mean output of {mean} decode iterations; need >= 1, leave out those of none")
+        raise InputError(
+            f"a mean output of {mean} decode iterations; need >= 1, leave out requests that never decode"
+        )
     return LinearHazard(max(fit.base, 1 / mean), max(fit.slope, 0.0), fit.through)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,19 @@ class Survival(NamedTuple):
     def mean(self) -> float:
         """The mean output, in decode iterations: the sum of S(t) over all t."""
         return float(self.curve.sum() + self.curve[-1] * (1 - self.ending) / self.ending)
+
+    @property
+    def square(self) -> float:
+        """The mean square of outputs: the sum of (2t + 1) S(t) over all t."""
+        last, stay = len(self.curve) - 1, 1 - self.ending
+        known = float((self.curve * (2.0 * np.arange(last + 1) + 1)).sum())
+        beyond = (2 * last + 1) * stay / self.ending + 2 * stay / self.ending**2
+        return known + float(self.curve[-1]) * beyond
+
+    @property
+    def spread(self) -> float:
+        """The coefficient of variation of outputs: standard deviation over mean."""
+        return sqrt(max(0.0, self.square / self.mean**2 - 1))
 
     def renewals(self, phase: int) -> float:
         """M(T) = S(0) + S(T) + S(2T) + ...: cohorts alive at a phase start, in units of the youngest.
@@ -62,7 +76,7 @@ def curve_survival(curve: ArrayLike) -> Survival:
         raise InputError("a survival curve must begin with S(0) = 1; give S(0), S(1), ... as a list")
     if not (np.all(np.diff(values) <= 0) and values[-1] >= 0):
         raise InputError(
-            "a survival curve must fall from 1 towards 0: need S(t) >= S(t+1) >= 0; mend the list"
+            "a survival curve must fall from 1 towards 0: need S(t) >= S(t+1) >= 0; fix the list"
         )
     return Survival(values)
 

@@ -13,7 +13,7 @@ from headgate.core.errors import InputError, unknown
 from headgate.core.request import Slo
 from headgate.cost.card import Card
 from headgate.experiment.conflicts import at_once, refuse_conflicts
-from headgate.experiment.settings import ClassWords, Experiment, Lengths, StageWords
+from headgate.experiment.settings import ClassSettings, Experiment, Lengths, StageSettings
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process
 from headgate.workloads.bundled import BUNDLED, bundled
@@ -129,12 +129,12 @@ def _law(words: Lengths, which: str, mean: float | None = None) -> LengthLaw:
     return length_law(name, mean or DEFAULT_LENGTH, **({} if value is None else {own: value}))
 
 
-def _share(share: ClassWords) -> Share:
+def _share(share: ClassSettings) -> Share:
     kind = Kind(share.name, Slo(share.ttft, share.tpot), share.priority)
     return Share(share.share, kind, _law(share, "prompt"), _law(share, "output"), share.patience or inf)
 
 
-def _stage(words: Experiment, stage: StageWords) -> Stage:
+def _stage(words: Experiment, stage: StageSettings) -> Stage:
     prompt = _law(words, "prompt", stage.prompt) if stage.prompt else None
     output = _law(words, "output", stage.output) if stage.output else None
     return Stage(stage.requests, stage.rate, stage.clients, prompt, output)

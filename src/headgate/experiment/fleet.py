@@ -9,7 +9,7 @@ from typing import Any
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
-from headgate.experiment.library import described
+from headgate.experiment.described import described
 from headgate.experiment.routers import make_router
 from headgate.experiment.settings import ManyEngines
 from headgate.kv.transfer import Transfer

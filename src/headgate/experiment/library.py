@@ -1,34 +1,87 @@
-"""The whole thing as a library: an engine from a card, a run from a policy and a workload."""
+"""headgate from Python: an engine from a card, runs of one engine and of fleets, comparisons."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, RunError
+from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
-from headgate.experiment.settings import experiment
+from headgate.experiment.described import described
+from headgate.experiment.fleet import FleetSetup, transfer_time
+from headgate.experiment.settings import ManyEngines, experiment
+from headgate.kv.transfer import Transfer
+from headgate.methods import make
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import PATIENT_DOG, Simulator
 from headgate.workloads.workload import Workload
 
+if TYPE_CHECKING:
+    from headgate.stats.comparison import Comparison
+
 
 def card_engine(
     card: str | Path, slots: int | None = None, budget: int | None = None, kv_tokens: int | None = None
 ) -> Engine:
-    """An engine with a card's step times; what is left out is as on the command line."""
-    words = experiment({"slots": slots, "budget": budget, "kv_tokens": kv_tokens})
-    return make_engine(words, load_card(card))
+    """An engine with a card's step times; what is left out is as on the command line.
+
+    Args:
+        card: a built-in name (`headgate doctor` lists them) or a file of `headgate calibrate`.
+        slots: requests that may run at once, vLLM's `max_num_seqs` (default: 256).
+        budget: tokens in one step, vLLM's `max_num_batched_tokens` (default: 8192).
+        kv_tokens: KV memory in tokens (default: the card's).
+
+    Examples:
+        >>> import headgate
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=128)
+        >>> engine.running, engine.batch_tokens
+        (128, 8192)
+    """
+    settings = experiment({"slots": slots, "budget": budget, "kv_tokens": kv_tokens})
+    return make_engine(settings, load_card(card))
+
+
+def make_policy(text: str, engine: Engine) -> BatchPolicy:
+    """A policy as the command line names it: NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS.
+
+    Its slots, budget and step cost are the engine's unless the text says otherwise.
+
+    Examples:
+        >>> import headgate
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=128)
+        >>> headgate.make_policy("eb:refill=16", engine).refill
+        16
+    """
+    name, settings = make.split_name(text)
+    return make.make_policy(name, settings, engine)[0]
+
+
+def make_router(text: str, engine: Engine, engines: int, workload: Workload, seed: int = 0) -> RoutePolicy:
+    """A router as the command line names it, for so many of these engines.
+
+    Routers that follow a fluid plan get one made from the workload's kinds and rates; routers that need
+    chance draw from the seed.
+
+    Examples:
+        >>> import headgate
+        >>> engine = headgate.card_engine("h200-qwen3-8b")
+        >>> requests = headgate.Workload.of([512] * 8, [64] * 8)
+        >>> headgate.make_router("split:prefill=1", engine, 4, requests).roles(4)
+        ('prefill', 'decode', 'decode', 'decode')
+    """
+    name, settings = make.split_name(text, "router")
+    return FleetSetup(engine, engines).router(name, settings, workload, seed)[0]
 
 
 def simulate(
     engine: Engine,
-    policy: BatchPolicy,
+    policy: BatchPolicy | str,
     workload: Workload,
     *,
     leases: bool = True,
@@ -37,11 +90,11 @@ def simulate(
     observers: tuple[Observer, ...] = (),
     lost: int = 0,
 ) -> Run:
-    """Serve the workload to its end and hand over the run's tables.
+    """Serve the workload on one engine, in virtual time, and hand over the run's tables.
 
     Args:
         engine: what the steps cost and what fits.
-        policy: a fresh policy; it is changed by the run.
+        policy: a fresh policy, which the run changes, or its name as for `make_policy`.
         workload: the requests.
         leases: False asks the policy at every step; the schedule is the same, only slower.
         asynchronous: compose each step while the one before it runs, as vLLM does. The engine knows limits,
@@ -49,15 +102,24 @@ def simulate(
         watchdog: seconds of the run without progress after which a starving request stops it.
         observers: more listeners beside the recorder.
         lost: output tokens that an evicted request loses and must bring again; engines lose none.
+
+    Examples:
+        >>> import headgate
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> requests = headgate.Workload.of([512] * 100, [128] * 100)
+        >>> run = headgate.simulate(engine, "mixed", requests)
+        >>> int(run.completed().sum())
+        100
     """
     if lost < 0:
         raise InputError(f"lost={lost} output tokens; expect 0 or more")
     if lost and asynchronous:
         raise InputError("an asynchronous engine loses no output at evictions; give one of the two")
+    label = policy if isinstance(policy, str) else type(policy).__name__
     recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
     made = Simulator(
         engine,
-        policy,
+        make_policy(policy, engine) if isinstance(policy, str) else policy,
         workload,
         (recorder, *observers),
         leases=leases,
@@ -66,28 +128,86 @@ def simulate(
         watchdog=watchdog,
     )
     made.run()
-    return Run(_record(engine, policy, workload), **recorder.tables())
+    about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
+    return Run({**about, "kv_tokens": engine.kv_tokens, **described(workload)}, **recorder.tables())
 
 
-def _record(engine: Engine, policy: BatchPolicy, workload: Workload) -> dict[str, object]:
-    """What the run says of itself."""
-    name = type(policy).__name__
-    return {
-        "driver": "simulator",
-        "policy": name,
-        "label": name,
-        "outcome": "finished",
-        "kv_tokens": engine.kv_tokens,
-        **described(workload),
-    }
+def simulate_fleet(
+    engine: Engine,
+    policy: str | Callable[[str], BatchPolicy],
+    router: str | RoutePolicy,
+    workload: Workload,
+    *,
+    engines: int,
+    transfer: Transfer | None = None,
+    seed: int = 0,
+    asynchronous: bool = False,
+    watchdog: float = PATIENT_DOG,
+) -> Run:
+    """Serve the workload on several equal engines behind a router, in virtual time.
+
+    Args:
+        engine: one of the engines.
+        policy: the policy of every engine: a name as for `make_policy`, or a function from an engine's role
+            ("any", "mixed", "solo", "prefill", "decode") to a fresh policy.
+        router: a fresh router, or its name as for `make_router`.
+        workload: the requests of the whole fleet.
+        engines: how many.
+        transfer: what it takes to hand KV from one engine to another (default: that of the command line).
+        seed: for routers that draw.
+        asynchronous: policies see arrivals and free seats a step late, as in vLLM.
+        watchdog: seconds of the run without progress after which a starving request stops it.
+
+    Examples:
+        >>> import headgate
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=32)
+        >>> requests = headgate.Workload.of([512] * 40, [64] * 40)
+        >>> run = headgate.simulate_fleet(engine, "mixed", "round-robin", requests, engines=4)
+        >>> sorted(set(run.requests["replica"].tolist()))
+        [0, 1, 2, 3]
+    """
+    if engines < 1:
+        raise InputError(f"engines={engines}; a fleet needs at least 1")
+    between = transfer or transfer_time(ManyEngines())
+    setup = FleetSetup(engine, engines, between, watchdog=watchdog, asynchronous=asynchronous)
+    chosen = make_router(router, engine, engines, workload, seed) if isinstance(router, str) else router
+    named = router if isinstance(router, str) else type(router).__name__
+    label = f"{named} {policy}" if isinstance(policy, str) else named
+    fresh = policy if callable(policy) else lambda role: make_policy(policy, engine)
+    about = {"policy": policy if isinstance(policy, str) else "by role", "router": named, "label": label}
+    run = setup.run(fresh, chosen, workload, about=about)
+    outcome = str(run.meta["outcome"])
+    if outcome == "interrupted":
+        raise KeyboardInterrupt
+    if outcome != "finished":
+        raise RunError(outcome.removeprefix("failed: "))
+    return run
 
 
-def described(workload: Workload) -> dict[str, object]:
-    """What a run's record says of its requests."""
-    load = "closed" if workload.closed else "open" if np.ptp(workload.arrival) else "all-at-once"
-    return {
-        "workload": {"name": workload.name, "requests": len(workload), **workload.origin},
-        "load": load,
-        "clients": int(workload.clients.max()) or None,
-        "kinds": [{"name": kind.name, **kind.slo._asdict()} for kind in workload.kinds],
-    }
+def compare(
+    runs: Mapping[str, Run | Sequence[Run]], baseline: str | None = None, window: str = "middle"
+) -> Comparison:
+    """Runs of the same requests under several policies, as paired differences with 95 % intervals.
+
+    Args:
+        runs: for each policy its run, or one run per seed (the same seeds for every policy).
+        baseline: the policy that others are compared with (default: the first).
+        window: "middle" leaves out warm-up and cool-down, "all" takes everything.
+
+    Examples:
+        >>> import headgate
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> requests = headgate.generate(
+        ...     500, prompt=headgate.length_law("uniform", 512), output=headgate.length_law("uniform", 128)
+        ... )
+        >>> runs = {name: headgate.simulate(engine, name, requests) for name in ("mixed", "v0")}
+        >>> found = headgate.compare(runs)
+        >>> found.rows[0].metric, found.rows[0].others["v0"].verdict
+        ('request throughput', 'worse')
+    """
+    from headgate.stats import comparison  # intervals take scipy, which takes a while to import
+
+    if not runs:
+        raise InputError("no runs to compare; give at least two")
+    each = {name: [own] if isinstance(own, Run) else list(own) for name, own in runs.items()}
+    return comparison.compare(each, next(iter(each)) if baseline is None else baseline, window)

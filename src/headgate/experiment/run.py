@@ -18,8 +18,8 @@ from headgate.cost.card import Card, load_card
 from headgate.experiment.asynchrony import partly
 from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.coverage import outside
+from headgate.experiment.described import described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
-from headgate.experiment.library import described
 from headgate.experiment.settings import Experiment
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.make import make_policy

@@ -1,4 +1,6 @@
-"""Everything that decides a run: what a TOML file may say, and the same as flags."""
+"""Everything that decides a run. Each setting is declared here once: its name in a TOML file, its type, its
+meaning and its place in `--help`; the flags are derived from it.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,38 @@ from headgate.settings_base import (
     Positive,
     Seconds,
     Setting,
+    SettingsModel,
     Switch,
     Tokens,
     Whole,
-    Words,
     checked,
+    declared,
+    parameters,
 )
 
+POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET = "Policy", "Engine", "Lengths", "Load", "Trace", "Fleet"
+NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
+Seed = Annotated[int, Field(strict=True, ge=0)]
 
-class Lengths(Words):
+
+class Lengths(SettingsModel):
     """Prompt and output lengths: a law with means, both laws apart, or a file."""
 
-    workload: str = "uniform"  # fixed, uniform, geometric, gamma, lognormal, lengths=FILE
-    prompt_law: str | None = None  # instead of `workload`, for prompts alone
-    output_law: str | None = None
-    prompt: Tokens | None = None  # mean tokens
-    output: Tokens | None = None
-    shape: Positive | None = None  # of gamma
-    sigma: Positive | None = None  # of lognormal
-    spread: Positive | None = None  # of uniform
+    workload: str = declared(
+        LENGTHS, "length law: fixed, uniform, geometric, gamma, lognormal, lengths=FILE", "uniform"
+    )
+    prompt: Tokens | None = declared(LENGTHS, "mean prompt tokens (default: 512)")
+    output: Tokens | None = declared(LENGTHS, "mean output tokens (default: 512)")
+    prompt_law: str | None = declared(LENGTHS, "another law for prompts alone")
+    output_law: str | None = declared(LENGTHS, "another law for outputs alone")
+    shape: Positive | None = declared(LENGTHS, "shape of gamma lengths (default: 2)")
+    sigma: Positive | None = declared(LENGTHS, "sigma of lognormal lengths (default: 1)")
+    spread: Positive | None = declared(
+        LENGTHS, "half-width of uniform lengths, as a share of the mean (default: 0.5)"
+    )
 
 
-class ClassWords(Lengths):
+class ClassSettings(Lengths):
     """One class of a mix."""
 
     name: str
@@ -47,7 +59,7 @@ class ClassWords(Lengths):
     patience: Seconds | None = None
 
 
-class StageWords(Words):
+class StageSettings(SettingsModel):
     """One stretch of a load that changes."""
 
     requests: Count
@@ -57,64 +69,92 @@ class StageWords(Words):
     output: Tokens | None = None
 
 
-class ManyEngines(Words):
+class ManyEngines(SettingsModel):
     """A fleet: its engines, its router, what it costs to hand KV over, what tokens bring."""
 
-    engines: FleetSize | None = None  # None: one engine and no router
-    router: str | None = None  # NAME or NAME:PARAMETER=VALUE,...
-    set_router: dict[str, Setting] = Field(default_factory=dict)
-    routers: Annotated[tuple[str, ...], NotEmpty] = ()  # for compare
-    transfer_delay: Delay | None = None
-    kv_bytes: Positive | None = None  # of one token
-    bandwidth: Positive | None = None  # GB/s
-    prompt_price: NotNegative | None = None
-    output_price: NotNegative | None = None
+    engines: FleetSize | None = declared(
+        FLEET, "so many engines behind a router (default: one, without a router)"
+    )
+    transfer_delay: Delay | None = declared(FLEET, "to hand KV over: before the first byte (default: 2ms)")
+    kv_bytes: Positive | None = declared(
+        FLEET, "to hand KV over: bytes of one token (default: 147456, Qwen3-8B)"
+    )
+    bandwidth: Positive | None = declared(FLEET, "to hand KV over: GB/s between two engines (default: 50)")
+    prompt_price: NotNegative | None = declared(
+        FLEET, "of a prompt token, for plans and revenue (default: 1)"
+    )
+    output_price: NotNegative | None = declared(FLEET, "of an output token (default: 2)")
+    set_router: dict[str, Setting] = parameters(
+        FLEET, "a parameter of the router, NAME=VALUE; what --router says wins", "prefill=2"
+    )
+    router: str | None = declared(FLEET, f"{NAMED} (default: least-loaded)", flag=None)
+    routers: Annotated[tuple[str, ...], NotEmpty] = declared(
+        FLEET, f"{NAMED}; may be repeated", (), flag=None
+    )
 
 
 class Experiment(Lengths, ManyEngines):
-    """Everything that decides a run. See `headgate simulate --help` for each word."""
+    """Everything that decides a run, as a TOML file says it or as flags of `headgate simulate` do."""
 
-    policy: str = "mixed"
-    set: dict[str, Setting] = Field(default_factory=dict)
-    policies: Annotated[tuple[str, ...], NotEmpty] = ()  # for compare
-    card: str = "h200-qwen3-8b"
-    trace: str | None = None
-    format: str | None = None
-    slice: str | None = None
-    scale_rate: Positive | None = None
-    skip_bad_rows: Switch = False
-    sort: Switch = False
-    cap_prompt: Count | None = None
-    cap_output: Count | None = None
-    clients: Count | None = None
-    rate: Positive | None = None
-    arrivals: str | None = None
-    burstiness: Positive | None = None
-    all_at_once: Switch = False
-    requests: Count | None = None
-    seed: Annotated[int, Field(strict=True, ge=0)] = 0
-    slots: Count | None = None
-    budget: Count | None = None
-    kv_tokens: Count | None = None
-    block: Count | None = None
-    model_len: Count | None = None
-    asynchronous: Switch = False  # the engine composes a step while the one before it runs
-    ttft: Seconds | None = None
-    tpot: Seconds | None = None
-    patience: Seconds | None = None
-    abort: Seconds | None = None
-    watchdog: Seconds = 3600.0
-    classes: Annotated[tuple[ClassWords, ...], NotEmpty] = ()
-    stages: Annotated[tuple[StageWords, ...], NotEmpty] = ()
+    card: str = declared(
+        ENGINE, "cost card: a built-in name (see `headgate doctor`) or a file", "h200-qwen3-8b"
+    )
+    slots: Count | None = declared(
+        ENGINE, "requests that may run at once, vLLM's max_num_seqs (default: 256)"
+    )
+    budget: Count | None = declared(
+        ENGINE, "tokens in one step, vLLM's max_num_batched_tokens (default: 8192)"
+    )
+    kv_tokens: Count | None = declared(ENGINE, "KV memory in tokens (default: the card's)")
+    block: Count | None = declared(ENGINE, "KV tokens per block (default: the card's)")
+    model_len: Count | None = declared(
+        ENGINE, "most tokens of one request, prompt and output (default: the card's)"
+    )
+    asynchronous: Switch = declared(
+        ENGINE, "simulate as vLLM runs: compose a step while the one before runs", False
+    )
+    cap_prompt: Count | None = declared(LENGTHS, "cut longer prompts to this")
+    cap_output: Count | None = declared(LENGTHS, "cut longer outputs to this")
+    clients: Count | None = declared(
+        LOAD, "closed loop: so many clients, each sends when its last request returns (default: 64)"
+    )
+    rate: Positive | None = declared(LOAD, "open loop: requests per second")
+    arrivals: str | None = declared(LOAD, "of an open loop: poisson, gamma, constant, all-at-once")
+    burstiness: Positive | None = declared(LOAD, "of gamma arrivals; 1 is Poisson, smaller is burstier")
+    all_at_once: Switch = declared(LOAD, "all requests are there at the start", False)
+    requests: Count | None = declared(LOAD, "how many requests (default: 1000, or the whole trace)")
+    seed: Seed = declared(LOAD, "one number for all randomness", 0)
+    ttft: Seconds | None = declared(LOAD, "promised time to first token, such as 500ms (for goodput)")
+    tpot: Seconds | None = declared(LOAD, "promised time per output token, such as 50ms (for goodput)")
+    patience: Seconds | None = declared(LOAD, "seconds in the queue after which a request gives up")
+    abort: Seconds | None = declared(LOAD, "seconds after arrival at which every client hangs up")
+    watchdog: Seconds = declared(LOAD, "stop when a request gets nothing for so long (default: 1h)", 3600.0)
+    trace: str | None = declared(TRACE, "a trace file, or a bundled one: azure-conv, azure-code, sharegpt-8k")
+    format: str | None = declared(
+        TRACE, "azure, burstgpt, mooncake, qwen, vidur, vtc (default: told from the file)"
+    )
+    slice: str | None = declared(TRACE, "a part of the trace, such as 10min..20min")
+    scale_rate: Positive | None = declared(TRACE, "send it so many times faster")
+    skip_bad_rows: Switch = declared(TRACE, "leave out bad rows and say how many", False)
+    sort: Switch = declared(TRACE, "sort a trace that is out of order", False)
+    set: dict[str, Setting] = parameters(
+        POLICY, "a parameter of the policy, NAME=VALUE; what --policy says wins", "refill=48"
+    )
+    policy: str = declared(POLICY, f"{NAMED}; see headgate doctor", "mixed", flag=None)
+    policies: Annotated[tuple[str, ...], NotEmpty] = declared(
+        POLICY, f"{NAMED}; may be repeated", (), flag=None
+    )
+    classes: Annotated[tuple[ClassSettings, ...], NotEmpty] = ()
+    stages: Annotated[tuple[StageSettings, ...], NotEmpty] = ()
 
 
-def experiment(words: dict[str, Any], where: str = "") -> Experiment:
-    """Checked words; `where` says in messages which file they are from."""
-    return checked(Experiment, words, _fields, where)
+def experiment(settings: dict[str, Any], where: str = "") -> Experiment:
+    """Checked settings; `where` says in messages which file they are from."""
+    return checked(Experiment, settings, _fields, where)
 
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:
-    """The words one may use at this place."""
-    nested: dict[str, type[Words]] = {"classes": ClassWords, "stages": StageWords}
+    """The settings one may use at this place."""
+    nested: dict[str, type[SettingsModel]] = {"classes": ClassSettings, "stages": StageSettings}
     here = nested.get(str(parent[0]), Experiment) if parent else Experiment
     return list(here.model_fields)

@@ -134,6 +134,19 @@ def router_class(name: str) -> type[RoutePolicy]:
     return _found("router", name, ROUTE, RoutePolicy)  # type: ignore[type-abstract]
 
 
+def is_router(name: str) -> bool:
+    """Whether a name, or FILE.py:CLASS, is a router's and no policy's."""
+    try:
+        policy_class(name)
+    except InputError:
+        try:
+            router_class(name)
+        except InputError:
+            return False  # neither: what is wrong is said of the policy
+        return True
+    return False
+
+
 def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     """A setting in the type its parameter has (annotations are text)."""
     written = parameter.annotation
@@ -145,7 +158,7 @@ def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     except (ValueError, KeyError):
         found = None
     if found is None or (isinstance(found, float) and not isfinite(found)):
-        raise InputError(f"{about}: {parameter.name}={text!r} is not {what}; mend it")
+        raise InputError(f"{about}: {parameter.name}={text!r} is not {what}; fix it")
     return found
 
 
@@ -164,4 +177,4 @@ def _built(what: str, name: str, made: Callable[..., Kind], given: dict[str, Any
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"{what} {name} cannot be made: {one_line(error)}; mend it") from error
+        raise InputError(f"{what} {name} cannot be made: {one_line(error)}; fix it") from error

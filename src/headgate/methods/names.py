@@ -14,7 +14,7 @@ from headgate.methods.balance.balance import (
 )
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
-from headgate.methods.eb.hybrid import Hybrid
+from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.fluid.density_deep import DensityDeep
 from headgate.methods.fluid.gates import (
     BucketAndRoute,
@@ -43,7 +43,7 @@ __all__ = [
     "ROUTE",
     "AdaptiveExclusive",
     "Exclusive",
-    "Hybrid",
+    "ExclusivePlus",
     "LookAhead",
     "Mixed",
     "NestedWait",
@@ -61,7 +61,7 @@ BATCH: dict[str, type[BatchPolicy]] = {
     "mixed": Mixed,
     "eb": Exclusive,
     "eb-online": AdaptiveExclusive,
-    "eb+": Hybrid,
+    "eb+": ExclusivePlus,
     "v0": PrefillFirst,
     "request-level": RequestLevel,
     "sarathi": Sarathi,

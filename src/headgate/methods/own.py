@@ -28,6 +28,8 @@ def own_class(text: str, what: str, base: type[Kind]) -> type[Kind]:
         wanted = f"a subclass of headgate.{base.__name__} in it"
         listed = ", ".join(f"{path}:{each}" for each in found) or wanted
         raise InputError(f"{what} {text!r}: a file without a class; name one: {listed}")
+    if name in classes and name not in found:
+        raise InputError(f"{what} {text!r}: {name} is no subclass of headgate.{base.__name__}; make it one")
     if name not in found:
         raise unknown(f"{what} of {path}", name, found)
     return found[name]
@@ -35,24 +37,40 @@ def own_class(text: str, what: str, base: type[Kind]) -> type[Kind]:
 
 def installed(name: str, what: str, base: type[Kind], ours: Iterable[str]) -> type[Kind]:
     """The class that an installed package offers under this name."""
-    offered = offers(what)
-    if name not in offered:
-        raise unknown(what, name, [*ours, *offered])
-    point = offered[name]
+    points = offers(what)
+    offered = [point for point in points if point.name == name]
+    if not offered:
+        raise unknown(what, name, [*ours, *(point.name for point in points)])
+    if len(offered) > 1:
+        both = " and ".join(origin(point) for point in offered[:2])
+        raise InputError(f"{what} {name} is offered by {both}; uninstall one of the two")
+    return loaded(offered[0], what, base)
+
+
+def loaded(point: EntryPoint, what: str, base: type[Kind]) -> type[Kind]:
+    """The class behind an entry point; what is wrong with it is its package's fault and named so."""
     try:
         found = point.load()
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{what} {name} of {point.value}: {one_line(error)}; reinstall its package"
+            f"{what} {point.name} of {origin(point)}: {one_line(error)}; reinstall its package"
         ) from error
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise InputError(f"{what} {name}: {point.value} is no {base.__name__}; correct its package")
+        raise InputError(
+            f"{what} {point.name} of {origin(point)}: {point.value} is no subclass of "
+            f"headgate.{base.__name__}; correct its package"
+        )
     return found
 
 
-def offers(what: str) -> dict[str, EntryPoint]:
-    """What installed packages offer, by name."""
-    return {point.name: point for point in entry_points(group=GROUPS[what])}
+def offers(what: str) -> list[EntryPoint]:
+    """What installed packages offer."""
+    return list(entry_points(group=GROUPS[what]))
+
+
+def origin(point: EntryPoint) -> str:
+    """The package an entry point is from, with its version."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
 
 
 @lru_cache(maxsize=16)
@@ -65,7 +83,7 @@ def _classes(path: Path, changed: int, size: int, shown: str, what: str) -> dict
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{what} file {shown}: {type(error).__name__}: {error}; mend the file") from error
+        raise InputError(f"{what} file {shown}: {type(error).__name__}: {error}; fix the file") from error
     return {
         key: value
         for key, value in vars(module).items()

@@ -53,6 +53,16 @@ class Run:
 
     A tick is a step in which decodes ran; each replica counts its own from 0, in the order of its rows.
     A stay counts on the replica in its own column `replica` where there is one, else on its request's.
+
+    Examples:
+        >>> import headgate
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+        >>> run = headgate.simulate(engine, "mixed", headgate.Workload.of([512, 512], [64, 32]))
+        >>> run.requests["output"].tolist()
+        [64, 32]
+        >>> requests = run.to_dataframe()  # of polars or pandas, where one is installed
+        >>> list(requests["how"])
+        ['stopped', 'stopped']
     """
 
     meta: dict[str, Any]
@@ -102,6 +112,18 @@ class Run:
         if len(ids) and (not len(known) or np.any(known[rows] != ids)):
             raise InputError("table 'stays' names a request that table 'requests' lacks; run it again")
         return rows
+
+    def to_dataframe(self, table: str = "requests", library: str | None = None) -> Any:
+        """One table as a data frame, one row per request (or step, stay, plan).
+
+        Args:
+            table: "requests", "steps", "stays" or "plans".
+            library: "polars", "pandas" or "numpy" (a dictionary of columns); the first one installed when
+                left out.
+        """
+        from headgate.record.frames import to_dataframe
+
+        return to_dataframe(self, table, library)
 
     def save(
         self, folder: str | Path, overwrite: bool = False, more: Mapping[str, str] | None = None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.core.errors import RunError
-from headgate.cost.model import LinearCost
+from headgate.cost.laws.linear import LinearCost
 from headgate.experiment.library import card_engine, simulate
 from headgate.methods.make import make_policy
 from headgate.record.tables import Floats, Run

@@ -126,6 +126,14 @@ def summarise(run: Run, window: str = "middle") -> Metrics:
     Intervals of means and rates are 95 % t intervals over 20 consecutive batches (of requests in the
     order they were sent, or of finishes), widened where neighbouring batches are alike and cut at zero:
     there is none with fewer than 40 requests.
+
+    Examples:
+        >>> import headgate
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> run = headgate.simulate(engine, "mixed", headgate.Workload.of([512] * 100, [128] * 100))
+        >>> figures = headgate.summarise(run)
+        >>> figures.counts.completed, figures.stationary
+        (100, False)
     """
     chosen = choose(run, window)
     latencies, gaps = Latencies.of(run), Gaps(run)

@@ -81,7 +81,13 @@ NAMES = ("poisson", "gamma", "constant", "all-at-once")
 
 
 def arrival_process(name: str, rate: float | None = None, burstiness: float | None = None) -> ArrivalProcess:
-    """The arrival process of this name; burstiness belongs to `gamma` alone."""
+    """The arrival process of this name; burstiness belongs to `gamma` alone.
+
+    Examples:
+        >>> import headgate
+        >>> headgate.arrival_process("poisson", rate=20.0)
+        Poisson(rate=20.0)
+    """
     if name not in NAMES:
         raise unknown("arrival process", name, NAMES)
     if burstiness is not None and name != "gamma":

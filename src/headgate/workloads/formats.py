@@ -94,7 +94,8 @@ def choose(path: str, text: str, name: str | None) -> str:
     ]
     if not fitting:
         raise InputError(
-            f"{path}:1: no trace format I know ({', '.join(FORMATS)}); name the format or rename the columns"
+            f"{path}:1: not a known trace format ({', '.join(FORMATS)}); "
+            "name the format or rename the columns"
         )
     return max(fitting, key=lambda known: len(FORMATS[known].required()))
 

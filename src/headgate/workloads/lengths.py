@@ -180,7 +180,13 @@ FROM_FILE = "lengths="
 
 
 def length_law(name: str, mean: float | None = None, **parameters: float | str) -> LengthLaw:
-    """The length law of this name with its parameters, or `lengths=FILE` (parameter: column)."""
+    """The length law of this name with its parameters, or `lengths=FILE` (parameter: column).
+
+    Examples:
+        >>> import headgate
+        >>> headgate.length_law("gamma", 512, shape=4)
+        Gamma(mean=512, shape=4.0)
+    """
     if name.startswith(FROM_FILE):
         if mean is not None:
             raise InputError(f"{name!r} has its own mean; drop the mean or choose another law")

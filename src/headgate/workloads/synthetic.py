@@ -81,6 +81,17 @@ def generate(
         clients: makes a closed loop of so many clients.
         stages: stretches of requests with another rate, number of clients or lengths.
         name: what reports call it.
+
+    Examples:
+        >>> import headgate
+        >>> requests = headgate.generate(
+        ...     1000,
+        ...     arrivals=headgate.arrival_process("poisson", rate=20.0),
+        ...     prompt=headgate.length_law("lognormal", 512),
+        ...     output=headgate.length_law("geometric", 128),
+        ... )
+        >>> len(requests)
+        1000
     """
     stages = tuple(stages) or (Stage(_count(requests)),)
     recipe = Recipe(seed, arrivals, prompt, output, pairs, tuple(classes), clients, stages)
@@ -108,7 +119,7 @@ def _draw(recipe: Recipe, name: str) -> Workload:
 
 def _count(requests: int | None) -> int:
     if requests is None:
-        raise InputError("how many requests? give a number of them, or stages")
+        raise InputError("the number of requests is missing; give it, or stages")
     return requests
 
 

@@ -43,7 +43,7 @@ def read_trace(
     skip_bad_rows: bool = False,
     sort: bool = False,
 ) -> tuple[Workload, BadRows]:
-    """Reads a published trace, plain or gzip.
+    r"""Reads a published trace, plain or gzip.
 
     A file of lengths alone gives a workload that is there all at once, until the caller gives it arrivals
     (`arriving`) or clients (`as_closed`). Calendar times start at the first request; other clocks keep their
@@ -54,6 +54,16 @@ def read_trace(
         format: a name in FORMATS; told from the first line when left out.
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
         sort: sorts rows that are out of order instead of refusing the file.
+
+    Examples:
+        >>> import headgate, pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "trace.csv")
+        >>> _ = file.write_text(
+        ...     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
+        ... )
+        >>> requests, bad_rows = headgate.read_trace(file)
+        >>> requests.prompt.tolist(), bad_rows.count
+        ([374], 0)
     """
     content = read_bytes(path)
     text = as_text(path, content)

@@ -34,7 +34,15 @@ from headgate.workloads.summary import Summary, summarise
 
 
 class Kind(NamedTuple):
-    """A class of requests: its name, what its users were promised, and how urgent it is."""
+    """A class of requests: its name, what its users were promised, and how urgent it is.
+
+    Examples:
+        >>> import headgate
+        >>> kinds = (headgate.Kind("chat", headgate.Slo(first_token=0.5)), headgate.Kind("batch", priority=1))
+        >>> requests = headgate.Workload.of([200, 900], [50, 300], kind=[0, 1], kinds=kinds)
+        >>> requests.priority.tolist()
+        [0, 1]
+    """
 
     name: str = ""
     slo: Slo = Slo()
@@ -63,6 +71,12 @@ class Workload:
         kinds: the classes.
         name: what reports call it.
         origin: how it was made, for the run's record.
+
+    Examples:
+        >>> import headgate
+        >>> requests = headgate.Workload.of(prompt=[512, 256], output=[64, 128], arrival=[0.0, 1.5])
+        >>> len(requests), requests.closed
+        (2, False)
     """
 
     arrival: Annotated[Real, Rule(False, 0, LATEST, ARRIVAL, 0)]
@@ -172,7 +186,7 @@ class Workload:
         inside = (self.arrival >= start) & (self.arrival < end)
         if not inside.any():
             raise InputError(
-                f"nobody arrives from {start:g} s to {end:g} s; the workload spans "
+                f"no request arrives from {start:g} s to {end:g} s; the workload spans "
                 f"{self.arrival[0]:g} s to {self.arrival[-1]:g} s"
             )
         part = self.subset(inside)

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from headgate.advisor.capacity.plan import Options, plan_capacity
+from headgate.advisor.capacity.plan import plan_capacity
 from headgate.advisor.capacity.slo import parse_levels
 from headgate.advisor.capacity.traffic import make_traffic, parse_classes
+from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.experiment.settings import experiment
 from headgate.sim.engine.engine import Engine
@@ -27,7 +28,7 @@ def quiet(label, total):
 
 def planned(policies=("mixed",), levels="ttft=2s@p50", options=None, **words):
     base = {"slots": 32, "budget": 1024, "prompt": 200, "output": 40, "requests": 150} | words
-    chosen = options or Options(seeds=2)
+    chosen = options or SearchSettings(seeds=2)
     return plan_capacity(experiment(base), policies, parse_levels([levels]), chosen, quiet)
 
 
@@ -48,7 +49,7 @@ def test_what_a_plan_says():
 
 
 def test_a_sustained_rate_is_sustained_and_a_little_more_is_not():
-    plan = planned(levels="ttft=100ms@p90", options=Options(seeds=1, precision=0.01))
+    plan = planned(levels="ttft=100ms@p90", options=SearchSettings(seeds=1, precision=0.01))
     found = plan.found[0]
     traffic = make_traffic(
         experiment({"prompt": 200, "output": 40, "requests": 150}), plan.levels, None, 150, False, plan.engine
@@ -69,12 +70,12 @@ def test_a_level_that_never_binds_and_one_that_cannot_be_kept():
 
 
 def test_in_parallel_and_here_are_the_same():
-    here, apart = (planned(("mixed", "v0"), options=Options(seeds=2, jobs=jobs)) for jobs in (1, 2))
+    here, apart = (planned(("mixed", "v0"), options=SearchSettings(seeds=2, jobs=jobs)) for jobs in (1, 2))
     assert here.found == apart.found
 
 
 def test_all_means_those_that_need_nothing():
-    plan = planned(("all",), options=Options(seeds=1, precision=0.4), requests=40)
+    plan = planned(("all",), options=SearchSettings(seeds=1, precision=0.4), requests=40)
     names = [each.policy for each in plan.found]
     assert {"mixed", "v0", "eb+"} <= set(names)
     assert "eb" not in names
@@ -108,7 +109,11 @@ def test_a_trace_as_recorded_keeps_its_bursts():
     assert faster.arrival == pytest.approx(own.arrival / 2)
     assert not traffic.drawn
     plan = planned(
-        options=Options(recorded=True, seeds=3), trace="azure-code", requests=200, prompt=None, output=None
+        options=SearchSettings(as_recorded=True, seeds=3),
+        trace="azure-code",
+        requests=200,
+        prompt=None,
+        output=None,
     )
     assert len(plan.found[0].by_seed) == 1
     assert plan.found[0].rate.low is None

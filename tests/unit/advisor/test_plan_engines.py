@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from headgate.advisor.capacity.search import Fewest
 from headgate.advisor.capacity.slo import measure, parse_levels
 from headgate.advisor.engines.out_of_reach import out_of_reach
-from headgate.advisor.engines.plan import FleetOptions, plan_engines
+from headgate.advisor.engines.plan import plan_engines
 from headgate.advisor.engines.trials import Way, utilisation
+from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
@@ -26,7 +27,7 @@ from headgate.record.tables import Run
 WORDS = {"slots": 32, "budget": 1024, "prompt": 200, "output": 40, "requests": 300}
 ENGINE = make_engine(experiment(WORDS), load_card("h200-qwen3-8b"))
 STANDS = "the engine stands still; mend the policy"
-TWO_SEEDS = FleetOptions(seeds=2)
+TWO_SEEDS = SearchSettings(seeds=2)
 WAYS = {"round robin + mixed": Way("round-robin", "mixed", {}, {})}
 
 
@@ -115,7 +116,7 @@ def test_an_answer_near_the_bound_is_doubted():
 
 
 def test_in_parallel_and_here_are_the_same():
-    here, apart = (planned(options=FleetOptions(seeds=2, jobs=jobs)) for jobs in (1, 2))
+    here, apart = (planned(options=SearchSettings(seeds=2, jobs=jobs)) for jobs in (1, 2))
     assert here.found == apart.found
 
 
@@ -123,7 +124,7 @@ def test_runs_that_stop_miss_every_level():
     def broken(way, engines, seed, requests):
         raise RunError(STANDS)
 
-    plan = planned(serve=broken, options=FleetOptions(seeds=2, most=4), rate=10.0)
+    plan = planned(serve=broken, options=SearchSettings(seeds=2, most_engines=4), rate=10.0)
     assert plan.found[0].engines is None
     assert plan.found[0].sizes[-1].engines == 4 and plan.found[0].sizes[-1].kept == 0
     assert plan.notes == ("round robin + mixed with 4 engines: the run stopped: " + STANDS,)
@@ -131,7 +132,7 @@ def test_runs_that_stop_miss_every_level():
 
 
 def test_levels_out_of_reach_are_named_with_the_nearest_that_can_be_kept():
-    few = FleetOptions(seeds=2, most=12)
+    few = SearchSettings(seeds=2, most_engines=12)
     advice = out_of_reach(planned("ttft=1ms@p90,e2e=10h@p99", few))
     assert advice.startswith("12 engines cannot keep p90 TTFT <= 1 ms: the nearest that round robin + mixed")
     nearest = advice.partition("--slo ")[2].partition(";")[0]
@@ -146,7 +147,7 @@ def test_out_of_reach_without_any_numbers():
     def broken(way, engines, seed, requests):
         raise RunError(STANDS)
 
-    plan = planned(serve=broken, options=FleetOptions(seeds=1, most=2), rate=10.0)
+    plan = planned(serve=broken, options=SearchSettings(seeds=1, most_engines=2), rate=10.0)
     assert out_of_reach(plan) == f"2 engines with round robin + mixed: the run stopped: {STANDS}"
 
 
@@ -156,7 +157,7 @@ def test_a_seed_that_stops_leaves_nothing_to_propose():
             raise RunError(STANDS)
         return round_robin(way, engines, seed, requests)
 
-    plan = planned("e2e=10h@p99", serve=sometimes, options=FleetOptions(seeds=2, most=2), rate=10.0)
+    plan = planned("e2e=10h@p99", serve=sometimes, options=SearchSettings(seeds=2, most_engines=2), rate=10.0)
     assert (plan.found[0].sizes[-1].kept, plan.found[0].sizes[-1].stopped) == (1, 1)
     assert out_of_reach(plan) == f"2 engines with round robin + mixed: the run stopped: {STANDS}"
 
@@ -180,11 +181,11 @@ def test_an_interrupt_leaves_what_was_found():
 
 def test_the_load_of_a_trace():
     words = {"trace": "azure-conv", "rate": None, "prompt": None, "output": None, "requests": 200}
-    options = FleetOptions(seeds=1)
+    options = SearchSettings(seeds=1)
     one = planned("e2e=10h@p99", options, **words)
     four = planned("e2e=10h@p99", options, scale_rate=4.0, **words)
     assert one.rate == pytest.approx(5.2, abs=0.1) and four.rate == pytest.approx(4 * one.rate)
-    recorded = planned("e2e=10h@p99", FleetOptions(seeds=3, recorded=True), **words)
+    recorded = planned("e2e=10h@p99", SearchSettings(seeds=3, as_recorded=True), **words)
     assert recorded.seeds == 1 and "no interval" in recorded.notes[0]
     assert recorded.found[0].sizes[0].shares["p99 E2E <= 36000 s"].low is None
 

@@ -7,13 +7,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from headgate.advisor.wait.mix import Wishes
+from headgate.advisor.settings import WaitSettings
 from headgate.advisor.wait.plan import plan_wait
 from headgate.cli import app, main
 from headgate.cli.plan_wait import EXAMPLES
 from headgate.core.errors import InputError
 from headgate.experiment.settings import experiment
 from headgate.methods.wait.iteration import kv_work
+from headgate.settings_base import checked
 
 CARD = {"card": "pub-a100-llama-7b", "block": 1, "slots": 4096}
 FOUR = CARD | {
@@ -27,7 +28,7 @@ FOUR = CARD | {
 
 
 def plan(words, **wishes):
-    return plan_wait(experiment(words), Wishes(**wishes))
+    return plan_wait(experiment(words), checked(WaitSettings, wishes))
 
 
 def test_types_are_the_classes_of_a_mix():
@@ -126,8 +127,8 @@ def test_promised_tpot_caps_the_pace():
         ({}, {"thresholds": "5+chat=3"}, "types here are c20, c40, c80, c160"),
         ({}, {"thresholds": "c20=3/2"}, "by segment only for all"),
         ({}, {"miss": 0.0}, "--miss 0.0: give a probability above 0 and below 1"),
-        ({}, {"slack": float("inf")}, "--slack inf: give a share"),
-        ({}, {"slack": float("nan")}, "--slack nan: give a share"),
+        ({}, {"slack": float("inf")}, "slack: inf is not allowed; give a finite number"),
+        ({}, {"slack": float("nan")}, "slack: nan is not allowed; give a finite number"),
         ({}, {"ends": "9/3"}, "growing numbers"),
         ({}, {"ends": "20/160", "segments": 2}, "drop one of the two"),
         ({}, {"segments": 999}, "999 segments of outputs up to 160 iterations; choose 1 to 160"),

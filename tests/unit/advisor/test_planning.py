@@ -6,7 +6,8 @@ from math import inf, log1p
 import numpy as np
 import pytest
 
-from headgate.advisor.situation import CostTexts, Held, Load, Situation, held, plain_cost, situation
+from headgate.advisor.settings import CostSettings
+from headgate.advisor.situation import Held, Load, Situation, held, plain_cost, situation
 from headgate.advisor.threshold import ALIKE, _longest, plan_threshold, refill_gap
 from headgate.core.errors import InputError
 from headgate.estimators.hazard import LinearHazard
@@ -16,7 +17,14 @@ from headgate.experiment.settings import experiment
 from headgate.methods.eb.costs import Lengths
 from headgate.stats.metrics import summarise
 
-TOY = CostTexts("5ms", "3e-5", "10ms", "5e-5", "11ms", "4.2e-5,0,0")
+TOY = CostSettings(
+    prefill_fixed="5ms",
+    prefill_per_token="3e-5",
+    decode_fixed="10ms",
+    decode_per_request="5e-5",
+    mixed_fixed="11ms",
+    mixed_by_share="4.2e-5,0,0",
+)
 
 
 def toy(**changes) -> Situation:
@@ -219,17 +227,20 @@ def test_predicted_rates_against_simulated_ones(prompt: float, output: float) ->
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (TOY._replace(decode_fixed=None), "--decode-fixed is missing; step costs as numbers need"),
-        (TOY._replace(mixed_by_share=None), "--mixed-by-share is missing"),
-        (TOY._replace(mixed_by_share="1,2"), "need three prices a,b,c"),
-        (TOY._replace(mixed_by_share="-1e-5,0,0"), "must all be zero or more; mend it"),
-        (TOY._replace(mixed_by_share="a,0,0"), "--mixed-by-share: 'a' is not a duration"),
-        (TOY._replace(prefill_fixed="-5ms"), "--prefill-fixed: '-5ms' is not a duration"),
-        (TOY._replace(decode_fixed="0"), "--decode-fixed 0; it must be above 0"),
-        (TOY._replace(decode_fixed="1000h"), "no step takes that long"),
+        (
+            TOY.model_copy(update={"decode_fixed": None}),
+            "--decode-fixed is missing; step costs as numbers",
+        ),
+        (TOY.model_copy(update={"mixed_by_share": None}), "--mixed-by-share is missing"),
+        (TOY.model_copy(update={"mixed_by_share": "1,2"}), "need three prices a,b,c"),
+        (TOY.model_copy(update={"mixed_by_share": "-1e-5,0,0"}), "must all be zero or more; fix it"),
+        (TOY.model_copy(update={"mixed_by_share": "a,0,0"}), "--mixed-by-share: 'a' is not a duration"),
+        (TOY.model_copy(update={"prefill_fixed": "-5ms"}), "--prefill-fixed: '-5ms' is not a duration"),
+        (TOY.model_copy(update={"decode_fixed": "0"}), "--decode-fixed 0; it must be above 0"),
+        (TOY.model_copy(update={"decode_fixed": "1000h"}), "no step takes that long"),
     ],
 )
-def test_bad_costs_are_refused_in_one_line(texts: CostTexts, said: str) -> None:
+def test_bad_costs_are_refused_in_one_line(texts: CostSettings, said: str) -> None:
     with pytest.raises(InputError) as caught:
         plain_cost(texts)
     assert said in str(caught.value)
@@ -237,7 +248,7 @@ def test_bad_costs_are_refused_in_one_line(texts: CostTexts, said: str) -> None:
 
 
 def test_a_falling_polynomial_is_allowed() -> None:
-    cost = plain_cost(TOY._replace(mixed_by_share="4e-5, -1e-5, 0"))
+    cost = plain_cost(TOY.model_copy(update={"mixed_by_share": "4e-5, -1e-5, 0"}))
     assert cost.mixed.by_share == (4e-5, -1e-5, 0.0)
 
 

@@ -22,8 +22,8 @@ MOON = '{"timestamp": 1, "input_length": 3, "output_length": 1}\n'
         (HEAD, "t.csv: a header and no rows"),
         (b"\x00\x01\xff\xfe", "t.csv: not a text file"),
         (gzip.compress(b"abc", mtime=0)[:-4], "t.csv: damaged gzip file"),
-        ("foo,bar\n1,2\n", "t.csv:1: no trace format I know", ),
-        ('"' + "x" * 300_000, "t.csv:1: no trace format"),
+        ("foo,bar\n1,2\n", "t.csv:1: not a known trace format", ),
+        ('"' + "x" * 300_000, "t.csv:1: not a known trace format"),
         (HEAD + "x" * 3_000_000 + ",1,1\n", "t.csv:2: broken CSV, field larger than field limit"),
         (HEAD + ROW + "2023-11-16 18:15:45,1,1\n", "t.csv:3: arrives before the row above it; sort"),
         (HEAD + "nan,1,1\n", "t.csv:2: TIMESTAMP is 'nan', not a time such as"),
@@ -40,7 +40,7 @@ MOON = '{"timestamp": 1, "input_length": 3, "output_length": 1}\n'
         (VIDUR + "0,1,1\n1e11,1,1\n", "arrival at row 1 is 100000000000.0; times are seconds"),
         (MOON + "[1]\n", "t.csv:2: not a JSON object"),
         (MOON + '{"timestamp": NaN, "input_length": 3, "output_length": 1}\n', "t.csv:2: timestamp is nan"),
-        (MOON[:-2], "t.csv:1: no trace format"),
+        (MOON[:-2], "t.csv:1: not a known trace format"),
         (MOON + MOON[:-2], "t.csv:2: not a JSON object"),
     ],
 )  # fmt: skip
@@ -118,7 +118,7 @@ TOML = [
     ("trace=\"a\\u0000b.csv\"", "cannot be read"),
     ("card=\"a\\u0000/b\"", "give a readable file"),
     # classes
-    ("classes=[]", "classes: the list is empty; fill it or drop the word"),
+    ("classes=[]", "classes: the list is empty; fill it or drop the setting"),
     ("classes=3", "classes: 3 is not allowed; give a list"),
     ("classes=[3]", "classes.0: 3 is not allowed; give a table\n"),
     ("[[classes]]", "field 'classes.0.name' is missing; add it (and 1 more)"),

@@ -116,7 +116,7 @@ COMBINATIONS = [
     (["--arrivals", "gama", "--rate", "3"], "did you mean 'gamma'?"),
     (["--trace", "azure-conv", "--slice", "x"], "write it as 10min..20min"),
     (["--trace", "azure-conv", "--slice", "2min..1min"], "write the earlier time first"),
-    (["--trace", "azure-conv", "--slice", "20min..30min"], "nobody arrives from 1200 s to 1800 s"),
+    (["--trace", "azure-conv", "--slice", "20min..30min"], "no request arrives from 1200 s to 1800 s"),
     (["--trace", "azure-conv", "--requests", "99999"], "the trace has 3118; ask for fewer"),
     (["nope.toml"], "experiment file nope.toml: No such file"),
     (["."], "experiment file .: Is a directory"),

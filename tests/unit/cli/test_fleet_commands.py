@@ -110,7 +110,7 @@ def test_words_of_a_file(headgate, tmp_path):
             ["--engines", 4, "--router", "gate-and-route", "--rate", 1, "--requests", 1],
             "two requests or more",
         ),
-        (["--engines", 4, "--rate", 9, "--router", "density-deep:order=a/b"], "there are none, drop it"),
+        (["--engines", 4, "--rate", 9, "--router", "density-deep:order=a/b"], "none exist, drop it"),
         (["--engines", 4, "--bandwidth", 0], "give a number above 0"),
         (["--engines", 4, "--output-price", -1], "give at least 0"),
         (["--engines", 4, "--router", "random", "--router", "split"], "use headgate compare"),

@@ -78,18 +78,18 @@ FAULTY = {
     "evicts a stranger": (Plan(ALL, evict=(0, 50)), ["evicts requests that hold no KV: 50"]),
     "evicts twice": (Plan(ALL, evict=(0, 0)), ["evicts a request twice"]),
     "decodes and evicts": (Plan(frozenset({0}), evict=(0,)), ["decodes a request that it evicts"]),
-    "no steps": (Plan(until=Until(steps=0)), ["a lease of nothing"]),
-    "half a step": (Plan(until=Until(steps=0.5)), ["a lease of nothing"]),
-    "no arrivals": (Plan(until=Until(arrivals=0)), ["a lease of nothing"]),
-    "no prompts": (Plan(until=Until(prefills=0)), ["a lease of nothing"]),
-    "no finishes": (Plan(until=Until(finishes=-1)), ["a lease of nothing"]),
+    "no steps": (Plan(until=Until(steps=0)), ["the lease is empty"]),
+    "half a step": (Plan(until=Until(steps=0.5)), ["the lease is empty"]),
+    "no arrivals": (Plan(until=Until(arrivals=0)), ["the lease is empty"]),
+    "no prompts": (Plan(until=Until(prefills=0)), ["the lease is empty"]),
+    "no finishes": (Plan(until=Until(finishes=-1)), ["the lease is empty"]),
     "ended before it began": (
         Plan(until=Until(time=10.0)),
-        ["a lease that ended before it began: until 10.0"],
+        ["the lease ended in the past: until 10.0"],
     ),
     "all at once": (
         Plan(frozenset({4}), (1,), budget=0, evict=(5,), until=Until(steps=0)),
-        ["not decoding: 4", "too small", "no prompt to run: 1", "hold no KV: 5", "a lease of nothing"],
+        ["not decoding: 4", "too small", "no prompt to run: 1", "hold no KV: 5", "the lease is empty"],
     ),
 }
 

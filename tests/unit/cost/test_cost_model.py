@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.cost.card import list_cards, load_card
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.work import WorkCost
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.cost.model import Shape
 
 CARDS = {name: load_card(name) for name in list_cards()}
 cards = st.sampled_from(sorted(CARDS))

@@ -80,7 +80,7 @@ def test_together_parts_stay_apart() -> None:
             "row 1 of the timed steps: decodes is -1.0; must be zero or more",
         ),
         ({**PLAIN, "context": [1, 2, np.nan, 1]}, "row 2 of the timed steps: context is nan"),
-        ({**PLAIN, "decodes": ["a", "b", "c", "d"]}, "something that is not a number; mend the file"),
+        ({**PLAIN, "decodes": ["a", "b", "c", "d"]}, "something that is not a number; fix the file"),
         ({**PLAIN, "part": [0, 0, 0, 1]}, "'part' of timed steps must index the 1 labels"),
     ],
 )
@@ -100,7 +100,7 @@ def test_bad_columns(columns: dict[str, object], says: str) -> None:
             many(40, decodes=np.full(40, 7), context=np.full(40, 70)),
             "all 40 timed steps have one shape (7 decodes, 0 prompt tokens); measure other batch sizes",
         ),
-        (many(90, seconds=[0.01] * 40 + [-1.0] * 50), "50 steps of 90 have no sane time; mend the clock"),
+        (many(90, seconds=[0.01] * 40 + [-1.0] * 50), "50 steps of 90 have no valid time; fix the clock"),
     ],
 )
 def test_too_little_to_fit(columns: dict[str, object], says: str) -> None:

@@ -191,7 +191,7 @@ def test_a_policy_that_starves_somebody_is_relieved():
     toy = ToyEngine(ENGINE, Idle(), small(), (alarm := Alarm(),), watchdog=30.0)
     toy.run()
     assert len(alarm.reasons) == 1
-    assert "got nothing for 30 s" in alarm.reasons[0]
+    assert "made no progress for 30 s" in alarm.reasons[0]
     assert toy.served == fitting(small(), ENGINE)
 
 

@@ -13,7 +13,7 @@ from headgate.core.errors import InputError
 from headgate.live.vllm.reload import Reload, Renewals
 from headgate.live.vllm.settings import Settings, build_policy, check_policy, read_settings
 from headgate.methods.eb.exclusive import Exclusive
-from headgate.methods.eb.hybrid import Hybrid
+from headgate.methods.eb.hybrid import ExclusivePlus
 
 CARD = "h200-qwen3-8b"
 ENGINE = {"kv_tokens": 100_000, "block": 16, "max_model_len": 8192, "batch_tokens": 4096, "running": 64}
@@ -114,7 +114,7 @@ def test_wrong_additional_config(own, fragment):
 
 def test_a_policy_gets_the_engines_limits_and_the_cards_prices():
     policy, parameters = build_policy(Settings(card=CARD), **ENGINE)
-    assert isinstance(policy, Hybrid)
+    assert isinstance(policy, ExclusivePlus)
     assert parameters == {"slots": 64, "budget": 4096}
     policy, parameters = build_policy(Settings(policy="eb:refill=8", set={"slots": "32"}), **ENGINE)
     assert isinstance(policy, Exclusive) and parameters == {"slots": 32, "refill": 8}

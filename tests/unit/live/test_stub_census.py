@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import Plan, Until
 from headgate.core.policy import BatchPolicy
-from headgate.experiment.build import make_policy
+from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from stub_engine import StubEngine
 from stub_scheduler import RequestStatus

@@ -5,15 +5,21 @@ from itertools import pairwise
 
 from check_html import read
 
-from headgate.advisor.capacity.plan import Options, plan_capacity
+from headgate.advisor.capacity.plan import plan_capacity
 from headgate.advisor.capacity.slo import parse_levels
-from headgate.advisor.engines.plan import FleetOptions, plan_engines
+from headgate.advisor.engines.plan import plan_engines
 from headgate.advisor.engines.ways import Serving, make_ways
 from headgate.advisor.fluid.plan import make_fluid_plan
-from headgate.advisor.fluid.settings import FleetWords, LevelWords, StepWords
+from headgate.advisor.settings import (
+    FleetSettings,
+    LevelSettings,
+    SearchSettings,
+    StepSettings,
+    WaitSettings,
+)
 from headgate.advisor.situation import situation
 from headgate.advisor.threshold import plan_threshold
-from headgate.advisor.wait.plan import Wishes, plan_wait
+from headgate.advisor.wait.plan import plan_wait
 from headgate.experiment.settings import experiment
 from headgate.report import render
 from headgate.report.plans.engines import fewest_page
@@ -39,7 +45,7 @@ def test_the_threshold_curve_has_its_optimum_at_the_bottom():
 def test_a_capacity_plan_has_a_bar_for_each_policy_and_the_bound():
     words = experiment({"prompt": 100.0, "output": 20.0, "requests": 60})
     plan = plan_capacity(
-        words, ["mixed", "v0"], parse_levels(["ttft=1s@p50"]), Options(seeds=1, precision=0.5), bar
+        words, ["mixed", "v0"], parse_levels(["ttft=1s@p50"]), SearchSettings(seeds=1, precision=0.5), bar
     )
     found = read(render(capacity_page(plan, "verdict", "printed", ["plan", "capacity"])))
     assert "sustained (requests/s)" in found.text and "λ* =" in found.text
@@ -48,7 +54,7 @@ def test_a_capacity_plan_has_a_bar_for_each_policy_and_the_bound():
 
 def test_the_fewest_engines_are_shown_with_every_number_tried():
     words = experiment({"prompt": 200.0, "output": 40.0, "requests": 300, "slots": 32, "rate": 120.0})
-    ways, options = make_ways(["round-robin"], ["mixed"], words), FleetOptions(seeds=2)
+    ways, options = make_ways(["round-robin"], ["mixed"], words), SearchSettings(seeds=2)
     plan = plan_engines(words, ways, parse_levels(["ttft=25ms@p95"]), options, Serving.of(words), bar)
     page = read(render(fewest_page(plan, "Enough.", "printed", ["plan", "capacity"])))
     sizes = plan.found[0].sizes
@@ -62,7 +68,7 @@ def test_the_fewest_engines_are_shown_with_every_number_tried():
 
 
 def test_a_wait_plan_has_its_thresholds_by_type_and_by_segment():
-    plan = plan_wait(experiment({"prompt": 200.0, "output": 60.0}), Wishes(load=0.8))
+    plan = plan_wait(experiment({"prompt": 200.0, "output": 60.0}), WaitSettings(load=0.8))
     text = read(render(wait_page(plan, "printed", ["plan", "wait"]))).text
     assert "WAIT, by type" in text and "Nested WAIT, by segment" in text and "memory: 812,144" in text
     assert f"{plan.nested.thresholds.sizes[-1]:.4g}" in text and "with probability 0.99" in text
@@ -79,9 +85,9 @@ class bar:  # noqa: N801
 
 def test_a_fluid_plan_has_occupancies_and_the_frontier():
     classes = ("code:prompt=300,output=1000,rate=10", "paper:prompt=3000,output=400,rate=10")
-    fleet = FleetWords(classes, 20, 3, None, None, 1.0, 2.0, False)
-    steps = StepWords(None, False, "17.4ms", "6.2e-5", "22ms")
-    levels = LevelWords(None, None, "tokens", (), "prefill-fairness")
+    fleet = FleetSettings(classes=classes, engines=20)
+    steps = StepSettings(mixed_fixed="17.4ms", mixed_per_token="6.2e-5", solo_step="22ms")
+    levels = LevelSettings(frontier="prefill-fairness")
     answer = make_fluid_plan(experiment({"patience": 10.0}), fleet, steps, levels)
     found = read(render(fluid_page(answer, "prefill-fairness", "printed", ["plan", "fluid"])))
     assert "Class occupancies, planned" in found.text and "What the service level costs" in found.text

@@ -703,7 +703,7 @@ def test_watchdog(policy, named, leases):
         workload = Workload.of([5] * 400, [3, 3] + [1] * 398, arrival=arrival)
     with pytest.raises(RunError, match=named) as stop:
         run(engine(running=20), policy, workload, watchdog=50.0, leases=leases)
-    assert "got nothing for 50 s" in str(stop.value)
+    assert "made no progress for 50 s" in str(stop.value)
     assert "KV blocks free" in str(stop.value)
     at = float(str(stop.value).split(" starves at ")[1].split(" s")[0])
     assert 50.0 <= at <= 110.0  # one to two limits after the trouble began
@@ -725,7 +725,7 @@ def test_watchdog_leaves_a_slow_but_fair_engine_alone():
         (Plan(frozenset({1})), r"not decoding: \[?1"),
         (Plan(ALL, budget=0), "budget 0"),
         (Plan(ALL, evict=(1,)), r"hold no KV: \[?1"),
-        (Plan(ALL, until=Until(finishes=0)), "a lease of nothing"),
+        (Plan(ALL, until=Until(finishes=0)), "the lease is empty"),
     ],
 )
 def test_nonsense_names_policy_time_and_plan(plan, fault):

@@ -15,6 +15,7 @@ from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import ANY, DECODE, PREFILL, STAY, Move, RoutePolicy, Routing
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import BatchPolicy
+from headgate.cost.model import StepCost
 from headgate.kv.transfer import Transfer
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
@@ -174,7 +175,7 @@ TOY_PROMPT, TOY_OUTPUT = [9, 4, 12, 3, 6, 10, 5], [4, 3, 3, 5, 3, 2, 1]
 TOY_DECODES = [8, 8, 9.5, 7.5, 8.5, 8.5, 7, 7.5, 7.5, 9, 7.5, 8]
 
 
-class Toy:
+class Toy(StepCost):
     """Whole prompts as the TOY set prices them; decode steps take the published times one by one."""
 
     def __init__(self):
@@ -207,7 +208,7 @@ def test_distserve_as_published():
     assert decodes.tolist() == [1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1]
 
 
-class TwoSpeeds:
+class TwoSpeeds(StepCost):
     """The engine of the stochastic network: a step takes τ with a prompt in it and 1/γ without."""
 
     def __init__(self, mixed, solo):

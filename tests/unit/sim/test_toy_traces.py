@@ -24,6 +24,7 @@ from toy_schedules import (
 
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
+from headgate.cost.model import StepCost
 from headgate.methods.names import (
     Mixed,
     PrefillFirst,
@@ -55,7 +56,7 @@ def read(text: str) -> Table:
     return [(sorted(row[:-2]), float(row[-2]), float(row[-1])) for row in rows]
 
 
-class Scripted:
+class Scripted(StepCost):
     """Takes the published times one after the other, whatever the step is."""
 
     def __init__(self, times: list[float]) -> None:

@@ -381,7 +381,7 @@ def test_origin_says_how_it_was_made():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"requests": None}, "how many requests"),
+        ({"requests": None}, "number of requests is missing"),
         ({"requests": 0}, "stage 0 has 0 requests; give at least 1"),
         ({"stages": [Stage(10)]}, "50 requests, but the stages have 10; make them agree"),
         ({"prompt": None}, "lengths are missing; give a prompt law and an output law"),

@@ -118,7 +118,10 @@ def test_head_and_subset():
         (lambda table: table.subset(np.array([True])), "a mask needs one true or false for each of the 3"),
         (lambda table: table.subset(np.array([0, 1, 2])), "a mask needs one true or false"),
         (lambda table: table.subset(slice(0, 0)), "a workload has no requests"),
-        (lambda table: table.between(5, 9), "nobody arrives from 5 s to 9 s; the workload spans 0 s to 3 s"),
+        (
+            lambda table: table.between(5, 9),
+            "no request arrives from 5 s to 9 s; the workload spans 0 s to 3 s",
+        ),
         (lambda table: table.scale_rate(0), "the rate cannot be scaled by 0; give a number above 0"),
         (lambda table: table.scale_rate(float("nan")), "scaled by nan"),
         (lambda table: table.scale_rate(float("inf")), "scaled by inf"),

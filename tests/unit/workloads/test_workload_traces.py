@@ -245,10 +245,10 @@ def test_sorted_calendar_times_start_at_the_earliest(trace):
         (
             "a,b,c\n1,2,3\n",
             None,
-            r":1: no trace format I know \(azure, burstgpt, mooncake, qwen, vidur, vtc\)",
+            r":1: not a known trace format \(azure, burstgpt, mooncake, qwen, vidur, vtc\)",
         ),
-        ('{"a": 1}\n', None, ":1: no trace format I know"),
-        ("{broken\n", None, ":1: no trace format I know"),
+        ('{"a": 1}\n', None, ":1: not a known trace format"),
+        ("{broken\n", None, ":1: not a known trace format"),
         (
             "a,b,c\n1,2,3\n",
             "azure",

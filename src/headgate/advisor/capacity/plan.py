@@ -6,7 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import Traffic, make_traffic
 from headgate.advisor.capacity.trials import Answers, Case, Chosen, Progress, Searches, search_all
+from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.experiment.asynchrony import partly
@@ -27,23 +28,11 @@ from headgate.stats.figures import Estimate, Spread
 from headgate.stats.metrics import without_nan
 
 REQUESTS = 1500  # of each run, unless told otherwise
-SEEDS = 4
-PRECISION = 0.04  # of a bracket, as a share of the rate; the answer is interpolated inside it
 INSTANT = 1e9  # requests per second that no engine serves
 ALL = "all"
 INTERRUPTED = (
     "interrupted with {} of {} searches unfinished: their rates are what was known then, often too low"
 )
-
-
-class Options(NamedTuple):
-    """How to search."""
-
-    classes: str | None = None
-    seeds: int = SEEDS
-    jobs: int = 1
-    precision: float = PRECISION
-    recorded: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,13 +88,13 @@ def plan_capacity(
     words: Experiment,
     policies: Sequence[str],
     levels: tuple[Level, ...],
-    options: Options,
+    options: SearchSettings,
     progress: Progress,
 ) -> CapacityPlan:
     """Search for every policy and seed at the same time, each between zero and λ*."""
     card = load_card(words.card)
     engine = make_engine(words, card)
-    traffic = make_traffic(words, levels, options.classes, REQUESTS, options.recorded, engine)
+    traffic = make_traffic(words, levels, options.classes, REQUESTS, options.as_recorded, engine)
     ideal, limited = _bounds(engine, traffic, card.name)
     chosen, notes = _chosen(policies, words, engine)
     seeds = options.seeds if traffic.drawn else 1
@@ -118,7 +107,7 @@ def plan_capacity(
         for seed in range(words.seed, words.seed + seeds)
     }
     case = Case(engine, traffic, words.watchdog, words.asynchronous)
-    answers = search_all(case, chosen, searches, options.jobs, progress)
+    answers = search_all(case, chosen, searches, options.jobs or 1, progress)
     left = [key for key, search in searches.items() if search.next() is not None]
     if left:
         notes.append(INTERRUPTED.format(len(left), len(searches)))
@@ -137,7 +126,7 @@ def _bounds(engine: Engine, traffic: Traffic, card: str) -> tuple[Bound, Bound]:
     limits = engine.running, engine.batch_tokens, engine.kv_tokens
     ideal, limited = (bound(engine.cost, lengths, *limits) for bound in (ideal_bound, engine_bound))
     if not ideal.rate < INSTANT:
-        raise InputError(f"card {card}: its steps take no time, so there is no capacity to find; mend it")
+        raise InputError(f"card {card}: its steps take no time, so there is no capacity to find; fix it")
     return ideal, limited
 
 

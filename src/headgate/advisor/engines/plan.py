@@ -17,8 +17,9 @@ from headgate.advisor.capacity.traffic import Traffic, make_traffic, own_rate
 from headgate.advisor.capacity.trials import Progress
 from headgate.advisor.engines.trials import FleetCase, Outcome, Outcomes, Serve, Way, search_fewest
 from headgate.advisor.fluid.demand import demand
+from headgate.advisor.fluid.pace import make_pace
 from headgate.advisor.fluid.plan import fluid_bound
-from headgate.advisor.fluid.settings import StepWords, make_pace
+from headgate.advisor.settings import SearchSettings, StepSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.experiment.asynchrony import partly
@@ -35,16 +36,6 @@ FEWEST, MOST = 1500, 200_000  # requests of a run
 CLUSTERS = 4  # classes that a trace is cut into for the fluid plan
 ROUNDING = 1e-9
 FULL = 0.95  # of λ*: beyond, a backlog grows too slowly for a short run to show it
-
-
-class FleetOptions(NamedTuple):
-    """How to search."""
-
-    classes: str | None = None
-    seeds: int = 3
-    jobs: int = 1
-    recorded: bool = False
-    most: int = 512
 
 
 @dataclass(frozen=True)
@@ -135,7 +126,7 @@ def plan_engines(
     words: Experiment,
     ways: dict[str, Way],
     levels: tuple[Level, ...],
-    options: FleetOptions,
+    options: SearchSettings,
     serve: Serve,
     progress: Progress,
 ) -> EnginesPlan:
@@ -145,12 +136,12 @@ def plan_engines(
     engine = make_engine(words, card)
     rate, traffic = _load(words, levels, options, engine)
     bound = _bound(engine, traffic, card.name)
-    least = _fits(rate, bound, options.most)
+    least = _fits(rate, bound, options.most_engines)
     traffic = _enough(words, traffic, least)
     seeds = range(words.seed, words.seed + (options.seeds if traffic.drawn else 1))
-    searches = {name: Fewest(least, options.most) for name in ways}
+    searches = {name: Fewest(least, options.most_engines) for name in ways}
     case = FleetCase(serve, traffic, rate, engine.running)
-    outcomes = search_fewest(case, ways, searches, seeds, options.jobs, progress)
+    outcomes = search_fewest(case, ways, searches, seeds, options.jobs or 1, progress)
     notes = partly(words, fleet=True)
     notes += [] if traffic.drawn else ["a trace as recorded is one sample of traffic: no interval"]
     left = [name for name, search in searches.items() if search.next() is not None]
@@ -163,7 +154,7 @@ def plan_engines(
     tell = Teller(names, outcomes, seeds, rate / bound.rate)
     found = tuple(tell.found(each, ways[each], search) for each, search in tried.items())
     notes += _nearly_full(found, traffic.requests / rate)
-    counts = rate, traffic.requests, len(seeds), options.most
+    counts = rate, traffic.requests, len(seeds), options.most_engines
     bounds = bound, _fluid(words, rate)
     return EnginesPlan(
         card.name, name, engine, levels, traffic.classes, *counts, *bounds, found, tuple(notes), bool(left)
@@ -175,7 +166,7 @@ def _bound(engine: Engine, traffic: Traffic, card: str) -> Bound:
     limits = engine.running, engine.batch_tokens, engine.kv_tokens
     found = engine_bound(engine.cost, traffic.lengths(engine), *limits)
     if not found.rate < INSTANT:
-        raise InputError(f"card {card}: its steps take no time, so one engine is always enough; mend it")
+        raise InputError(f"card {card}: its steps take no time, so one engine is always enough; fix it")
     return found
 
 
@@ -220,13 +211,13 @@ def _without_fleet(words: Experiment) -> Experiment:
 
 
 def _load(
-    words: Experiment, levels: tuple[Level, ...], options: FleetOptions, engine: Engine
+    words: Experiment, levels: tuple[Level, ...], options: SearchSettings, engine: Engine
 ) -> tuple[float, Traffic]:
     """Requests per second of the whole fleet, and who they are."""
     if words.rate and words.scale_rate:
         raise InputError("--rate and --scale-rate both set the load; drop one of the two")
     who = words.model_copy(update={"rate": None, "scale_rate": None})
-    traffic = make_traffic(who, levels, options.classes, FEWEST, options.recorded, engine)
+    traffic = make_traffic(who, levels, options.classes, FEWEST, options.as_recorded, engine)
     if words.rate:
         return words.rate, traffic
     if traffic.trace is None:
@@ -246,7 +237,7 @@ def _fluid(words: Experiment, rate: float) -> float:
     plain = words.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
     who = demand(plain, (), CLUSTERS)
     seated = words.model_copy(update={"budget": make_engine(words, load_card(words.card)).batch_tokens})
-    pace, _, _ = make_pace(seated, StepWords(), who)
+    pace, _, _ = make_pace(seated, StepSettings(), who)
     return fluid_bound(Instance(who.flows, pace, Prices(1.0, 1.0)).checked())
 
 

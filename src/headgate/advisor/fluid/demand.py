@@ -173,5 +173,5 @@ def _number(about: str, text: str, time: bool) -> float:
     except ValueError:
         value = float("nan")
     if not isfinite(value):
-        raise InputError(f"{about}={text!r} is not a finite number; mend it")
+        raise InputError(f"{about}={text!r} is not a finite number; fix it")
     return value

@@ -7,14 +7,8 @@ from math import isfinite
 from typing import Any
 
 from headgate.advisor.fluid.demand import Demand, demand
-from headgate.advisor.fluid.settings import (
-    FleetWords,
-    LevelWords,
-    StepWords,
-    fixed_roles,
-    make_levels,
-    make_pace,
-)
+from headgate.advisor.fluid.pace import fixed_roles, make_levels, make_pace
+from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
 from headgate.core.errors import InputError, unknown
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
@@ -119,13 +113,15 @@ def _point(point: Point) -> dict[str, float | None]:
     return {"value": point.value, "revenue": point.revenue if point.plan else None, "slope": point.slope}
 
 
-def make_fluid_plan(words: Experiment, fleet: FleetWords, steps: StepWords, asked: LevelWords) -> FluidAnswer:
+def make_fluid_plan(
+    words: Experiment, fleet: FleetSettings, steps: StepSettings, asked: LevelSettings
+) -> FluidAnswer:
     """The whole answer."""
-    engines, roles = fleet.engines, _checked(words, fleet)
+    engines, roles = fleet.size(words), _checked(words, fleet)
     who = demand(words, fleet.classes, fleet.clusters)
     pace, costs, notes = make_pace(words, steps, who)
     flows = tuple(replace(flow, rate=flow.rate / engines) for flow in who.flows)
-    prices = Prices(fleet.prompt_price, fleet.output_price)
+    prices = Prices(*fleet.prices(words))
     instance = Instance(flows, pace, prices, SEPARATE if fleet.separate else BUNDLED).checked()
     levels = make_levels(words, asked, roles)
     plan = plan_fluid(instance, levels)
@@ -159,12 +155,13 @@ def _per_second(words: Experiment, who: Demand, prices: Prices) -> dict[str, flo
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
-def _checked(words: Experiment, fleet: FleetWords) -> Staffing | None:
+def _checked(words: Experiment, fleet: FleetSettings) -> Staffing | None:
     """The roles the user asks for, if any; what cannot be is refused before anything is read."""
-    if fleet.engines < 1:
-        raise InputError(f"--engines {fleet.engines}; give at least 1")
-    if fleet.engines > MOST_ENGINES:
-        raise InputError(f"--engines {fleet.engines}; a plan is exact up to {MOST_ENGINES:,}, give fewer")
+    engines = fleet.size(words)
+    if engines < 1:
+        raise InputError(f"--engines {engines}; give at least 1")
+    if engines > MOST_ENGINES:
+        raise InputError(f"--engines {engines}; a plan is exact up to {MOST_ENGINES:,}, give fewer")
     if words.slots is not None and words.slots < 2:
         raise InputError(
             f"--slots {words.slots}; give at least 2 seats: a prompt takes one beside the decodes"
@@ -177,7 +174,7 @@ def _checked(words: Experiment, fleet: FleetWords) -> Staffing | None:
                 f"--{word} is no level of a fluid plan, which knows rates and no single wait; drop it, or "
                 "ask headgate plan capacity --find engines"
             )
-    return fixed_roles(fleet)
+    return fixed_roles(fleet, engines)
 
 
 def fluid_bound(instance: Instance) -> float:

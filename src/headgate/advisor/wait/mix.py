@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headgate.advisor.settings import WaitSettings
 from headgate.advisor.situation import served_lengths
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
@@ -24,21 +24,6 @@ FEW = 100  # requests in a window below which its survival is not told apart fro
 Floats = NDArray[np.float64]
 
 
-class Wishes(NamedTuple):
-    """What one may say of the plan beyond the words of a run."""
-
-    load: float | None = None  # rates as this share of what the card can carry
-    slack: float = 0.05  # ε per segment, and of whole thresholds
-    miss: float = 0.01  # δ
-    horizon: float = 3600.0  # T, s
-    segments: int | None = None
-    ends: str = ""
-    types: int | None = None  # split by output length into so many
-    batch: int | None = None  # B: the paper's rule too
-    thresholds: str = ""  # to be checked
-    every: float | None = None  # s: rates that change, window by window
-
-
 @dataclass(frozen=True)
 class Mix:
     """The requests: types for WAIT, lengths and times for Nested WAIT."""
@@ -52,7 +37,7 @@ class Mix:
     rate: float
 
 
-def check_wishes(wishes: Wishes) -> None:
+def check_wishes(wishes: WaitSettings) -> None:
     """Numbers that make sense, and none that exclude each other."""
     for name, value, fine, remedy in (
         ("load", wishes.load, wishes.load is None or 0 < wishes.load < 1, "a share above 0 and below 1"),
@@ -73,7 +58,7 @@ def check_wishes(wishes: Wishes) -> None:
         raise InputError("--every looks at when requests come, --load has no times; give --rate or a trace")
 
 
-def gathered_mix(words: Experiment, wishes: Wishes, workload: Workload, engine: Engine) -> Mix:
+def gathered_mix(words: Experiment, wishes: WaitSettings, workload: Workload, engine: Engine) -> Mix:
     """Types are the kinds of the workload, or groups by output length where the wishes say so.
 
     Where rates change (`every`), each type comes as often as in its own busiest window: (13) for types.
@@ -104,7 +89,7 @@ def gathered_mix(words: Experiment, wishes: Wishes, workload: Workload, engine: 
     return Mix(shown, parts, split, prompt, decodes.astype(np.float64), arrival, rate)
 
 
-def _rate(words: Experiment, wishes: Wishes, workload: Workload) -> float:
+def _rate(words: Experiment, wishes: WaitSettings, workload: Workload) -> float:
     """Requests per second; any, where the load is to be a share of what the card can carry."""
     span = _span(workload.arrival)
     if wishes.load is not None:
@@ -125,7 +110,7 @@ def scaled(mix: Mix, factor: float) -> Mix:
     return Mix(mix.names, parts, mix.split, mix.prompt, mix.decodes, mix.arrival, mix.rate * factor)
 
 
-def candidates(mix: Mix, wishes: Wishes) -> list[Segments]:
+def candidates(mix: Mix, wishes: WaitSettings) -> list[Segments]:
     """Ways to cut: as told, or in segments of equal width and of equal shares of the requests."""
     longest = int(mix.decodes.max())
     if wishes.ends:

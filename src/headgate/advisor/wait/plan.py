@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
+from headgate.advisor.settings import WaitSettings
 from headgate.advisor.situation import enough
 from headgate.advisor.wait.given import check_given
-from headgate.advisor.wait.mix import Mix, Wishes, candidates, check_wishes, gathered_mix, scaled, windows
+from headgate.advisor.wait.mix import Mix, candidates, check_wishes, gathered_mix, scaled, windows
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine, make_workload, too_long
@@ -88,7 +89,7 @@ class WaitPlan:
     source: str
     workload: str
     capacity: int
-    wishes: Wishes
+    wishes: WaitSettings
     mix: Mix
     lines: Lines
     most: float  # requests/s that the card can carry
@@ -160,7 +161,7 @@ class WaitPlan:
         }
 
 
-def plan_wait(words: Experiment, wishes: Wishes) -> WaitPlan:
+def plan_wait(words: Experiment, wishes: WaitSettings) -> WaitPlan:
     """All of it; an InputError where the load is unstable or given thresholds violate a condition."""
     check_wishes(wishes)
     card = load_card(words.card)
@@ -217,7 +218,7 @@ def _pace_or_why(lines: Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engin
         raise
 
 
-def _notes(bad: int, refused: int, requests: int, wishes: Wishes) -> tuple[str, ...]:
+def _notes(bad: int, refused: int, requests: int, wishes: WaitSettings) -> tuple[str, ...]:
     """What the reader of the plan must know of its traffic."""
     notes = [f"left out {bad} bad rows"] if bad else []
     if refused:
@@ -244,7 +245,7 @@ def _whole(lines: Lines, parts: list[Part], capacity: float, slack: float) -> tu
         return None, str(error)
 
 
-def _nested_or_why(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine) -> tuple[Nested | None, str]:
+def _nested_or_why(lines: Lines, mix: Mix, wishes: WaitSettings, engine: Engine) -> tuple[Nested | None, str]:
     """Nested WAIT needs more memory than WAIT; where that is too much the other half of the plan stands."""
     cuts = candidates(mix, wishes)
     try:
@@ -253,7 +254,7 @@ def _nested_or_why(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine) -> tu
         return None, str(error)
 
 
-def _nested(lines: Lines, mix: Mix, wishes: Wishes, engine: Engine, cuts: list[Segments]) -> Nested:
+def _nested(lines: Lines, mix: Mix, wishes: WaitSettings, engine: Engine, cuts: list[Segments]) -> Nested:
     tried = choices(lines, cuts, wishes.slack, wishes.miss, wishes.horizon, engine.kv_tokens)
     best = best_choice(tried)
     assert best.thresholds and best.bound

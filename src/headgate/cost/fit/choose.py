@@ -72,7 +72,7 @@ def choose(problem: Problem, experts: tuple[int, int] = (0, 0)) -> Choice:
         idle = 0 if best.loss < least - max(GAIN * least, NOTHING) else idle + 1
         path.append(best)
     problem.grown()
-    chosen = _mended(problem, _simplest(path), extras)
+    chosen = _corrected(problem, _simplest(path), extras)
     return Choice(chosen.law, (*path, chosen))
 
 
@@ -101,7 +101,7 @@ def _simplest(path: list[Tried]) -> Tried:
     return best
 
 
-def _mended(problem: Problem, tried: Tried, extras: tuple[str, ...]) -> Tried:
+def _corrected(problem: Problem, tried: Tried, extras: tuple[str, ...]) -> Tried:
     """Without what later additions have made superfluous, and with the best of the ways to say the same.
 
     The greedy path may take what stands for another feature before that one comes.

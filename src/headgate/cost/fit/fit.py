@@ -75,7 +75,7 @@ class Fitted:
             found.append(
                 f"host beside it, ms: {each[0]}, {each[1]} a request, {each[2]} with prompts{ungraphed}"
             )
-        found.append("errors on parts not seen:  median     p95   total  pieces")
+        found.append("errors on held-out parts:  median     p95   total  pieces")
         for name, figures in self.quality.regions.items():
             shown = "".join(f"{100 * figures[key]:>6.1f} %" for key in ("median", "p95", "total"))
             found.append(f"  {name:<22}{shown}{figures['pieces']:>8.0f}")

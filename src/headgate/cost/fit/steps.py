@@ -122,7 +122,7 @@ class StepTable:
             raise InputError(f"all {len(self)} timed steps have one shape ({one}); measure other batch sizes")
         if self.dropped > len(self):
             raise InputError(
-                f"{self.dropped} steps of {len(self) + self.dropped} have no sane time; mend the clock"
+                f"{self.dropped} steps of {len(self) + self.dropped} have no valid time; fix the clock"
             )
         return self
 
@@ -160,7 +160,7 @@ def _filled(given: Mapping[str, NDArray[np.generic]], count: int, labels: tuple[
         }
         part = np.asarray(given.get("part", np.zeros(count)), dtype=np.int32)
     except (TypeError, ValueError):
-        raise InputError("timed steps hold something that is not a number; mend the file") from None
+        raise InputError("timed steps hold something that is not a number; fix the file") from None
     alone = numbers["prefill"] == 0
     numbers["prompts"] = np.where(alone, 0.0, numbers["prompts"])
     numbers["attention"] = np.where(alone, 0.0, numbers["attention"])

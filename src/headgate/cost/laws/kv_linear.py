@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 
 
 def kv_linear(fixed: float, per_kv: float, per_new: float = 0.0) -> LinearCost:

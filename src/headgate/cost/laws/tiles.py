@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from headgate.cost.model import Chunk, Shape, Terms
+from headgate.cost.model import Chunk, Shape, StepCost, Terms
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ def batch_seconds(terms: TileTerms, chunks: Iterable[Chunk], positions: Iterable
     return batch_parts(terms, chunks, positions).total
 
 
-class TileCost:
+class TileCost(StepCost):
     """The tile model as a step cost: linear layers in whole tiles, prompt attention by chunk.
 
     Exact but for one thing. A decode's attention comes in whole tiles of its own context, which no sum over
@@ -123,7 +120,7 @@ class TileCost:
     request by request have `batch_seconds`.
     """
 
-    by_chunk: Final = True
+    by_chunk = True
 
     def __init__(self, terms: TileTerms) -> None:
         self.terms = terms
@@ -161,12 +158,6 @@ class TileCost:
         if line is None:
             line = self._lines[decodes] = (self._fixed(decodes, decodes, decodes), self._per_context)
         return line
-
-    def span(self, decodes: int, context: int, steps: int) -> NDArray[np.float64]:
-        """Consecutive decode-only steps; the same numbers `seconds` would give, bit for bit."""
-        fixed, per_context = self.decode_line(decodes)
-        contexts = (context + decodes * np.arange(steps, dtype=np.int64)).astype(np.float64)
-        return fixed + per_context * contexts
 
     def _fixed(self, decodes: int, tokens: int, sampled: int) -> float:
         """All but attention that grows with context."""

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headgate.cost.laws.host import HostTerms
-from headgate.cost.model import Chunk, DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape, Terms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.model import Chunk, Shape, StepCost, Terms
 
 HOST = ("host_constant", "host_per_request", "host_prompts", "host_ungraphed")
 
@@ -66,7 +67,7 @@ class WorkTerms(Terms):
             raise ValueError(f"per_expert needs experts, not {self.experts_per_token} of {self.experts}")
 
 
-class WorkCost:
+class WorkCost(StepCost):
     """The larger of GPU and host, each a sum of non-negative parts; the law that `fit` chooses from.
 
     More of anything never takes less time, a mixed step never less than either half, and nothing takes no
@@ -151,13 +152,6 @@ class WorkCost:
         terms = self.terms
         spent = terms.host_constant + terms.host_per_request * requests
         return spent + terms.host_ungraphed if 0 < terms.graph < tokens else spent
-
-    def span(self, decodes: int, context: int, steps: int) -> NDArray[np.float64]:
-        """Consecutive decode-only steps; the same numbers `seconds` would give, bit for bit."""
-        fixed, per_context = self.decode_line(decodes)
-        contexts = (context + decodes * np.arange(steps, dtype=np.int64)).astype(np.float64)
-        found: NDArray[np.float64] = np.maximum(fixed + per_context * contexts, self.decode_floor(decodes))
-        return found
 
     def unhosted(self) -> WorkCost:
         """The same without the host: what the GPU takes."""

@@ -1,4 +1,4 @@
-"""The words one may set for headgate inside vLLM."""
+"""Settings of headgate inside vLLM, each declared once; `headgate serve` derives its flags from them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from headgate.methods.make import split_name
-from headgate.settings_base import Seconds, Setting, Switch, Words
+from headgate.settings_base import Seconds, Setting, SettingsModel, Switch, declared, parameters
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 
@@ -17,41 +16,50 @@ OBSERVE = "vllm"  # the name of no policy: vLLM decides, we only watch
 CLIENTS_MAY = ("class", "ttft", "tbt", "guess")  # parameters of a request, without their prefix headgate_
 MayBe = Literal["class", "ttft", "tbt", "guess"]
 
+PANEL = "headgate"  # in --help
+NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
+Name = Annotated[str, Field(strict=True, min_length=1)]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 
 
-class Promise(Words):
+class Promise(SettingsModel):
     """What one class of requests was promised."""
 
     ttft: Seconds | None = None  # time to first token
     tbt: Seconds | None = None  # time between tokens
 
 
-class Floor(Words):
+class Floor(SettingsModel):
     """The shortest times a request may claim for itself; promises of classes are not cut."""
 
     ttft: Seconds = 0.1
     tbt: Seconds = 0.02
 
 
-class Settings(Words):
-    """Everything one may set. `headgate serve --help` says what each word means."""
+class Settings(SettingsModel):
+    """Everything one may set, in a file, in `--additional-config` or as flags of `headgate serve`."""
 
-    policy: str = "eb+"
-    set: dict[str, Setting] = Field(default_factory=dict)
-    card: str | None = None
-    watchdog: Seconds = 300.0
-    trace: Annotated[str, Field(strict=True, min_length=1)] | None = None
-    metrics: Switch = True
-    metrics_port: Port | None = None
+    policy: str = declared(PANEL, f"{NAMED} (default: eb+); vllm: let vLLM decide and only watch", "eb+")
+    set: dict[str, Setting] = parameters(PANEL, "a parameter of the policy, NAME=VALUE", "refill=48")
+    card: str | None = declared(
+        PANEL, "cost card, for policies that price steps (eb+, eb-online): a name or a file"
+    )
+    trace: Name | None = declared(PANEL, "write a step trace here, for `headgate trace`")
+    watchdog: Seconds = declared(
+        PANEL, "disable the policy when a request gets nothing for so long (default: 5min)", 300.0
+    )
+    metrics: Switch = declared(PANEL, "Prometheus metrics headgate_* (default: on)", True)
+    metrics_port: Port | None = declared(PANEL, "serve them on a port of their own, too")
+    log_every: Seconds = declared(PANEL, "time between two lines about steps in the log (default: 60s)", 60.0)
+    force: Switch = declared(PANEL, "try a vLLM outside 0.26 to 0.32", False)
+    any_card: Switch = declared(PANEL, "take a card of another model, too", False)
     classes: dict[str, Promise] = Field(default_factory=dict)
     clients_may: tuple[MayBe, ...] = ("class",)  # parameters that requests may set themselves
     floor: Floor = Floor()
-    force: Switch = False
-    any_card: Switch = False  # take a card of another model, too
-    log_every: Seconds = 60.0
 
     def named(self) -> tuple[str, dict[str, Any]]:
         """The policy's name and its parameters as they were written, in `policy` and in `set`."""
+        from headgate.methods.make import split_name  # all policies; the command line does without them
+
         name, inline = split_name(self.policy)
         return name, {**self.set, **inline}

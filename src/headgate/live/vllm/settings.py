@@ -17,7 +17,7 @@ from headgate.live.vllm.fields import LOG, OBSERVE, Floor, Promise, Settings
 from headgate.live.vllm.files import MOST_CARD_BYTES, read_regular
 from headgate.live.vllm.requests import promises
 from headgate.methods.make import make_policy, policy_class
-from headgate.settings_base import Words, checked, parse_words, underscored
+from headgate.settings_base import SettingsModel, checked, parse_toml, underscored
 from headgate.sim.engine.engine import Engine
 
 __all__ = ["Settings", "build_policy", "check_policy", "promises", "read_settings"]
@@ -74,7 +74,7 @@ def read_file(path: str) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise InputError(f"{what} {path}: {reason}; give a readable JSON or TOML file") from None
     if not (path.endswith(".json") or text.lstrip().startswith("{")):
-        return parse_words(text, path, what)
+        return parse_toml(text, path, what)
     try:
         words = json.loads(text)
     except json.JSONDecodeError as error:
@@ -89,7 +89,7 @@ def read_file(path: str) -> dict[str, Any]:
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:
     """The words one may use at this place."""
-    tables: dict[str, type[Words]] = {"classes": Promise, "floor": Floor}
+    tables: dict[str, type[SettingsModel]] = {"classes": Promise, "floor": Floor}
     here = tables.get(str(parent[0]), Settings) if parent else Settings
     return list(here.model_fields)
 

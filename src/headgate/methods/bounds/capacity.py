@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headgate.core.errors import InputError
+from headgate.cost.laws.linear import LinearCost
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost
-from headgate.cost.model import LinearCost, StepCost
+from headgate.cost.model import StepCost
 from headgate.methods.bounds.prices import Need, Room, least_prices
 
 Floats = NDArray[np.float64]
@@ -82,9 +83,9 @@ class Requests:
                 f"{len(tokens)} prompts, {len(steps)} outputs; give as many of each, at least one"
             )
         if tokens.min() < 1 or steps.min() < 0:
-            raise InputError("a prompt below 1 token or a negative output; mend the lengths")
+            raise InputError("a prompt below 1 token or a negative output; fix the lengths")
         if shares is not None and (shares.min() < 0 or not 0 < shares.sum() < inf):
-            raise InputError("weights of requests must be zero or more, and not all zero; mend them")
+            raise InputError("weights of requests must be zero or more, and not all zero; fix them")
         return cls(tokens, steps, shares)
 
     def mean(self, values: Floats) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog  # type: ignore[import-untyped]
 
-from headgate.cost.model import LinearCost
+from headgate.cost.laws.linear import LinearCost
 
 Floats = NDArray[np.float64]
 ROUNDS = 60  # of adding the steps that undercut the prices most

@@ -13,6 +13,7 @@ from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.estimators.averages import Window
 from headgate.estimators.hazard import OutputHazard, guarded
+from headgate.estimators.survival import Survival
 from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.plan import Seats, paper_plan, stationary_plan
@@ -23,6 +24,7 @@ from headgate.methods.eb.thresholds import Threshold, base_share, paper_share, s
 MODES = ("stationary", "paper", "literal")
 GATES = ("forecast", "paper", "fit")
 SEATS = ("forecast", "planned", "fixed")
+GATE_OF, SEATS_OF = {"paper": "paper", "literal": "paper"}, {"paper": "planned", "literal": "fixed"}
 NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper's public code
 LEAST_SEATS = 16  # and a tenth of the most: fewer would starve the engine
 
@@ -38,14 +40,15 @@ class AdaptiveExclusive(Exclusive):
         slots: the most seats, N_max.
         cost: what steps cost.
         mode: "stationary" plans for the steady state of the estimated law (ours); "paper" is the paper's
-            θ0 + Δθ with guards and bound (6); "literal" has no guards and keeps its threshold where the
-            paper's formulas are undefined.
-        gate: who may enter. "forecast": as many as fit now and, by a forecast over the next phase, at the
-            peak of memory; "paper": equation (23), a refill only while a share of KV is free; "fit": as many
-            as fit now.
+            θ0 + Δθ with guards, its gate (23) and its bound (6); "literal" has no guards and keeps its
+            threshold where the paper's formulas are undefined.
+        gate: which prompts may enter. "forecast": as many as fit now and, by a forecast over the next
+            phase, at the peak of memory; "paper": equation (23), a refill only while a share of KV is free;
+            "fit": as many as fit now. Default: "forecast", in the modes of the paper "paper".
         seats: N. "forecast": as many as memory will hold by the same forecast, taken anew when a refill is
             complete; "planned": N_safe of the spec (mode "paper": bound (6)) from the estimated lengths;
-            "fixed": `slots`. With more seats than memory holds, seats are always idle and k means nothing.
+            "fixed": `slots`. Default: "forecast", in mode "paper" "planned", in mode "literal" "fixed".
+            With more seats than memory holds, seats are always idle and k means nothing.
         window, warm: completions remembered, and needed before the first plan.
         review: completions between two plans.
         prior: mean output expected before anything is known.
@@ -61,8 +64,8 @@ class AdaptiveExclusive(Exclusive):
         slots: int,
         cost: StepCost,
         mode: str = "stationary",
-        gate: str = "forecast",
-        seats: str = "forecast",
+        gate: str | None = None,
+        seats: str | None = None,
         window: int = 500,
         warm: int = 100,
         review: int = 100,
@@ -71,6 +74,7 @@ class AdaptiveExclusive(Exclusive):
         max_gap: float | None = None,
     ) -> None:
         super().__init__(slots, 1, max_gap, cost)
+        gate, seats = gate or GATE_OF.get(mode, "forecast"), seats or SEATS_OF.get(mode, "forecast")
         _check(mode, gate, seats, warm, review, prior, miss)
         self.most = slots
         self.mode, self.gate, self.seats = mode, gate, seats
@@ -141,12 +145,14 @@ class AdaptiveExclusive(Exclusive):
         mean = self._hazard.mean(ages, self._iterations)
         if mean is None or self._memory is None:
             return
+        survival = self._hazard.survival(ages, self._iterations)
         prompt, spread = self._prompts.value or 1.0, self._prompts.spread or 0.0
-        self.lengths = Lengths(prompt, max(mean, 1.0 + 1e-9), spread, 0.0)
+        output = max(mean, 1.0 + 1e-9)
+        self.lengths = Lengths(prompt, output, spread, output * survival.spread if survival else 0.0)
         capacity, block = self._memory
         least = min(self.most, max(LEAST_SEATS, self.most // 10))
         seats = Seats(max(capacity, prompt + block + mean + 1), self.most, least, self.miss, block)
-        planned = self._planned(ages, seats)
+        planned = self._planned(survival, seats)
         if planned is None:
             return
         self._share += NEWEST * (planned.share - self._share)
@@ -160,10 +166,9 @@ class AdaptiveExclusive(Exclusive):
             return plan
         return whole_steps(plan, self.lengths, self.costs(slots).overhead, self._step_tokens)
 
-    def _planned(self, ages: list[int], seats: Seats) -> Threshold | None:
+    def _planned(self, survival: Survival | None, seats: Seats) -> Threshold | None:
         costs = self.costs(self.slots)
         if self.mode == "stationary":
-            survival = self._hazard.survival(ages, self._iterations)
             return survival and stationary_plan(costs, self.lengths, survival, seats)
         fit = self._completed.fit()
         if fit is None or fit.base >= 1:

@@ -6,7 +6,8 @@ from math import ceil, isfinite
 from typing import NamedTuple
 
 from headgate.core.errors import InputError
-from headgate.cost.model import LinearCost, StepCost
+from headgate.cost.laws.linear import LinearCost
+from headgate.cost.model import StepCost
 from headgate.methods.eb.lines import nearest_lines
 
 
@@ -138,7 +139,7 @@ def _nearest(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
     """The same from any step cost, by the lines nearest to it."""
     decode, prefill, mixed = nearest_lines(cost, lengths.prompt, lengths.context, slots)
     together, per_token, beside = mixed
-    phase: float = prefill[0] + getattr(cost, "switch", 0.0)  # erratum E2: of the change, not of a kernel
+    phase = prefill[0] + cost.switch  # erratum E2: of the change, not of a kernel
     shares = (per_token, beside - per_token, 0.0)
     return checked_costs(PhaseCosts(phase, prefill[1], *decode, together, shares))
 

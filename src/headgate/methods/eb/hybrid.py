@@ -18,11 +18,12 @@ from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.mixed.mixed import Mixed
 
 RULES = ("predicted", "paper")
+MARGIN, DELTA = 0.01, 1e-5  # a share; s/token, as in the paper
 RISING, FALLING = 1.0, 10.0  # seconds: how fast the smoothed demand follows
 SURGE = 2.0  # demand above so many times the smoothed one is looked at at once
 
 
-class Hybrid(BatchPolicy):
+class ExclusivePlus(BatchPolicy):
     """Choose between mixed batching and online EB by what each would serve with the requests there are.
 
     Starts mixed. Every `review` completions, and at once when demand has doubled, it predicts the rate of
@@ -31,16 +32,32 @@ class Hybrid(BatchPolicy):
     prompts that mixed batching left half-done are finished first, and nobody is admitted meanwhile.
 
     Parameters:
-        slots, budget, cost: as in `mixed` and `eb-online`.
-        margin: how much better, as a share, the other must be.
+        slots: as in `mixed`.
+        budget: as in `mixed`.
+        cost: as in `eb-online`.
+        margin: how much better, as a share, the other must be; below 0 it favours exclusive batches. With
+            mode "paper" it is δ of rule (8), in s/token and without hysteresis. Default 0.01, there 1e-5.
         dwell: seconds between two changes at least.
         light: with fewer requests than this it always mixes: there first tokens count, not throughput.
-        rule: "predicted" (ours) prices whole steps; "paper" is rule (8) with the same relative margin.
-        review, max_gap, mode, gate: as in `eb-online`.
+        rule: "predicted" (ours) prices whole steps; "paper" is rule (8), with a relative margin and
+            hysteresis unless the mode is the paper's too. Default "predicted", with mode "paper" "paper".
+        review: as in `eb-online`, like the next four. `eb+:mode=paper` is the paper's EB+.
+        mode: of its thresholds.
+        gate: of its refills.
+        seats: how many requests it may hold.
+        max_gap: seconds a refill may keep any decode waiting.
 
     Source: EB+ of arXiv 2606.00516; the machine of modes is ours where the paper is silent (start, dwell,
     hysteresis, half-done prompts; errata E5 to E9). The paper's margin is absolute, 1e-5 s/token, a quarter
     of the whole cost at 27,000 tok/s.
+
+    Examples:
+        >>> import headgate
+        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> policy = headgate.ExclusivePlus(slots=64, budget=8192, cost=engine.cost)
+        >>> run = headgate.simulate(engine, policy, headgate.Workload.of([512] * 200, [64] * 200))
+        >>> int(run.completed().sum())
+        200
     """
 
     def __init__(
@@ -48,23 +65,27 @@ class Hybrid(BatchPolicy):
         slots: int,
         budget: int,
         cost: StepCost,
-        margin: float = 0.01,
+        margin: float | None = None,
         dwell: float = 2.0,
         light: int = 16,
-        rule: str = "predicted",
+        rule: str | None = None,
         review: int = 100,
         mode: str = "stationary",
-        gate: str = "forecast",
+        gate: str | None = None,
+        seats: str | None = None,
         max_gap: float | None = None,
     ) -> None:
+        rule = rule or ("paper" if mode == "paper" else "predicted")
+        self._literal = rule == mode == "paper"
+        margin = (DELTA if self._literal else MARGIN) if margin is None else margin
         if rule not in RULES:
             raise unknown("rule of eb+", rule, RULES)
-        if not (0 <= margin < 1 and dwell >= 0 and light >= 0):
+        if not (-1 < margin < 1 and dwell >= 0 and light >= 0):
             raise InputError(
-                f"eb+: margin={margin}, dwell={dwell}, light={light}; need 0 <= margin < 1, others >= 0"
+                f"eb+: margin={margin}, dwell={dwell}, light={light}; need -1 < margin < 1, others >= 0"
             )
         self.mixed = Mixed(slots, budget)
-        self.exclusive = AdaptiveExclusive(slots, cost, mode, gate, review=review, max_gap=max_gap)
+        self.exclusive = AdaptiveExclusive(slots, cost, mode, gate, seats, review=review, max_gap=max_gap)
         self.slots, self.budget, self.rule, self.review = slots, budget, rule, review
         self.margin, self.dwell, self.light = margin, dwell, light
         self._cost = cost
@@ -88,6 +109,7 @@ class Hybrid(BatchPolicy):
 
     def arrived(self, request: Request, now: float) -> None:
         """One more."""
+        self.exclusive.arrived(request, now)
         self._count(now, +1)
         if self._demand > self._surge:
             self._decide(now)
@@ -146,11 +168,12 @@ class Hybrid(BatchPolicy):
             self._wants_exclusive = False
         elif self.rule == "paper":
             terms = compare(self.exclusive.costs(round(seats)), self.exclusive.lengths)
-            self._gain = terms.gain(seats) / terms.pure
-            self._wants_exclusive = wants_exclusive(self._gain, self.margin, self._in_exclusive)
+            self._gain = terms.gain(seats) / (1 if self._literal else terms.pure)
         else:
             self._gain = self._predicted_gain(demand, seats)
-            self._wants_exclusive = wants_exclusive(self._gain, self.margin, self._in_exclusive)
+        if demand >= self.light:
+            held = self._in_exclusive and not self._literal
+            self._wants_exclusive = wants_exclusive(self._gain, self.margin, held)
 
     def _predicted_gain(self, demand: float, seats: float) -> float:
         """How much more EB would serve, as a share of what mixed batching would.

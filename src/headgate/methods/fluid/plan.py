@@ -9,6 +9,7 @@ from headgate.methods.fluid.flows import BUNDLED, Instance
 from headgate.methods.fluid.levels import Levels, slot_tpot
 
 NOTHING = 1e-9  # shares and rates below this are taken for 0
+LOST = 1e-6  # of what comes: a smaller loss is the solver's rounding, and its class counts as served in full
 NO_LEVELS = Levels()
 
 
@@ -74,7 +75,8 @@ class FluidPlan:
     @property
     def throttled(self) -> tuple[bool, ...]:
         """Classes of which the plan serves fewer than come."""
-        return tuple(loss > NOTHING for loss in self.prefill_loss)
+        pairs = zip(self.prefill_loss, self.instance.flows, strict=True)
+        return tuple(loss > LOST * flow.rate for loss, flow in pairs)
 
     @property
     def bundled(self) -> float:

@@ -11,7 +11,7 @@ from headgate.core.errors import InputError
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE, Instance
 from headgate.methods.fluid.formulation import Form, bundled_gain, nearest
 from headgate.methods.fluid.levels import FIRST_TANGENTS, Levels, slot_tpot
-from headgate.methods.fluid.plan import NO_LEVELS, NOTHING, FluidPlan, Shadows
+from headgate.methods.fluid.plan import LOST, NO_LEVELS, NOTHING, FluidPlan, Shadows
 from headgate.methods.fluid.program import Answer, Floats
 from headgate.methods.fluid.solver import Infeasible, Solver
 
@@ -115,7 +115,12 @@ def _plan(levels: Levels, form: Form, answer: Answer, values: Floats) -> FluidPl
         tuple(-float(duals[row]) for row in form.prefilled),
         form.level_prices(answer),
     )
-    losses = block(form.prefill_loss), block(form.decode_loss)
+
+    def lost(place: slice) -> tuple[float, ...]:
+        pairs = zip(values[place], instance.flows, strict=True)
+        return tuple(0.0 if value < LOST * flow.rate else float(value) for value, flow in pairs)
+
+    losses = lost(form.prefill_loss), lost(form.decode_loss)
     return FluidPlan(instance, levels, answer.objective, prefill, mixed, solo, *losses, shadows)
 
 

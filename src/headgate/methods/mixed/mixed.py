@@ -27,6 +27,11 @@ class Mixed(BatchPolicy):
         budget: tokens in one step, decodes included (`max_num_batched_tokens`).
 
     Source: vLLM v1's default; `spec` name MB. `sarathi` is the same with Sarathi-Serve's watermark.
+
+    Examples:
+        >>> import headgate
+        >>> headgate.Mixed(slots=256, budget=8192).budget
+        8192
     """
 
     name = "mixed"  # for error messages

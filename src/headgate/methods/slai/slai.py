@@ -235,7 +235,8 @@ def _check(slots: int, budget: int, decodes: int, between_tokens: float) -> None
         raise InputError(f"slai: slots={slots}; at least one request must be able to run")
     if not 1 <= decodes < budget:
         raise InputError(
-            f"slai: decodes={decodes}, budget={budget}; need 1 <= decodes < budget, so that prompts go on"
+            f"slai: decodes={decodes}, budget={budget}; need 1 <= decodes < budget, "
+            "so that prompts make progress"
         )
     if not between_tokens > 0:
         raise InputError(f"slai: between_tokens={between_tokens} s; a promise must be above 0")

@@ -24,6 +24,6 @@ def best_split(engines: int, prompt_seconds: float, output_seconds: float) -> in
     if engines < 2:
         raise InputError(f"{engines} engine cannot be split into prefill and decode; give at least 2")
     if prompt_seconds <= 0 and output_seconds <= 0:
-        raise InputError("neither prompts nor outputs take any time; nothing says how to split the engines")
+        raise InputError("neither prompts nor outputs take any time; the split of the engines is undefined")
     rates = [split_rate(engines, number, prompt_seconds, output_seconds) for number in range(1, engines)]
     return 1 + rates.index(max(rates))

@@ -57,8 +57,8 @@ def keeping_up(lines: Lines, parts: Sequence[Part]) -> Pace:
     pace = _pace(lines, parts)
     if pace.shortest > pace.longest:
         raise InputError(
-            f"unstable: {_pressure(lines, parts)}; at {_rate(parts):.4g} requests/s the queue grows for ever "
-            "whatever the memory, serve fewer"
+            f"unstable: {_pressure(lines, parts)}; at {_rate(parts):.4g} requests/s the queue grows "
+            "without limit with any memory, serve fewer"
         )
     return pace
 

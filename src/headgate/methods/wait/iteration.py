@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.cost.model import Chunk, LinearCost, Shape, StepCost
+from headgate.cost.laws.linear import LinearCost
+from headgate.cost.model import Chunk, Shape, StepCost
 
 Whole = NDArray[np.int64]
 Number = TypeVar("Number", int, Whole)

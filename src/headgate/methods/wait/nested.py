@@ -222,6 +222,6 @@ def best_choice(found: Sequence[Choice]) -> Choice:
     """The one that needs the least memory; an InputError where none keeps up."""
     fine = [choice for choice in found if choice.bound is not None]
     if not fine:
-        several = f"of {len(found)} ways to cut none will do; the last: " if len(found) > 1 else ""
+        several = f"of {len(found)} segmentations none is feasible; the last: " if len(found) > 1 else ""
         raise InputError(several + found[-1].why_not)
     return min(fine, key=lambda choice: choice.bound.total if choice.bound else inf)

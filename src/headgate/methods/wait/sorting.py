@@ -54,8 +54,8 @@ def read_thresholds(policy: str, text: str) -> dict[str, tuple[float, ...]]:
             found[name] = tuple(float(size) for size in sizes.split("/"))
         except ValueError:
             raise InputError(
-                f"{policy}: thresholds={text!r}: {part!r} is no threshold; write 10, or chat=2+code=0.5, or "
-                "8/4/2 by segment"
+                f"{policy}: thresholds={text!r}: {part!r} is not a threshold; write 10, or "
+                "chat=2+code=0.5, or 8/4/2 by segment"
             ) from None
         if not all(isfinite(size) and size > 0 for size in found[name]):
             raise InputError(f"{policy}: thresholds={text!r}: {part!r}: give finite numbers above 0")

@@ -116,7 +116,7 @@ class Wait(Lockstep):
         for name, sizes in self.fixed.items():
             if len(sizes) > 1:
                 raise InputError(
-                    f"wait: {len(sizes)} thresholds {name and f'of type {name} '}where one is wanted; by "
+                    f"wait: {len(sizes)} thresholds {name and f'of type {name} '}where one is needed; by "
                     "segment they are for nested-wait"
                 )
 

@@ -9,7 +9,16 @@ from headgate.cost.model import StepCost
 
 
 class Engine(NamedTuple):
-    """A step cost and the hard limits of one engine."""
+    """A step cost and the hard limits of one engine.
+
+    Examples:
+        >>> import headgate
+        >>> card = headgate.load_card("h200-qwen3-8b")
+        >>> limits = {"max_model_len": 8192, "batch_tokens": 4096, "running": 128}
+        >>> engine = headgate.Engine(card.cost, kv_tokens=200_000, **limits)
+        >>> engine.longest
+        8192
+    """
 
     cost: StepCost
     kv_tokens: int

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import inf
 
-from headgate.cost.laws.host import HostTerms
-from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import Shape, StepCost
 from headgate.sim.engine.steps import Pace
 
@@ -20,8 +18,8 @@ class Launches(Pace):
     __slots__ = ("_busy", "_host", "launched")
 
     def __init__(self, cost: StepCost) -> None:
-        host: HostTerms | None = getattr(cost, "host", None)
-        super().__init__(cost.unhosted() if isinstance(cost, WorkCost) and host else cost)
+        host = cost.host
+        super().__init__(cost.unhosted() if host else cost)
         self._host = host
         self._busy = -inf  # until then the GPU has work
         self.launched = 0.0  # when the host was done with the newest step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
 from itertools import accumulate
 from math import ceil, inf
 
@@ -59,18 +58,17 @@ class Pace:
     """A step cost in the order in which steps run: it knows when a phase has changed.
 
     Some engines take longer for the first decode step after prompts ran alone (new requests join the graph's
-    batch, the host has fallen behind). A cost says so with an attribute `switch`, seconds per change; one
-    whose decode steps take a least time, whatever their context, with a method `decode_floor`.
+    batch, the host has fallen behind): the cost's `switch`, in seconds per change.
     """
 
     __slots__ = ("_cost", "_floor", "_more", "_switch", "by_chunk")
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
-        self._switch: float = getattr(cost, "switch", 0.0)
-        self._floor: Callable[[int], float] | None = getattr(cost, "decode_floor", None)
+        self._switch = cost.switch
+        self._floor = cost.decode_floor
         self._more = 0.0  # what the next decode step takes beyond its price
-        self.by_chunk: bool = getattr(cost, "by_chunk", False)
+        self.by_chunk = cost.by_chunk
 
     def prompts_end(self, start: float, shape: Shape) -> float:
         """When a step with prompts ends."""
@@ -80,7 +78,7 @@ class Pace:
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
         """When decode steps end, as `step_ends` says."""
         more, self._more = self._more, 0.0
-        least = self._floor(decodes) if self._floor else 0.0
+        least = self._floor(decodes)
         return step_ends(self._cost, decodes, context, most, start, stop, more, least)
 
     def nearly_done(self, decodes: int, context: int, steps: int, start: float) -> float:
@@ -89,7 +87,7 @@ class Pace:
         Early by more than rounding can move it and by far less than a step, so always in the last one.
         """
         fixed, slope = self._cost.decode_line(decodes)
-        least = self._floor(decodes) if self._floor else 0.0
+        least = self._floor(decodes)
         before, rise, first = steps - 1, slope * decodes, fixed + slope * context
         low = 0  # steps that the floor holds up
         if first < least:

@@ -14,9 +14,10 @@ from scipy.special import betaincinv
 
 from headgate.core.errors import InputError
 from headgate.cost.card import list_cards, load_card
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.cost.model import Shape
 from headgate.methods.bounds.capacity import (
     Requests,
     cycle_requests,

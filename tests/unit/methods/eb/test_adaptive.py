@@ -10,7 +10,7 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import check
 from headgate.core.policy import End
 from headgate.core.view import Limits
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.methods.eb.costs import Lengths
 from headgate.methods.eb.prediction import prefill_steps, whole_steps
 from headgate.methods.eb.thresholds import Threshold, base_share

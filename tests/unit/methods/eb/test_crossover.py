@@ -214,6 +214,12 @@ def test_hysteresis() -> None:
     ] * 3
 
 
+def test_a_negative_margin_favours_exclusive_batches_and_keeps_its_hysteresis():
+    losses = (-0.07, -0.05, -0.01, 0.01)
+    assert [wants_exclusive(x, -0.02, exclusive=False) for x in losses] == [False, False, True, True]
+    assert [wants_exclusive(x, -0.02, exclusive=True) for x in losses] == [False, True, True, True]
+
+
 def test_running_to_completion_has_no_fluid_throughput() -> None:
     assert exclusive_throughput(TOY, LENGTHS, 256, 256) == 0.0
 
@@ -247,7 +253,6 @@ def test_polynomial_from_curvature() -> None:
         (lambda: compare(TOY, Lengths(10, 0.5)), ">= 1"),
         (lambda: compare(TOY, Lengths(10, 10, -1)), ">= 0"),
         (lambda: compare(TOY, LENGTHS).gain(0), "> 0"),
-        (lambda: wants_exclusive(0.0, -1e-6, True), ">= 0"),
         (lambda: exclusive_throughput(TOY, LENGTHS, 0, 1), "> 0"),
         (lambda: exclusive_throughput(TOY, LENGTHS, 10, 11), "0 < refill <= slots"),
         (lambda: mixed_throughput(TOY, LENGTHS, -1), "> 0"),

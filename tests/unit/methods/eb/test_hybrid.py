@@ -10,11 +10,11 @@ from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, NONE, check
 from headgate.core.policy import Observer
 from headgate.core.view import Limits
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.methods.eb.costs import Lengths
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.thresholds import base_share
-from headgate.methods.names import Hybrid
+from headgate.methods.names import ExclusivePlus
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
@@ -55,8 +55,8 @@ def closed(clients, count=None, seed=0) -> Workload:
     return Workload.of(prompts, rng.integers(25, 77, len(clients)), clients=clients)
 
 
-def serve(workload: Workload, cost=PRICES, kv_tokens=10**6, **words) -> tuple[Hybrid, Modes]:
-    policy, modes = Hybrid(SLOTS, BUDGET, cost, **words), Modes()
+def serve(workload: Workload, cost=PRICES, kv_tokens=10**6, **words) -> tuple[ExclusivePlus, Modes]:
+    policy, modes = ExclusivePlus(SLOTS, BUDGET, cost, **words), Modes()
     Simulator(Engine(cost, kv_tokens, 10**6, BUDGET, SLOTS, 16), policy, workload, (modes,)).run()
     return policy, modes
 
@@ -79,7 +79,7 @@ def state(decoding=0, halves=(), waiting=()) -> Ledger:
 
 
 def test_it_starts_mixed():
-    plan = Hybrid(SLOTS, BUDGET, DEAR).plan(state(decoding=20, waiting=[30, 30]))
+    plan = ExclusivePlus(SLOTS, BUDGET, DEAR).plan(state(decoding=20, waiting=[30, 30]))
     assert plan.decode is ALL
     assert plan.prefill == (20, 21)
 
@@ -166,7 +166,7 @@ def test_a_surge_is_looked_at_at_once():
 
 
 def test_half_done_prompts_are_finished_first_and_nobody_is_admitted():
-    policy = Hybrid(SLOTS, BUDGET, PRICES)
+    policy = ExclusivePlus(SLOTS, BUDGET, PRICES)
     view = state(decoding=10, halves=[300, 40], waiting=[30] * 50)
     policy._wants_exclusive = True
     plan = policy.plan(view)
@@ -182,7 +182,7 @@ def test_half_done_prompts_are_finished_first_and_nobody_is_admitted():
 
 
 def test_a_refill_is_finished_before_it_mixes_again():
-    policy = Hybrid(SLOTS, BUDGET, PRICES)
+    policy = ExclusivePlus(SLOTS, BUDGET, PRICES)
     policy._wants_exclusive = True
     view = state(decoding=5, waiting=[30] * 50)
     refill = policy.plan(view)
@@ -200,7 +200,7 @@ def test_a_refill_is_finished_before_it_mixes_again():
 
 
 def test_a_plan_lasts_no_longer_than_the_next_review():
-    policy = Hybrid(SLOTS, BUDGET, PRICES, review=7)
+    policy = ExclusivePlus(SLOTS, BUDGET, PRICES, review=7)
     assert policy.plan(state(decoding=20)).until.finishes == 7
 
 
@@ -208,7 +208,7 @@ def test_a_plan_lasts_no_longer_than_the_next_review():
 
 
 def test_what_mixing_computes_twice_counts_where_memory_is_short():
-    policy = Hybrid(SLOTS, BUDGET, PRICES)
+    policy = ExclusivePlus(SLOTS, BUDGET, PRICES)
     without = policy._predicted_gain(100.0, 50.0)
     policy._wasted.update(300.0)
     assert policy._predicted_gain(100.0, 50.0) > without + 0.05
@@ -217,8 +217,8 @@ def test_what_mixing_computes_twice_counts_where_memory_is_short():
 
 @pytest.mark.parametrize(
     "words",
-    [{"rule": "both"}, {"margin": -0.1}, {"margin": 1.0}, {"dwell": -1.0}, {"light": -1}, {"slots": 0}],
+    [{"rule": "both"}, {"margin": -1.0}, {"margin": 1.0}, {"dwell": -1.0}, {"light": -1}, {"slots": 0}],
 )
 def test_impossible_parameters(words):
     with pytest.raises(InputError):
-        Hybrid(**{"slots": SLOTS, "budget": BUDGET, "cost": PRICES} | words)
+        ExclusivePlus(**{"slots": SLOTS, "budget": BUDGET, "cost": PRICES} | words)

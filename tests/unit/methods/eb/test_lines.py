@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headgate.cost.card import load_card
-from headgate.cost.model import Chunk, DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.model import Chunk, Shape
 from headgate.experiment.library import card_engine, simulate
 from headgate.methods.eb.costs import Lengths, phase_costs
 from headgate.methods.eb.lines import mean_prompts, nearest_lines

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms, Shape
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.model import Shape
 from headgate.methods.eb.costs import Lengths, PhaseCosts, amortised_prefill, phase_costs
 
 TOY = PhaseCosts(0.005, 3e-5, 0.010, 5e-5)

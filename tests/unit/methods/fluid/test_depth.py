@@ -9,7 +9,7 @@ from fluid_worlds import instance
 from headgate.core.errors import InputError
 from headgate.core.fleet import Move
 from headgate.core.policy import End
-from headgate.cost.model import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.experiment.fleet import FleetSetup
 from headgate.methods.fluid.density_deep import DensityDeep
 from headgate.methods.fluid.flows import Prices

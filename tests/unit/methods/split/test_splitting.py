@@ -23,5 +23,5 @@ def test_extremes():
     assert best_split(8, 0.0, 1.0) == 1
     with pytest.raises(InputError, match="cannot be split"):
         best_split(1, 1.0, 1.0)
-    with pytest.raises(InputError, match="nothing says"):
+    with pytest.raises(InputError, match="the split of the engines is undefined"):
         best_split(4, 0.0, 0.0)

@@ -1,18 +1,18 @@
-"""The words of a fluid plan beyond those of a run: its service levels and the engine's speeds."""
+"""The engine's speeds, fixed roles and service levels of a fluid plan, from its settings."""
 
 from __future__ import annotations
 
 from math import inf, isfinite
-from typing import NamedTuple
 
 from headgate.advisor.fluid.demand import Demand
+from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.model import Shape, StepCost
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment
 from headgate.methods.fluid.flows import Pace
-from headgate.methods.fluid.levels import TOKENS, Levels
+from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.staffing import Staffing, fixed_staff
 from headgate.workloads.durations import duration
 
@@ -20,68 +20,7 @@ CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told oth
 PAPER_SEATS, PAPER_CHUNK = 16, 256  # with step costs as numbers
 
 
-class FleetWords(NamedTuple):
-    """Engines, classes and prices as the user wrote them."""
-
-    classes: tuple[str, ...] = ()
-    engines: int = 1
-    clusters: int = 3
-    mixed: int | None = None
-    solo: int | None = None
-    prompt_price: float = 1.0
-    output_price: float = 2.0
-    separate: bool = False
-
-
-def fleet_words(
-    words: Experiment,
-    classes: tuple[str, ...],
-    engines: int | None,
-    clusters: int,
-    roles: tuple[int | None, int | None],
-    prices: tuple[float | None, float | None],
-    separate: bool,
-) -> FleetWords:
-    """Flags, and where there are none what an experiment file says of its fleet."""
-    said, usual = (words.prompt_price, words.output_price), (1.0, 2.0)
-    prompt, output = (
-        next(price for price in each if price is not None) for each in zip(prices, said, usual, strict=True)
-    )
-    count = (words.engines or 1) if engines is None else engines
-    return FleetWords(classes, count, clusters, *roles, prompt, output, separate)
-
-
-class StepWords(NamedTuple):
-    """What a step costs; all costs None: a card says."""
-
-    chunk: int | None = None
-    whole_chunks: bool = False
-    mixed_fixed: str | None = None
-    mixed_per_token: str | None = None
-    solo_step: str | None = None
-
-    @property
-    def costs(self) -> dict[str, str | None]:
-        """The three numbers by their flags; empty when a card says."""
-        found = {
-            "--mixed-fixed": self.mixed_fixed,
-            "--mixed-per-token": self.mixed_per_token,
-            "--solo-step": self.solo_step,
-        }
-        return found if any(found.values()) else {}
-
-
-class LevelWords(NamedTuple):
-    """Service levels, but for --tpot, which is a word of every run."""
-
-    prefill_fairness: float | None = None
-    decode_fairness: float | None = None
-    tpot_over: str = TOKENS
-    serve: tuple[str, ...] = ()
-    frontier: str | None = None
-
-
-def make_levels(words: Experiment, asked: LevelWords, roles: Staffing | None) -> Levels:
+def make_levels(words: Experiment, asked: LevelSettings, roles: Staffing | None) -> Levels:
     """Service levels as asked; a fixed number of mixed engines caps those that prefill."""
     served: dict[str, float] = {}
     for text in asked.serve:
@@ -103,19 +42,19 @@ def make_levels(words: Experiment, asked: LevelWords, roles: Staffing | None) ->
     )
 
 
-def fixed_roles(asked: FleetWords) -> Staffing | None:
+def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
     """The engines that may prefill, where the user says; one number leaves the rest to the other role."""
     mixed, solo = asked.mixed, asked.solo
     if mixed is None and solo is None:
         return None
     if solo is None:
-        solo = max(0, asked.engines - (mixed or 0))
+        solo = max(0, engines - (mixed or 0))
     if mixed is None:
-        mixed = max(0, asked.engines - solo)
-    return fixed_staff(asked.engines, mixed, solo)
+        mixed = max(0, engines - solo)
+    return fixed_staff(engines, mixed, solo)
 
 
-def make_pace(words: Experiment, asked: StepWords, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+def make_pace(words: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
     """The engine's speeds: from three numbers, or from a card at the seats and contexts of these classes."""
     costs = asked.costs
     if not costs:
@@ -133,7 +72,7 @@ def make_pace(words: Experiment, asked: StepWords, who: Demand) -> tuple[Pace, s
     return Pace(seats, chunk, fixed, per_token, 1 / alone, asked.whole_chunks), "step costs as given", ()
 
 
-def _card_pace(words: Experiment, asked: StepWords, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+def _card_pace(words: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
     """A straight line through the card's mixed steps at this chunk, and its decode step with all seats."""
     card = load_card(words.card)
     engine = make_engine(words, card)

@@ -1,0 +1,112 @@
+"""What planners can be told beyond the settings of a run. Each is declared once; flags derive from it."""
+
+from __future__ import annotations
+
+from headgate.experiment.settings import Experiment
+from headgate.settings_base import Count, Duration, SettingsModel, Switch, declared
+
+COSTS, LEVELS, FLEET = "Step costs as numbers, instead of a card", "Service levels", "Fleet"
+PLAN, SEARCH = "Plan", "Search"
+MOST_SEEDS = 100  # of one search
+FAIRNESS = "largest difference of"
+
+
+class CostSettings(SettingsModel):
+    """Step costs of `plan threshold` as the user wrote them; all None when a card is to be used."""
+
+    prefill_fixed: str | None = declared(COSTS, "of a refill or prefill step, such as 5ms")
+    prefill_per_token: str | None = declared(COSTS, "per prompt token, such as 3e-5")
+    decode_fixed: str | None = declared(COSTS, "of a decode step")
+    decode_per_request: str | None = declared(COSTS, "per request in it")
+    mixed_fixed: str | None = declared(COSTS, "of a mixed step (default: 0)")
+    mixed_by_share: str | None = declared(COSTS, "a,b,c: per token a + b*r + c*r*r at decode share r")
+
+
+class FleetSettings(SettingsModel):
+    """Engines, classes and prices of `plan fluid`."""
+
+    classes: tuple[str, ...] = declared(
+        FLEET, "NAME:prompt=P,output=D,rate=R[,patience=10s]; repeated", (), flag="--class"
+    )
+    engines: int | None = declared(FLEET, "engines in the fleet (default: 1)")
+    clusters: int = declared(FLEET, "classes to cut a trace into, at most", 3)
+    mixed: int | None = declared(FLEET, "engines that take prompts (default: as planned)")
+    solo: int | None = declared(FLEET, "engines that only decode (default: as planned)")
+    prompt_price: float | None = declared(FLEET, "of a prompt token (default: 1)")
+    output_price: float | None = declared(FLEET, "of an output token (default: 2)")
+    separate: Switch = declared(
+        FLEET, "each finished stage pays, not only finished requests", False, flag="--separate/--no-separate"
+    )
+
+    def size(self, run: Experiment) -> int:
+        """Engines, as the flag says or else the experiment file."""
+        return (run.engines or 1) if self.engines is None else self.engines
+
+    def prices(self, run: Experiment) -> tuple[float, float]:
+        """Of a prompt and of an output token, as flags say or else the experiment file."""
+        pairs = ((self.prompt_price, run.prompt_price, 1.0), (self.output_price, run.output_price, 2.0))
+        prompt, output = (next(price for price in each if price is not None) for each in pairs)
+        return prompt, output
+
+
+class StepSettings(SettingsModel):
+    """What a step costs in `plan fluid`; all costs None: a card says."""
+
+    chunk: int | None = declared(COSTS, "prompt tokens in a mixed step (default: 512; 256)")
+    whole_chunks: Switch = declared(
+        COSTS, "a prompt takes whole steps, not P/C of one", False, flag="--whole-chunks/--no-whole-chunks"
+    )
+    mixed_fixed: str | None = declared(COSTS, "of a step with a prompt, such as 17.4ms")
+    mixed_per_token: str | None = declared(COSTS, "per prompt token in it, such as 6.2e-5")
+    solo_step: str | None = declared(COSTS, "of a step without a prompt, such as 22ms")
+
+    @property
+    def costs(self) -> dict[str, str | None]:
+        """The three numbers by their flags; empty when a card says."""
+        found = {
+            "--mixed-fixed": self.mixed_fixed,
+            "--mixed-per-token": self.mixed_per_token,
+            "--solo-step": self.solo_step,
+        }
+        return found if any(found.values()) else {}
+
+
+class LevelSettings(SettingsModel):
+    """Service levels of `plan fluid`, except --tpot, which is a setting of every run."""
+
+    prefill_fairness: float | None = declared(LEVELS, f"{FAIRNESS} prefill shares of two classes")
+    decode_fairness: float | None = declared(LEVELS, f"{FAIRNESS} solo decodes, per engine")
+    tpot_over: str = declared(LEVELS, "--tpot caps the mean over tokens or, as published, slots", "tokens")
+    serve: tuple[str, ...] = declared(LEVELS, "CLASS=SHARE, at least; repeated", ())
+    frontier: str | None = declared(LEVELS, "revenue along prefill-fairness, decode-fairness, tpot")
+
+
+class WaitSettings(SettingsModel):
+    """What `plan wait` can be told. In the paper's letters: slack is ε, miss δ, horizon T and batch B."""
+
+    load: float | None = declared(PLAN, "the rate as a share of what the card can carry")
+    types: int | None = declared(PLAN, "split requests by output length into so many types")
+    segments: int | None = declared(PLAN, "so many segments (default: as need least memory)")
+    ends: str = declared(PLAN, "where segments end, in decode iterations, such as 20/40/80", "")
+    slack: float = declared(PLAN, "by how much each segment's threshold exceeds what reaches it", 0.05)
+    miss: float = declared(PLAN, "accepted chance that memory is not enough", 0.01)
+    horizon: Duration = declared(PLAN, "over which time (default: 1h)", 3600.0)
+    every: Duration | None = declared(PLAN, "rates change: plan for the busiest window this long")
+    batch: int | None = declared(PLAN, "also the paper's rule for so many requests per batch")
+    thresholds: str = declared(PLAN, "check these: 10, chat=2+code=1, or 8/4/2 by segment", "")
+
+
+class SearchSettings(SettingsModel):
+    """How `plan capacity` searches for the highest rate or the fewest engines."""
+
+    classes: str | None = declared(SEARCH, "classes drawn at random, such as paying=5%,free=95%")
+    seeds: int = declared(SEARCH, "so many seeds, from --seed on", 4, ge=1, le=MOST_SEEDS)
+    precision: float = declared(SEARCH, "of a bracket, as a share of the rate", 0.04, ge=0.001, le=0.5)
+    jobs: Count | None = declared(SEARCH, "processes (default: one per core)")
+    as_recorded: Switch = declared(
+        SEARCH,
+        "a trace's own times, faster or slower, instead of Poisson",
+        False,
+        flag="--as-recorded/--no-as-recorded",
+    )
+    most_engines: Count = declared(SEARCH, "with --find engines: look no further", 512)

@@ -1,0 +1,151 @@
+"""Straight lines: a step's time is a sum of features, with its own coefficients for each of three regimes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+from headgate.cost.model import Shape, StepCost, Terms
+
+
+@dataclass(frozen=True)
+class DecodeTerms(Terms):
+    """A step of decodes alone, in seconds.
+
+    constant + per_decode * (decodes beyond free_decodes) + per_context * context.
+    The paper's alpha_d and beta_d are `constant` and `per_decode`. We add two things it leaves out: the KV
+    tokens read, which dominate at long contexts, and a number of decodes that ride for free, because small
+    batches wait for the weights to be read whatever their size.
+    """
+
+    constant: float
+    per_decode: float
+    per_context: float = 0.0
+    free_decodes: int = 0
+
+
+@dataclass(frozen=True)
+class PrefillTerms(Terms):
+    """A step of prompt tokens alone, in seconds: constant + per_token * prefill + per_behind * behind.
+
+    The paper's alpha_p and beta_p, and what earlier chunks of the same prompts cost, which it leaves out.
+    """
+
+    constant: float
+    per_token: float
+    per_behind: float = 0.0
+
+
+@dataclass(frozen=True)
+class MixedTerms(Terms):
+    """A step with both, in seconds.
+
+    The sum of constant, per_prefill * prefill, per_decode * (decodes beyond free_decodes),
+    per_context * context, per_behind * behind, and a price per token that depends on the decode share
+    r = decodes / (decodes + prefill): (a + b * r + c * r**2) * (decodes + prefill), where (a, b, c) is
+    `by_share`, the paper's beta_MB(r), equations (10) and (11).
+
+    Two of the three numbers in `by_share` may be negative, but a token more may never make a step shorter:
+    the four conditions in `__post_init__` are the derivatives of that product at r = 0 and r = 1, and
+    between those the derivatives are monotone. Together they also keep the product from being negative.
+    """
+
+    constant: float = 0.0
+    per_prefill: float = 0.0
+    per_decode: float = 0.0
+    per_context: float = 0.0
+    per_behind: float = 0.0
+    free_decodes: int = 0
+    by_share: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        a, b, c = self.by_share
+        if not (isfinite(a) and isfinite(b) and isfinite(c)):
+            raise ValueError(f"by_share must be three finite numbers, not {list(self.by_share)}")
+        if min(a, a - c, a + b, a + b + c) < 0:
+            raise ValueError(
+                f"by_share {list(self.by_share)} would make a step shorter when a token is added; "
+                "a, a - c, a + b and a + b + c must all be zero or more"
+            )
+
+
+class LinearCost(StepCost):
+    """A step's duration as a sum of non-negative features, with its own numbers for each of three regimes.
+
+    Regimes: decodes only, prompts only, both. Rules that hold for every choice of coefficients:
+
+    - never negative, and never shorter when any one of decodes, context, prefill or behind grows;
+    - a step of nothing takes no time (an engine with nothing to run does not run);
+    - a mixed step is never shorter than the longer of its two halves run alone. We need this floor where the
+      paper does not: with the published polynomials, which are reciprocals of throughput and so already
+      contain the constant (erratum E5: the mixed constant is then zero), one decode with ten prompt tokens
+      would cost next to nothing, less than the decode alone.
+
+    Continuity between regimes is not forced: the first prompt token that joins a decode batch may cost a
+    jump. With the published 8B card on H200 it does (15 ms at 512 decodes), because a throughput measured on
+    whole runs is spread over the steps; ours, fitted per step, jumps by milliseconds.
+    """
+
+    def __init__(self, decode: DecodeTerms, prefill: PrefillTerms, mixed: MixedTerms) -> None:
+        self.decode = decode
+        self.prefill = prefill
+        self.mixed = mixed
+        self._mixed = (  # a tuple unpacks faster than seven attributes; a simulation asks millions of times
+            mixed.constant,
+            mixed.per_prefill,
+            mixed.per_decode,
+            mixed.per_context,
+            mixed.per_behind,
+            mixed.free_decodes,
+            mixed.by_share,
+        )
+        self._lines: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
+
+    def __repr__(self) -> str:
+        return f"LinearCost({self.decode}, {self.prefill}, {self.mixed})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LinearCost):
+            return NotImplemented
+        return (self.decode, self.prefill, self.mixed) == (other.decode, other.prefill, other.mixed)
+
+    def __hash__(self) -> int:
+        return hash((self.decode, self.prefill, self.mixed))
+
+    def seconds(self, shape: Shape) -> float:
+        """One step of any shape."""
+        decodes, context, prefill, behind, _ = shape
+        if not prefill:
+            line = self._lines.get(decodes) or self.decode_line(decodes)
+            return line[0] + line[1] * context
+        terms = self.prefill
+        alone = terms.constant + terms.per_token * prefill + terms.per_behind * behind
+        if not decodes:
+            return alone
+        line = self._lines.get(decodes) or self.decode_line(decodes)
+        return max(self._together(decodes, context, prefill, behind), alone, line[0] + line[1] * context)
+
+    def decode_line(self, decodes: int) -> tuple[float, float]:
+        """(fixed, per_context): a decode-only step of that many takes fixed + per_context * context."""
+        line = self._lines.get(decodes)
+        if line is None:
+            terms = self.decode
+            paid = max(decodes - terms.free_decodes, 0)
+            line = self._lines[decodes] = (terms.constant + terms.per_decode * paid, terms.per_context)
+        return line
+
+    def _together(self, decodes: int, context: int, prefill: int, behind: int) -> float:
+        """A mixed step before its floor."""
+        constant, per_prefill, per_decode, per_context, per_behind, free_decodes, (a, b, c) = self._mixed
+        tokens = decodes + prefill
+        share = decodes / tokens
+        paid = decodes - free_decodes if decodes > free_decodes else 0
+        return (
+            constant
+            + per_prefill * prefill
+            + per_decode * paid
+            + per_context * context
+            + per_behind * behind
+            + (a + share * (b + share * c)) * tokens
+        )

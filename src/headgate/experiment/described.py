@@ -1,0 +1,18 @@
+"""What a run's record says of its requests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headgate.workloads.workload import Workload
+
+
+def described(workload: Workload) -> dict[str, object]:
+    """Name, size, load and classes of the requests, for run.json."""
+    load = "closed" if workload.closed else "open" if np.ptp(workload.arrival) else "all-at-once"
+    return {
+        "workload": {"name": workload.name, "requests": len(workload), **workload.origin},
+        "load": load,
+        "clients": int(workload.clients.max()) or None,
+        "kinds": [{"name": kind.name, **kind.slo._asdict()} for kind in workload.kinds],
+    }
