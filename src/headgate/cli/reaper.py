@@ -12,10 +12,10 @@ WATCH = """
 read -r group
 read -r finished && exit 0
 if [ -n "$group" ]; then
-    kill -TERM -- "-$group" 2>/dev/null
+    kill -TERM "-$group" 2>/dev/null
     waited=0
-    while kill -0 -- "-$group" 2>/dev/null && [ "$waited" -lt "$2" ]; do sleep 1; waited=$((waited + 1)); done
-    kill -KILL -- "-$group" 2>/dev/null
+    while kill -0 "-$group" 2>/dev/null && [ "$waited" -lt "$2" ]; do sleep 1; waited=$((waited + 1)); done
+    kill -KILL "-$group" 2>/dev/null
 fi
 rm -rf -- "$1"
 """
