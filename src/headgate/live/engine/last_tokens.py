@@ -37,6 +37,8 @@ class LastTokens:
     def due(self) -> list[Entry]:
         """Those that have all their tokens now; each is named once."""
         heap, ledger = self._heap, self._ledger
+        if not heap or heap[0][0] > ledger.tick:
+            return []
         found: dict[int, Entry] = {}
         while heap and heap[0][0] <= ledger.tick:
             entry = ledger.decoding.get(heappop(heap)[1])

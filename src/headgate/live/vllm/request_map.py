@@ -76,11 +76,12 @@ class Books:
 
     def tidy(self) -> None:
         """Before a plan: who could not run may be able to now, and the queue is in vLLM's order."""
-        blocked = self._scheduler._is_blocked_waiting_status
-        for name, request in list(self._unready.items()):
-            if not blocked(request.status) or self._promote(request):
-                del self._unready[name]
-                self._join(request)
+        if self._unready:
+            blocked = self._scheduler._is_blocked_waiting_status
+            for name, request in list(self._unready.items()):
+                if not blocked(request.status) or self._promote(request):
+                    del self._unready[name]
+                    self._join(request)
         if self._aside:
             running = self._scheduler.running
             adapters = {each.lora_request.lora_int_id for each in running if each.lora_request}

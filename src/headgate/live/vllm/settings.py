@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, cast
 
 from headgate.core.errors import InputError
@@ -108,6 +109,7 @@ def build_policy(
     like: Likeness = UNKNOWN,
 ) -> tuple[BatchPolicy, dict[str, Any]]:
     """The policy for an engine of these limits, and its parameters; `like` says what engine it is."""
+    import_module("scipy.special")  # policies import it at first use: not within a step of the engine
     card = _card(settings.card)
     if card is not None:
         wrong = refusals(card, like)
