@@ -73,6 +73,8 @@ $(VLLM_READY): pyproject.toml requirements-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -r requirements-vllm.txt
 	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	# NIXL hands KV over on a CPU too; what it depends on is CUDA's, which nothing here needs.
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(VLLM_READY)
 
