@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from time import thread_time_ns
 from typing import Any
 
-from headgate.live.vllm.fields import CLIENTS_MAY, Settings
+from headgate.live.vllm.fields import CLIENTS_MAY, Promise, Settings
 from headgate.live.vllm.requests import promises
 
 LIMIT = 1000.0  # microseconds
 LARGE = 1 << 25
 TRIES = 20
 OPEN = Settings(
-    clients_may=CLIENTS_MAY, classes={f"class {number}": {"tbt": "50ms"} for number in range(1000)}
+    clients_may=CLIENTS_MAY, classes={f"class {number}": Promise(tbt=0.05) for number in range(1000)}
 )
 CASES: Mapping[str, Mapping[str, Any]] = {
     "no parameters": {},

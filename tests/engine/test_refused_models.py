@@ -18,9 +18,7 @@ from headgate.live.vllm.fields import Settings
 )
 def test_pooling_and_diffusion(about):
     config = SimpleNamespace(model_config=SimpleNamespace(model="org/embedder", **about))
-    with pytest.raises(
-        InputError, match="org/embedder does not generate token by token; drop"
-    ):
+    with pytest.raises(InputError, match="org/embedder does not generate token by token; drop"):
         factory._refuse(Settings(), config)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -13,8 +13,8 @@ LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handle
 
 OBSERVE = "vllm"  # the name of no policy: vLLM decides, we only watch
 
-CLIENTS_MAY = ("class", "ttft", "tbt", "guess")  # parameters of a request, without their prefix headgate_
-MayBe = Literal["class", "ttft", "tbt", "guess"]
+MayBe = Literal["class", "ttft", "tbt", "guess"]  # parameters of a request, without their prefix headgate_
+CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
 
 PANEL = "headgate"  # in --help
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
