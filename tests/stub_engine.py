@@ -8,7 +8,8 @@ from typing import Any
 
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.request import Slo
-from stub_scheduler import Request, StubScheduler, plug_in
+from stub_requests import Request
+from stub_scheduler import StubScheduler, plug_in
 
 STEP = 0.01  # seconds of a step
 NOTHING = 0.5  # seconds that pass where nothing runs: some policies wait for company

@@ -13,7 +13,7 @@ from headgate.core.policy import BatchPolicy
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from stub_engine import StubEngine
-from stub_scheduler import RequestStatus
+from stub_requests import RequestStatus
 from worlds import POLICIES, PRICES, EveryOther
 
 SEATS, BUDGET, BLOCK = 6, 64, 8

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
 from stub_engine import StubEngine
-from stub_scheduler import ListQueue, PauseState, Request, RequestStatus, plug_in
+from stub_requests import ListQueue, PauseState, Request, RequestStatus
+from stub_scheduler import plug_in
 
 
 class Told(BatchPolicy):
