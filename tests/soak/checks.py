@@ -31,7 +31,7 @@ class Soaked(NamedTuple):
     memory: list[tuple[int, int]]  # requests finished, bytes of the engine
 
 
-def slope(memory: list[tuple[int, int]], skip: float = 0.3) -> Slope:
+def slope(memory: list[tuple[int, int]], skip: float = 0.5) -> Slope:
     """Of the engine's memory over requests finished, without the first part in which caches fill."""
     points = np.array(memory[int(len(memory) * skip) :], float)
     if len(points) < 3 or np.ptp(points[:, 0]) == 0:

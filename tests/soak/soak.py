@@ -55,8 +55,8 @@ HOSTILE: list[Callable[[Random], dict[str, Any]]] = [
 class Client:
     """Asks one thing after another until its time is over."""
 
-    def __init__(self, api: openai.AsyncOpenAI, random: Random, hostile: bool, soaked: Soaked) -> None:
-        self.api, self.random, self.hostile, self.soaked = api, random, hostile, soaked
+    def __init__(self, api: openai.AsyncOpenAI, random: Random, soaked: Soaked) -> None:
+        self.api, self.random, self.soaked = api, random, soaked
         self.sent = self.answered = self.hung_up = 0
 
     async def run(self, until: float) -> None:
@@ -69,7 +69,7 @@ class Client:
                     self.soaked.failures.append(f"{type(error).__name__}: {str(error)[:100]}")
 
     async def ask(self, number: int) -> None:
-        words = self.random.choice(HOSTILE)(self.random) if self.hostile else {}
+        words = self.random.choice(HOSTILE)(self.random)  # plain vLLM gets them too, and ignores them
         began, tokens = time.monotonic(), 1 + number * 7 % TOKENS
         leaves = self.random.random() < 0.1
         parts = await self.api.completions.create(
@@ -109,7 +109,7 @@ async def soak(server: Server, minutes: float, clients: int, change: Callable[[i
     engine = engine_of(server)
     api = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=600.0, max_retries=0)
     async with api:
-        crowd = [Client(api, Random(number), change is not None, found) for number in range(clients)]
+        crowd = [Client(api, Random(number), found) for number in range(clients)]
         tasks = [asyncio.create_task(client.run(until)) for client in crowd]
         beat = 0
         while not all(task.done() for task in tasks):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from random import Random
 
 import pytest
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import Plan, Until
 from headgate.core.policy import BatchPolicy
+from headgate.live.engine.metrics import Metrics
+from headgate.live.vllm.fields import Settings
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from stub_engine import StubEngine
@@ -99,6 +103,35 @@ def test_books_do_not_grow_with_requests_served(asynchronous):
     engine.drain()
     assert not any(engine.sizes().values())
     assert most <= 2 * SEATS + 64 + 1
+
+
+@pytest.mark.parametrize("name", ["eb+", "slai", "rad", "wait", "look-ahead", "mixed"])
+def test_memory_does_not_grow_with_requests_served(name):
+    """Below 50 bytes a request, with metrics: what is learned is kept in windows, and those are full by then."""
+    policy = make_policy(name, {}, engine_of(AMPLE))[0]
+    metrics = Metrics(Settings(metrics=False), {"policy": name}, background=False)
+    engine = StubEngine(policy, (metrics,), **WORDS)
+    number = 0
+
+    def serve(count: int) -> int:
+        nonlocal number
+        for _ in range(count):
+            engine.add(f"r{(number := number + 1)}", 5, 2)
+            engine.step()
+        engine.drain()
+        engine.scheduler.gone.clear()
+        for kept in (metrics.step_times, metrics.phase_times, metrics.stalls):
+            kept.clear()  # as showing them does
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = serve(1500)
+        grown = serve(1000) - before
+    finally:
+        tracemalloc.stop()
+    assert engine.live.fallen is None and grown < 50 * 1000
 
 
 def test_a_clock_that_jumps_is_no_long_wait():
