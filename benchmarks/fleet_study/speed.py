@@ -9,7 +9,6 @@ import numpy as np
 from benchmarks.fleet_study.worlds import INSTANCES
 from headgate.experiment.routers import make_router
 from headgate.methods.fluid.flows import Flow, Instance
-from headgate.methods.fluid.knapsack import knapsack
 from headgate.methods.fluid.planner import FluidPlanner, plan_fluid
 from headgate.sim.fleet.network.network import Network
 from headgate.sim.fleet.network.source import Poisson
@@ -25,8 +24,8 @@ def main(quick: bool) -> None:
     print("|---|---|---|---|---|")
     for engines in SIZES:
         _network(engines, REQUESTS // (20 if quick else 1))
-    print("\n| classes | plan from scratch, ms | again, new rates, ms | ratio | knapsack form, ms |")
-    print("|---|---|---|---|---|")
+    print("\n| classes | plan from scratch, ms | again, new rates, ms | ratio |")
+    print("|---|---|---|---|")
     for classes in CLASSES:
         _plans(classes, PLANS // (20 if quick else 1))
 
@@ -66,10 +65,10 @@ def _plans(classes: int, count: int) -> None:
     planner = FluidPlanner()
     planner.plan(instances[0])
     times = []
-    for solve in (plan_fluid, planner.plan, knapsack):
+    for solve in (plan_fluid, planner.plan):
         began = time.process_time()
         for each in instances:
             solve(each)
         times.append(1000 * (time.process_time() - began) / count)
-    afresh, again, greedy = times
-    print(f"| {classes} | {afresh:.2f} | {again:.2f} | {afresh / again:.1f} | {greedy:.2f} |")
+    afresh, again = times
+    print(f"| {classes} | {afresh:.2f} | {again:.2f} | {afresh / again:.1f} |")

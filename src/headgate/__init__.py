@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headgate.record.tables import Run
     from headgate.sim.engine.engine import Engine
     from headgate.stats.metrics import summarise
-    from headgate.workloads import Kind, Workload, arrival_process, generate, length_law, read_trace
+    from headgate.workloads import Kind, Share, Workload, arrival_process, generate, length_law, read_trace
 
 _LIBRARY, _WORKLOADS = "headgate.experiment.library", "headgate.workloads"
 _HOMES: dict[str, str] = {
@@ -56,7 +56,7 @@ _HOMES: dict[str, str] = {
     "card_engine": _LIBRARY,
     # requests
     **dict.fromkeys(
-        ("Kind", "Workload", "arrival_process", "generate", "length_law", "read_trace"), _WORKLOADS
+        ("Kind", "Share", "Workload", "arrival_process", "generate", "length_law", "read_trace"), _WORKLOADS
     ),
     # runs and their figures
     **dict.fromkeys(("simulate", "simulate_fleet", "compare"), _LIBRARY),
@@ -86,6 +86,7 @@ __all__ = [
     "Routing",
     "Run",
     "RunError",
+    "Share",
     "Slo",
     "Stage",
     "StepCost",

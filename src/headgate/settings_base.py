@@ -104,11 +104,11 @@ def parse_toml(text: str, path: str | Path, what: str) -> dict[str, Any]:
     try:
         return underscored(tomllib.loads(text), f"{what} {path}: ")
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{what} {path}: not valid TOML: {error}; mend the file") from None
+        raise InputError(f"{what} {path}: not valid TOML: {error}; fix the file") from None
     except (RecursionError, ValueError) as error:  # nested without end, a number of thousands of digits
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{what} {path}: cannot be read: {str(error)[:60]}; mend the file") from None
+        raise InputError(f"{what} {path}: cannot be read: {str(error)[:60]}; fix the file") from None
 
 
 def underscored(table: dict[str, Any], where: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ GPUS = (
 )
 COMMANDS = {
     "first_simulation": [sys.executable, "first_simulation.py"],
+    "fleet_study": [sys.executable, "fleet_study.py"],
     "write_a_policy": [sys.executable, "write_a_policy.py"],
     "check_a_policy": [*HEADGATE, "check", "write_a_policy.py:HalfFull"],
     "how_many_gpus": [

@@ -61,8 +61,8 @@ def test_a_fleet_that_fails_and_one_without_engines():
         headgate.simulate_fleet(engine, "mixed", Stuck(), requests, engines=2)
     with pytest.raises(headgate.InputError, match="at least 1"):
         headgate.simulate_fleet(engine, "mixed", "round-robin", requests, engines=0)
-    with pytest.raises(headgate.InputError, match="unknown router 'round-robbin'"):
-        headgate.simulate_fleet(engine, "mixed", "round-robbin", requests, engines=2)
+    with pytest.raises(headgate.InputError, match="unknown router 'round-rob'"):
+        headgate.simulate_fleet(engine, "mixed", "round-rob", requests, engines=2)
 
 
 def test_a_fleet_with_a_policy_by_role_is_the_fleet_of_the_command_line(tmp_path):

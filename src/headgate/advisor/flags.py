@@ -85,18 +85,18 @@ class Checked:
         return {**asdict(self), "metrics": self.metrics.as_dict()}
 
 
-def plan_flags(words: Experiment) -> FlagsPlan:
+def plan_flags(settings: Experiment) -> FlagsPlan:
     """Seats from memory and the TPOT target, the budget from that target, the queue from the TTFT target."""
-    about, card = card_situation(words)
-    seats = _seats(about, words.tpot)
-    budget = _budget(about, seats.value, words.tpot)
+    about, card = card_situation(settings)
+    seats = _seats(about, settings.tpot)
+    budget = _budget(about, seats.value, settings.tpot)
     rate = mixed_rate(about.cost, about.lengths, seats.value, budget.value)
     per_token = step_mean(about, seats.value, budget.value)
     queue, waiting = None, None
-    if words.ttft is not None:
-        queue, waiting = _queue(about, rate, per_token, words.ttft)
+    if settings.ttft is not None:
+        queue, waiting = _queue(about, rate, per_token, settings.ttft)
     decoding = floor(sustained(about, seats.value, budget.value))
-    targets = {"tpot": words.tpot, "ttft": words.ttft}
+    targets = {"tpot": settings.tpot, "ttft": settings.ttft}
     return FlagsPlan(
         about, card.model, card.gpu, seats, budget, queue, waiting, decoding, rate, per_token, targets
     )
@@ -201,19 +201,19 @@ def _ms(seconds: float) -> str:
 Progress = Callable[[str, int], Any]  # a context manager that yields a function to report to
 
 
-def check_flags(words: Experiment, plan: FlagsPlan, progress: Progress) -> tuple[list[Checked], str]:
+def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tuple[list[Checked], str]:
     """Mixed batching simulated with the advice and with defaults, on the same requests; and under what load.
 
     The simulator turns nobody away, so the queue limit is not part of it.
     """
-    words, load = _loaded(words, plan)
+    settings, load = _loaded(settings, plan)
     advised = (plan.seats.value, plan.budget.value)
-    settings = {advised: "advised", (DEFAULT_SLOTS, DEFAULT_BUDGET): "headgate's"}
-    settings.setdefault(LARGE_GPU, "vLLM's")
+    tried = {advised: "advised", (DEFAULT_SLOTS, DEFAULT_BUDGET): "headgate's"}
+    tried.setdefault(LARGE_GPU, "vLLM's")
     found = []
-    for (seats, budget), label in settings.items():
+    for (seats, budget), label in tried.items():
         limits = {"slots": min(seats, plan.situation.slots), "budget": min(budget, plan.situation.budget)}
-        prepared = Prepared(words.model_copy(update=limits))
+        prepared = Prepared(settings.model_copy(update=limits))
         with progress(label, len(prepared.workload)) as report:
             run = carry_out(prepared, "mixed", {}, progress=report)
         if run.meta["outcome"] != "finished":
@@ -222,17 +222,17 @@ def check_flags(words: Experiment, plan: FlagsPlan, progress: Progress) -> tuple
     return found, load
 
 
-def _loaded(words: Experiment, plan: FlagsPlan) -> tuple[Experiment, str]:
-    """The words with a load: their own, or as many clients as the flags let in when they name none."""
+def _loaded(settings: Experiment, plan: FlagsPlan) -> tuple[Experiment, str]:
+    """The settings with a load: their own, or as many clients as the flags let in when they name none."""
     load = plan.situation.load
     if load.rate is not None:
-        return words, f"{load.rate:.3g} requests/s"
+        return settings, f"{load.rate:.3g} requests/s"
     if load.clients is not None:
-        return words, f"{load.clients:,} clients"
-    if words.all_at_once or words.trace or words.stages or words.arrivals:
-        return words, "all at once"
+        return settings, f"{load.clients:,} clients"
+    if settings.all_at_once or settings.trace or settings.stages or settings.arrivals:
+        return settings, "all at once"
     clients = plan.decoding + plan.waiting if plan.waiting else plan.seats.value
-    requests = words.requests or max(DEFAULT_REQUESTS, 10 * clients)
-    return words.model_copy(
+    requests = settings.requests or max(DEFAULT_REQUESTS, 10 * clients)
+    return settings.model_copy(
         update={"clients": clients, "requests": requests}
     ), f"{clients:,} clients, as many as the flags let in"

@@ -1,4 +1,4 @@
-"""What a plan is made for: step costs, lengths, limits and load, from the words of a run or plain numbers."""
+"""What a plan is made for: step costs, lengths, limits and load, from the settings of a run or numbers."""
 
 from __future__ import annotations
 
@@ -64,27 +64,33 @@ class Situation:
     notes: tuple[str, ...] = ()
 
 
-def situation(words: Experiment, texts: CostSettings | None = None) -> Situation:
-    """Words (and plain costs, where given) as what planners want; the same words as for a run."""
+def situation(settings: Experiment, texts: CostSettings | None = None) -> Situation:
+    """Settings of a run (and plain costs, where given) as what planners want."""
     if texts is None or not texts.model_fields_set:
-        card = load_card(words.card)
-        engine, source = make_engine(words, card), f"card {card.name}"
-        return gathered(words, engine, source, engine.kv_tokens)
-    if "card" in words.model_fields_set:
+        card = load_card(settings.card)
+        engine, source = make_engine(settings, card), f"card {card.name}"
+        return gathered(settings, engine, source, engine.kv_tokens)
+    if "card" in settings.model_fields_set:
         raise InputError("--card and step costs as numbers; the numbers replace a card, drop one of the two")
-    slots = words.slots or DEFAULT_SLOTS
-    budget = words.budget or max(slots, DEFAULT_BUDGET)
-    limits = (words.kv_tokens or 10**12, words.model_len or 10**9, budget, slots, words.block or USUAL_BLOCK)
+    slots = settings.slots or DEFAULT_SLOTS
+    budget = settings.budget or max(slots, DEFAULT_BUDGET)
+    limits = (
+        settings.kv_tokens or 10**12,
+        settings.model_len or 10**9,
+        budget,
+        slots,
+        settings.block or USUAL_BLOCK,
+    )
     engine = Engine(plain_cost(texts), *limits).checked()
-    return gathered(words, engine, "step costs as given", words.kv_tokens or inf)
+    return gathered(settings, engine, "step costs as given", settings.kv_tokens or inf)
 
 
-def card_situation(words: Experiment) -> tuple[Situation, Card]:
-    """The same for advice on a card's engine: its own limits hold unless the words set smaller ones."""
-    card = load_card(words.card)
-    most = {"slots": words.slots or card.max_running, "budget": words.budget or card.max_batch_tokens}
-    engine = make_engine(words.model_copy(update=most), card)
-    return gathered(words, engine, f"card {card.name}", engine.kv_tokens), card
+def card_situation(settings: Experiment) -> tuple[Situation, Card]:
+    """The same for advice on a card's engine: its own limits hold unless the settings set smaller ones."""
+    card = load_card(settings.card)
+    most = {"slots": settings.slots or card.max_running, "budget": settings.budget or card.max_batch_tokens}
+    engine = make_engine(settings.model_copy(update=most), card)
+    return gathered(settings, engine, f"card {card.name}", engine.kv_tokens), card
 
 
 def plain_cost(texts: CostSettings) -> LinearCost:
@@ -109,9 +115,9 @@ def plain_cost(texts: CostSettings) -> LinearCost:
     return LinearCost(DecodeTerms(decode, each), PrefillTerms(fixed, per_token), together)
 
 
-def gathered(words: Experiment, engine: Engine, source: str, kv_tokens: float) -> Situation:
+def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float) -> Situation:
     """The lengths of the workload and the engine's limits, put together."""
-    workload, bad = make_workload(enough(words))
+    workload, bad = make_workload(enough(settings))
     refused = too_long(workload, engine)
     prompts, decodes = served_lengths(workload, engine)
     if decodes.mean() < 1:
@@ -126,7 +132,7 @@ def gathered(words: Experiment, engine: Engine, source: str, kv_tokens: float) -
         notes.append(f"left out {refused} of {len(workload)} requests: too long for the engine")
     return Situation(
         source=source,
-        workload=f"trace {words.trace}" if words.trace else f"{workload.name} lengths",
+        workload=f"trace {settings.trace}" if settings.trace else f"{workload.name} lengths",
         cost=engine.cost,
         lengths=lengths,
         survival=sample_survival(running),
@@ -134,7 +140,7 @@ def gathered(words: Experiment, engine: Engine, source: str, kv_tokens: float) -
         held=held(prompts, decodes),
         slots=engine.running,
         budget=engine.batch_tokens,
-        load=_load(words, workload),
+        load=_load(settings, workload),
         kv_tokens=kv_tokens,
         block=engine.block,
         notes=tuple(notes),
@@ -173,17 +179,17 @@ def served_lengths(workload: Workload, engine: Engine) -> tuple[NDArray[np.float
     return prompts.astype(np.float64), np.maximum(outputs - 1, 0).astype(np.float64)
 
 
-def enough(words: Experiment) -> Experiment:
+def enough(settings: Experiment) -> Experiment:
     """Drawn lengths are drawn in number: a plan wants their law, not one sample of a thousand."""
-    if words.trace is not None or words.requests is not None or words.stages:
-        return words
-    return words.model_copy(update={"requests": DRAWN})
+    if settings.trace is not None or settings.requests is not None or settings.stages:
+        return settings
+    return settings.model_copy(update={"requests": DRAWN})
 
 
-def _load(words: Experiment, workload: Workload) -> Load:
-    """What the words ask of the engine; without a word about it, as much as it can do."""
-    spoken = words.clients or words.rate or words.all_at_once or words.arrivals or words.stages
-    if words.trace is None and not spoken:
+def _load(settings: Experiment, workload: Workload) -> Load:
+    """The load that the settings ask for; where they name none, as much as the engine can do."""
+    spoken = settings.clients or settings.rate or settings.all_at_once or settings.arrivals or settings.stages
+    if settings.trace is None and not spoken:
         return SATURATED
     if workload.closed:
         return Load(clients=int(workload.clients.max()))

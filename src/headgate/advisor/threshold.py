@@ -10,6 +10,7 @@ import numpy as np
 
 from headgate.advisor.situation import Load, Situation
 from headgate.cost.model import Shape
+from headgate.estimators.trend import HazardTrend, hazard_trend
 from headgate.methods.eb.batch_size import paper_slots, safe_slots
 from headgate.methods.eb.costs import PhaseCosts, phase_costs
 from headgate.methods.eb.crossover import compare, exclusive_throughput, mixed_throughput
@@ -100,6 +101,7 @@ class ThresholdPlan:
     exclusive: Predicted
     crossing: Crossing
     gap: GapPlan | None = None
+    trend: HazardTrend | None = None  # of the outputs' hazard; None where they are too short to have one
 
     @property
     def gain(self) -> float:
@@ -139,6 +141,7 @@ class ThresholdPlan:
             "winner": self.winner,
             "within_error": WITHIN_ERROR,
             "max_gap": asdict(self.gap) if self.gap else None,
+            "hazard": _hazard(self.trend),
             "notes": list(self.notes),
         }
 
@@ -154,7 +157,8 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
     exclusive = _exclusive(about, costs, min(concurrent, chosen.slots), chosen, clients)
     crossing = _crossing(about, costs, chosen, mixed_seats)
     gap = _bounded(about, chosen, exclusive, max_gap) if max_gap is not None else None
-    return ThresholdPlan(about, costs, thresholds, memory, concurrent, mixed, exclusive, crossing, gap)
+    modes = (mixed, exclusive, crossing, gap)
+    return ThresholdPlan(about, costs, thresholds, memory, concurrent, *modes, hazard_trend(about.survival))
 
 
 def _thresholds(about: Situation) -> tuple[Thresholds, Memory, PhaseCosts]:
@@ -279,6 +283,16 @@ def _bounded(about: Situation, chosen: Threshold, free: Predicted, bound: float)
             rate = _rate(about, running, share)
             return GapPlan(bound, refill, gap, rate, rate / free.rate - 1 if refill < best else 0.0)
     return GapPlan(bound, 0, refill_gap(about, running, 1), 0.0, -1.0)
+
+
+def _hazard(trend: HazardTrend | None) -> dict[str, Any] | None:
+    """The line through the hazard and both tests of its slope."""
+    if trend is None:
+        return None
+    line, ranks = trend.line, trend.ranks
+    tests = {"mann_kendall": {**ranks._asdict(), "p": ranks.chance}, "regression": {"p": trend.slope_chance}}
+    del tests["mann_kendall"]["chance"]
+    return {"trend": trend.verdict, **line._asdict(), **tests}
 
 
 def _finite(value: float) -> float | None:

@@ -12,7 +12,7 @@ import typer
 
 from headgate.cli.output import check_json, write_json
 from headgate.cli.progress import bar
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import InputError, RunError, unknown
 from headgate.record.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -34,10 +34,12 @@ Examples:
   headgate calibrate Qwen/Qwen3-32B --engine tensor_parallel_size=2
   headgate calibrate --from-trace serve.jsonl --gpu H200 --out live.json
   headgate calibrate --from-bench result.json --like h200-qwen3-8b
+  headgate calibrate --from-steps card.steps.npz --as paper
 """
 FILES = ("--from-trace", "--from-steps", "--from-bench")
 GRIDS = ("full", "quick")
 SEARCHED = 3  # passes at most
+PAPER = "paper"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def _option(help: str, panel: str, *flags: str) -> Any:
     return typer.Option(*flags, help=help, rich_help_panel=panel)
 
 
-ENGINE, FROM, WORDS = "Measure an engine", "Or take steps that exist", "What the card says"
+ENGINE, FROM, SAYS = "Measure an engine", "Or take steps that exist", "What the card says"
 
 
 def calibrate(
@@ -76,14 +78,20 @@ def calibrate(
     like: Annotated[
         str | None, _option("a card of the same engine, for what the file does not say", FROM)
     ] = None,
-    name: Annotated[str | None, _option("name of the card (default: from --out)", WORDS)] = None,
-    gpu: Annotated[str | None, _option("name of the GPU (default: asked from the driver)", WORDS)] = None,
+    name: Annotated[str | None, _option("name of the card (default: from --out)", SAYS)] = None,
+    gpu: Annotated[str | None, _option("name of the GPU (default: asked from the driver)", SAYS)] = None,
+    as_form: Annotated[
+        str | None,
+        _option("paper: also alpha, beta, kappa and R2 as the EB paper has them", SAYS, "--as"),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a card that exists")] = False,
     json: Annotated[str | None, typer.Option(help="quality and steps as JSON, to a file or -")] = None,
 ) -> None:
     """Measure or read, fit, write."""
     _one_source({"MODEL": model, FILES[0]: from_trace, FILES[1]: from_steps, FILES[2]: from_bench})
     check_json(json)
+    if as_form not in (None, PAPER):
+        raise unknown("form for --as", str(as_form), (PAPER,))
     card = _card_file(out, overwrite)
     if model:
         numbers = _Numbers(seconds, slots, budget, longest, seed, _one_grid(grid) == "quick")
@@ -95,7 +103,7 @@ def calibrate(
     else:
         found = _saved(from_steps or [], like)
     about = replace(found.about, name=name or card.stem, gpu=gpu or found.about.gpu)
-    _write(replace(found, about=about), card, json)
+    _write(replace(found, about=about), card, json, as_form == PAPER)
 
 
 def _one_source(given: dict[str, Any]) -> None:
@@ -105,7 +113,7 @@ def _one_source(given: dict[str, Any]) -> None:
         raise InputError(f"{what}: give one of MODEL, {', '.join(FILES[:-1])} and {FILES[-1]}")
 
 
-def _write(found: _Steps, card: Path, json: str | None) -> None:
+def _write(found: _Steps, card: Path, json: str | None, paper: bool) -> None:
     """Fit, say how well, and write the card; steps that ended early make a card, and exit code 1."""
     from headgate.cost.fit.fit import fit
 
@@ -121,6 +129,12 @@ def _write(found: _Steps, card: Path, json: str | None) -> None:
     if not fitted.quality.good_enough():
         print("note: errors above 3 %; measure longer, or on a quieter machine", file=say)
     document = {"card": json_module.loads(made.text()), "steps": len(found.table), "notes": [*found.notes]}
+    if paper:
+        from headgate.methods.eb.paper_form import paper_form
+
+        form = paper_form(found.table)
+        document["paper"] = form.as_dict()
+        print("\n".join(form.lines()), file=say)
     write_json(json, document)
     if found.failed is not None:
         raise RunError(f"{found.failed}; the card rests on the {len(found.table)} steps measured before")

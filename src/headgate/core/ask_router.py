@@ -1,4 +1,4 @@
-"""The question every fleet puts to its router: who moves now? Asked until the answer is nobody."""
+"""Asks a fleet's router which requests move now, until it answers none."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headgate.core.roster import Roster
 class Asking:
     """Asks a router, and has its moves and refusals carried out by the driver it was made for.
 
-    While nobody waits there is nothing to ask. A time at which the router wants to be asked again is handed
-    to the driver once; `woken` tells that it may have come.
+    While no request waits there is nothing to ask. A time at which the router wants to be asked again is
+    handed to the caller once; `woken` says that it may have come.
     """
 
     __slots__ = ("_move", "_refuse", "_roster", "_router", "_set_wake", "_wake")
@@ -33,7 +33,7 @@ class Asking:
         self._wake = inf
 
     def ask(self, now: float) -> None:
-        """Until nobody is moved or turned away."""
+        """Until no request is moved or turned away."""
         roster, route, move_one = self._roster, self._router.route, self._move
         while roster.waiting or roster.handoff:
             routing = route(roster)

@@ -1,4 +1,4 @@
-"""The router's side of a fleet: who waits, what the router is told, and what it wants."""
+"""The router's side of a fleet: waiting requests, events for the router, and its moves."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Dispatch:
             self._tell_finished(entry, engine, now)
 
     def left(self, request: Request, now: float, how: End) -> None:
-        """One who waits before the engines, or between two of them, goes away."""
+        """A request that waits before the engines, or between two of them, leaves."""
         self.roster.leave(request)
         self.pending = True
         self.router.left(request, now, how)
@@ -107,7 +107,7 @@ class Dispatch:
             self.pending = True
 
     def route(self, now: float) -> None:
-        """Ask until nobody is moved."""
+        """Ask until no request is moved."""
         self.pending = False
         self._asking.ask(now)
 

@@ -15,7 +15,7 @@ class InputError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run could not go on (a policy planned nonsense, a request starved). Exit code 1."""
+    """A run could not go on (an invalid plan, a request starved). Exit code 1."""
 
 
 def one_line(error: BaseException) -> str:
@@ -37,7 +37,7 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:
 def first_fault(
     faults: Sequence[Mapping[str, Any]], fields: Callable[[tuple[int | str, ...]], Iterable[str]]
 ) -> str:
-    """The first of a validator's faults in words, with the remedy, and how many more there are.
+    """The first of a validator's faults as text, with the remedy, and how many more there are.
 
     `fields` names what may stand at a place. A misspelled field is two faults, one unknown and one missing;
     the unknown one says more and goes first.

@@ -156,7 +156,7 @@ class Fleet(Protocol):
 
     @property
     def queues(self) -> Mapping[str, Mapping[int, Request]]:
-        """Those who wait for their prompt, by kind, in order of arrival. Every kind has its queue."""
+        """Requests that wait for their prompt, by kind, in order of arrival. Every kind has its queue."""
 
     @property
     def handoff(self) -> Mapping[int, Request]:
@@ -195,7 +195,7 @@ class FleetObserver:
     def prefilled(self, request: Request, replica: int, now: float) -> None:
         """Its prompt is done; if it was sent for that alone, it now waits for a decode place.
 
-        Not told of one that was sent for its prompt alone and has no second token to wait for.
+        Not called for one that was sent for its prompt alone and has no second token to wait for.
         """
 
     def finished(self, request: Request, replica: int, now: float) -> None:
@@ -222,7 +222,7 @@ class RoutePolicy(FleetObserver, ABC):
         [0, 0, 0, 0]
 
     Reads no clock and does no I/O; one that needs chance is given a function that draws from [0, 1). Asked
-    after every event of the fleet, and again after its own moves, until it moves nobody. The hooks may only
+    after every event of the fleet, and again after its own moves, until it makes no move. The hooks may only
     listen; what the driver did with a move comes back as `moved`.
     """
 
@@ -234,7 +234,7 @@ class RoutePolicy(FleetObserver, ABC):
 
     @abstractmethod
     def route(self, fleet: Fleet) -> Routing:
-        """Who goes where now."""
+        """Which requests move to which engines now."""
 
     def gauges(self) -> Mapping[str, float]:
         """Numbers worth plotting."""

@@ -1,8 +1,8 @@
-"""The one implementation of View: who waits, who prefills, who decodes, kept by O(1) transitions.
+"""The one implementation of View: requests by state, kept by O(1) transitions.
 
 Decodes that get a token in every step share one counter, the *tick*. A request stores the tick at
-which it joined; its tokens are the difference. So a step touches nobody: it moves the counter.
-A plan that decodes nobody just leaves the counter still. Only requests that a plan leaves out by
+which it joined; its tokens are the difference. So a step touches no request: it moves the counter.
+A plan without decodes leaves the counter still. Only requests that a plan leaves out by
 name (`held`) have a count of their own.
 """
 
@@ -177,7 +177,7 @@ class Ledger:
     def redate(self, date: float, seen: float, those: Iterable[Entry]) -> None:
         """Tokens that got this `date`, this very object, when their step was composed are `seen` now.
 
-        They are the rolling set's, and those of whoever has joined or left it since then.
+        They are the rolling set's, and those of requests that joined or left it since then.
         """
         if self.ticked is date:
             self.ticked = seen

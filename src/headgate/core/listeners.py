@@ -1,4 +1,4 @@
-"""The hooks of several observers, without those nobody overrides: an unheard event costs nothing."""
+"""The hooks that observers override; an event without a hook costs nothing."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from headgate.core.view import View
 class Decodes(Enum):
     """Which decodes run, said without naming them."""
 
-    ALL = "all"  # every decode that is ready, whoever joins or leaves meanwhile
+    ALL = "all"  # every decode that is ready, also those that join meanwhile
     NONE = "none"  # keep their KV, give them no token
 
 

@@ -25,7 +25,7 @@ class Steps(NamedTuple):
 
 
 class End(Enum):
-    """How a request left. Only STOPPED tells its full length; the others cut it short."""
+    """How a request left. Only STOPPED shows its full length; the others cut it short."""
 
     STOPPED = "stopped"
     LIMIT = "limit"  # it reached its own limit or the model's
@@ -104,7 +104,7 @@ class BatchPolicy(Observer, ABC):
         return {}
 
     def adopt(self, view: View) -> None:
-        """Take over a running engine: hear of everything in it as if it had just happened."""
+        """Take over a running engine: be notified of everything in it as if it had just happened."""
         now = view.now
         for request in (*view.decoding.values(), *view.prefilling.values(), *view.waiting.values()):
             self.arrived(request, now)

@@ -1,4 +1,4 @@
-"""The one implementation of Fleet: who waits, who is where, kept by O(1) transitions.
+"""The one implementation of Fleet: waiting requests and their engines, kept by O(1) transitions.
 
 Drivers feed it transitions and it refuses those that cannot be: a seat taken twice, a request that is not
 there. Engines with room stand in lists from which a router can draw by position, so neither a transition nor
@@ -140,7 +140,7 @@ class Roster:
         known = dict.fromkeys((*ROLES, *roles))
         self._idle = {role: Pool() for role in known}
         self._open = {role: Pool() for role in known}
-        self.waiting: dict[int, Request] = {}  # everybody in `queues`
+        self.waiting: dict[int, Request] = {}  # all requests in `queues`
         self.idle = {role: pool.members for role, pool in self._idle.items()}
         self.open = {role: pool.members for role, pool in self._open.items()}
         self.free_seats = 0
@@ -153,21 +153,21 @@ class Roster:
         self.queues[request.kind][request.id] = request
 
     def leave(self, request: Request) -> None:
-        """One who waits, before its prompt or before its decode, goes away."""
+        """A request that waits, before its prompt or before its decode, leaves."""
         if self.waiting.pop(request.id, None) is None:
             del self.handoff[request.id]
         else:
             del self.queues[request.kind][request.id]
 
     def waiting_one(self, id: int) -> Request:
-        """One who waits for its prompt, by number."""
+        """A request that waits for its prompt, by number."""
         found = self.waiting.get(id)
         if found is None:
             raise RunError(f"request {id} does not wait for its prompt and cannot be turned away")
         return found
 
     def find(self, move: Move) -> tuple[Request, Seat]:
-        """Who is moved and where to, if they may be."""
+        """The request that is moved and its engine, if the move is allowed."""
         if not 0 <= move.replica < len(self.replicas):
             raise RunError(f"{move}: there are {len(self.replicas)} engines")
         seat = self.replicas[move.replica]

@@ -1,4 +1,4 @@
-"""Notices a request that nobody serves, so that a bad policy stops the run instead of spoiling it."""
+"""Notices a request that is not served, so that a bad policy stops the run instead of spoiling it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ LEAST_STEPS = 32
 
 
 class Watchdog:
-    """Looks every `limit` seconds of the run; whoever made no progress between two looks is starving.
+    """Checks every `limit` seconds; a request without progress between two checks is starving.
 
     It watches every half-done prompt, every decode, and the head of the queue. A head that never moves is
-    starving when somebody else was let in meanwhile, or when nobody runs; while the same requests run on,
+    starving when another request was admitted meanwhile, or when none runs; while the same requests run on,
     the engine is just full. Detection takes one to two limits.
 
     Where the driver says how many `steps` have run, a look needs `LEAST_STEPS` since the last one: an engine
@@ -28,7 +28,7 @@ class Watchdog:
         self._steps = 0  # at the last look
 
     def forget(self, now: float) -> None:
-        """The engine was paused, or somebody else decides now: begin anew."""
+        """The engine was paused, or another policy decides now: start again."""
         self._seen = {}
         self.next_look = now + self.limit
 

@@ -51,7 +51,7 @@ class Provenance(_Part):
     date: Text
     versions: dict[str, str]
     residuals: dict[str, dict[str, float]] = {}  # part of the data: figure: value; {} where none are known
-    assumptions: list[str] = []  # numbers that nobody measured
+    assumptions: list[str] = []  # numbers that were not measured
     extrapolated: list[str]  # where the card is used beyond its measurements
     settings: dict[str, str] | None = None  # flags of the engine that change step times
     model_shape: dict[str, int] | None = None  # layers, hidden, heads, ...: what a model must have in common
@@ -97,7 +97,7 @@ class Card(_Part):
     gpu: Text
     model: Text
     description: Text
-    kv_tokens: Count  # KV capacity to use unless told otherwise
+    kv_tokens: Count  # KV capacity to use by default
     block: Count = 16  # KV tokens per block
     max_model_len: Count
     max_running: Count  # the most requests the card is meant for

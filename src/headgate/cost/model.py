@@ -87,7 +87,7 @@ class StepCost(ABC):
 
 
 class Terms:
-    """Coefficients: finite and not negative. The message names the field, for whoever wrote the file."""
+    """Coefficients: finite and not negative. The message names the field."""
 
     # Read by pydantic when a card is loaded; here so that this module need not import pydantic.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

@@ -25,7 +25,7 @@ class LinearHazard(NamedTuple):
 
 
 class _Lives(NamedTuple):
-    """Who was watched from which age to which, and whether it ended there."""
+    """One request observed from one age to another, and whether it ended there."""
 
     last: NDArray[np.int64]
     known: NDArray[np.bool_]
@@ -45,7 +45,7 @@ class OutputHazard:
     E12 of our EB specification); a request that ended with its first token never decodes and is not given.
 
     A window of completed lengths alone is far too short after a start or a shift: of 2,048 fresh requests of
-    mean 256 the first 500 to end average 32. So whoever is running can be counted as well, by age. The paper
+    mean 256 the first 500 to end average 32. So running requests can be counted as well, by age. The paper
     (arXiv 2606.00516, Algorithm 1) uses completed ones alone.
 
     Parameters:

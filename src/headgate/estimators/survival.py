@@ -16,7 +16,7 @@ class Survival(NamedTuple):
     """S(t) = P(O > t) for t = 0, 1, ..., and what follows where the data end.
 
     `curve[t]` is S(t), from S(0) = 1, never rising. Beyond its end each iteration ends a request with
-    probability `ending`; 1.0 (nobody lives on) where the data are complete.
+    probability `ending`; 1.0 (no request goes on) where the data are complete.
     """
 
     curve: NDArray[np.float64]

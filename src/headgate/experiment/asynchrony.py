@@ -15,10 +15,10 @@ WITHOUT_HOST = (
 )
 
 
-def partly(words: Experiment, fleet: bool) -> list[str]:
+def partly(settings: Experiment, fleet: bool) -> list[str]:
     """A note where `--asynchronous` is less than what the engine does."""
-    if not words.asynchronous:
+    if not settings.asynchronous:
         return []
     if fleet:
         return [IN_FLEETS]
-    return [] if load_card(words.card).host else [WITHOUT_HOST.format(words.card)]
+    return [] if load_card(settings.card).host else [WITHOUT_HOST.format(settings.card)]

@@ -94,7 +94,9 @@ def _check_load(words: Experiment) -> None:
     if at_once(words):
         timed = [word for word in timed if getattr(words, word) != AT_ONCE]
         if timed:
-            raise InputError(f"{flag(timed[0])}, but everybody is there at the start; drop one of the two")
+            raise InputError(
+                f"{flag(timed[0])}, but all requests are there at the start; drop one of the two"
+            )
     elif timed and words.rate is None and not (words.stages and all(stage.rate for stage in words.stages)):
         raise InputError(f"{flag(timed[0])} needs --rate; give requests per second")
 

@@ -30,10 +30,10 @@ PRICES = Prices(1.0, 2.0)  # of a prompt and of an output token, where nobody sa
 MakePolicy = Callable[[str], BatchPolicy]  # from the role of an engine
 
 
-def transfer_time(words: ManyEngines) -> Transfer:
-    """What it costs to hand KV over, as the words say."""
-    delay = DELAY if words.transfer_delay is None else words.transfer_delay
-    return Transfer(delay, (words.kv_bytes or KV_BYTES) / ((words.bandwidth or BANDWIDTH) * 1e9))
+def transfer_time(settings: ManyEngines) -> Transfer:
+    """What it costs to hand KV over, as the settings say."""
+    delay = DELAY if settings.transfer_delay is None else settings.transfer_delay
+    return Transfer(delay, (settings.kv_bytes or KV_BYTES) / ((settings.bandwidth or BANDWIDTH) * 1e9))
 
 
 @dataclass(frozen=True)

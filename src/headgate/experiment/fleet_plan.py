@@ -7,12 +7,14 @@ from math import isfinite
 import numpy as np
 
 from headgate.core.errors import InputError
+from headgate.cost.card import load_card
 from headgate.cost.model import Shape
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.methods.split.staffing import best_split
+from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Kind, Workload
 
 
 def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: Prices) -> FluidPlan:
@@ -89,3 +91,31 @@ def _means(workload: Workload) -> tuple[float, float]:
     outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
     prompts = workload.prompt.astype(np.float64)
     return float(prompts.mean()), float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
+
+
+def decode_targets(run: Run) -> dict[str, float]:
+    """Requests of each class that decode at once in the whole fleet, by the linear program; {} without one.
+
+    Planned from the requests as they came, so for a closed loop, or where the card is gone, there is no plan.
+    """
+    engines, limits = run.meta.get("engines"), run.meta.get("engine")
+    if not isinstance(engines, int) or engines < 2 or not isinstance(limits, dict) or len(run.kinds) < 2:
+        return {}
+    requests = run.requests
+    order = np.argsort(requests["arrival"], kind="stable")
+    kept = order[requests["output"][order] >= 1]
+    try:
+        engine = Engine(load_card(run.meta["card"]).cost, **limits)
+        kinds = [Kind(str(kind.get("name", ""))) for kind in run.kinds]
+        come, kind = requests["arrival"][kept], requests["kind"][kept]
+        offered = Workload.of(
+            requests["prompt"][kept], requests["output"][kept], kinds=kinds, arrival=come, kind=kind
+        )
+        prices = run.meta.get("prices") or {}
+        plan = fleet_plan(
+            engine, engines, offered, Prices(prices.get("prompt", 1.0), prices.get("output", 2.0))
+        )
+    except (InputError, KeyError, TypeError):
+        return {}
+    held = zip(plan.instance.flows, plan.mixed, plan.solo, strict=True)
+    return {flow.name: engines * (mixed + solo) for flow, mixed, solo in held}

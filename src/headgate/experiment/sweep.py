@@ -22,7 +22,7 @@ MOST = 10_000  # runs of one sweep
 
 
 class Over(NamedTuple):
-    """One axis of the grid: a word of a run, or a parameter of policies, and its values."""
+    """One axis of the grid: a setting of a run, or a parameter of policies, and its values."""
 
     word: str
     values: tuple[Any, ...]
@@ -106,7 +106,7 @@ def _value(text: str) -> Any:
 
 
 def is_word(axis: Over) -> bool:
-    """Whether it is a word of a run; else it is a parameter of policies."""
+    """Whether it is a setting of a run; else it is a parameter of policies."""
     return axis.word in Experiment.model_fields
 
 
@@ -129,7 +129,7 @@ def expand_policies(policies: Sequence[str], axes: Sequence[Over]) -> list[str]:
             found += [f"{text}{join}{axis.word}={value}" for value in axis.values]
         if found == list(policies):
             raise unknown(
-                "word of a run or parameter of these policies",
+                "setting of a run or parameter of these policies",
                 axis.word,
                 known | set(Experiment.model_fields),
             )

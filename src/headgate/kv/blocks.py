@@ -1,4 +1,4 @@
-"""KV memory in blocks: who needs a new block in the next step, known without asking anybody.
+"""KV memory in blocks: how many decodes need a new block in the next step, counted by remainder.
 
 A decode that rolls grows by one token a step, so it needs a block every `size` steps, always at the
 same remainder of the tick. Counting the rolling requests by that remainder says exactly how many
@@ -32,7 +32,7 @@ class Blocks:
         return self.growers[tick % self.size]
 
     def affordable(self, tick: int, steps: int, rolling: int) -> int:
-        """How many of the next `steps` steps can be paid for, with nobody joining or leaving."""
+        """How many of the next `steps` steps fit into memory if no request joins or leaves."""
         free = self.free
         rounds = min(steps // self.size, free // rolling)
         free -= rounds * rolling

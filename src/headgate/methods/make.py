@@ -29,7 +29,7 @@ Kind = TypeVar("Kind")
 
 
 class EngineLimits(Protocol):
-    """What a policy is told of its engine: seats, tokens of one step, how long a step takes."""
+    """What a policy knows of its engine: seats, tokens of one step, how long a step takes."""
 
     @property
     def running(self) -> int:

@@ -47,7 +47,7 @@ class _Sorted:
 
 
 class Order(ABC):
-    """Who of those that wait enters next. Evicted requests stand before all others in every order.
+    """Which waiting request enters next. Evicted requests come first in every order.
 
     Keys never change: ageing lowers all of them alike as time passes, so only the arrival counts, and nothing
     is ever sorted again.
@@ -66,7 +66,7 @@ class Order(ABC):
     def waiting(self, view: View) -> Iterator[Request]:
         """Those that wait, the next one first."""
         waiting = view.waiting
-        first: set[int] = set()  # somebody may have been evicted before this policy first heard of it
+        first: set[int] = set()  # requests evicted before this policy was first notified
         for request in waiting.values():
             if not request.evictions:
                 break
@@ -135,12 +135,12 @@ class ByPriority(ShortestPrompt):
 
 
 class EarliestDeadline(ShortestPrompt):
-    """Whoever must start first to have its first token in time; those that are late anyway stand behind.
+    """Requests that must start first to have their first token in time; late ones come after them.
 
     A prompt must start at its arrival plus its promise of a first token, less the time its tokens take. Once
-    that moment has passed there is too much work for every promise, and it makes room for those who can
-    still be served in time. Among the late the shortest goes first, and whoever has waited as long as ageing
-    takes to make its prompt count as nothing goes before everybody: `ageing` bounds the wait here too.
+    that moment has passed there is too much work for every promise, and it makes room for requests that can
+    still be served in time. Among the late the shortest goes first, and a request that has waited as long as
+    ageing takes to make its prompt count as nothing goes first: `ageing` bounds the wait here too.
 
     `promise` is for requests that were promised nothing, `pace` the seconds a prompt token takes.
     """
@@ -183,7 +183,7 @@ ORDERS = ("arrival", "shortest", "priority", "deadline")
 
 
 def order_of(who: str, name: str, ageing: float, promise: float, pace: float) -> Order:
-    """An order by its name; `who` asks, for the error message."""
+    """An order by its name; `who` is named in the error message."""
     if not (isfinite(ageing) and ageing >= 0):
         raise InputError(f"{who}: ageing={ageing} tokens per second; it must be 0 (none) or more")
     if not promise > 0:

@@ -1,4 +1,4 @@
-"""Who arrives, when, and how long."""
+"""Requests: when they arrive, and how long they are."""
 
 from __future__ import annotations
 

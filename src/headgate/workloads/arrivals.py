@@ -68,7 +68,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class AllAtOnce:
-    """Everybody is there at the start."""
+    """All requests are there at the start."""
 
     def draw(self, count: int, generator: np.random.Generator) -> Real:
         """Zeros; nothing is drawn."""

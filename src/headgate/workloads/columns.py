@@ -29,7 +29,7 @@ class Rule(NamedTuple):
     default: float | None = None
 
 
-# Latest arrival: three centuries. Beyond, a float cannot tell the steps of an engine apart.
+# Latest arrival: three centuries. Beyond, a float is too coarse for the steps of an engine.
 LATEST = 1e10
 LENGTH = f"lengths are whole numbers from 1 to {LONGEST}, fix or drop the row"
 ARRIVAL = f"times are seconds of at least 0 and at most {LATEST:.0f}, fix or drop the row"

@@ -25,7 +25,7 @@ class Format(NamedTuple):
         calendar: whether the clock is a calendar, so that the first request sets the start.
         lengths_only: whether files without arrivals exist.
         client: the column that names a client.
-        mark: a column that tells the format from others with the same ones.
+        mark: a column that distinguishes the format from others with the same ones.
     """
 
     json: bool

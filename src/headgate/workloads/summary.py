@@ -19,7 +19,7 @@ class Lengths(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A workload in numbers; rate and burstiness are None where nobody arrives by the clock."""
+    """A workload in numbers; rate and burstiness are None in a closed loop."""
 
     requests: int
     span: float

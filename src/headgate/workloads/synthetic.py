@@ -20,7 +20,15 @@ MOST = 100_000_000  # requests of one workload: far more than any memory holds a
 
 
 class Share(NamedTuple):
-    """One class of a mix: its share of the requests, and what its requests look like."""
+    """One class of a mix: its share of the requests, and what its requests look like.
+
+    Examples:
+        >>> from headgate import Kind, Share, generate, length_law
+        >>> short, long = length_law("fixed", 100), length_law("fixed", 900)
+        >>> mix = [Share(3, Kind("chat"), short, long), Share(1, Kind("code"), long, short)]
+        >>> sorted(set(generate(50, classes=mix).prompt.tolist()))
+        [100, 900]
+    """
 
     share: float
     kind: Kind

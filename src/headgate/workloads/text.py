@@ -23,7 +23,7 @@ class BadFieldError(ValueError):
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file, unpacked when it is gzip (told by its content, not by its name)."""
+    """The content of a file, unpacked when it is gzip (detected by its content, not by its name)."""
     try:
         content = Path(path).read_bytes()
     except FileNotFoundError:

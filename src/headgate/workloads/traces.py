@@ -51,7 +51,7 @@ def read_trace(
 
     Args:
         path: the file.
-        format: a name in FORMATS; told from the first line when left out.
+        format: a name in FORMATS; detected from the first line when left out.
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
         sort: sorts rows that are out of order instead of refusing the file.
 

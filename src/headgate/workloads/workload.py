@@ -51,7 +51,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Who arrives, when, and how long: one row per request, in the order of arrival.
+    """Requests with arrival times and lengths: one row each, in the order of arrival.
 
     Drawn or read in full before a run, so that every policy meets the same requests. The columns are checked
     when the table is made and cannot be written to afterwards.
@@ -65,7 +65,7 @@ class Workload:
         priority: smaller is more urgent.
         patience: seconds in the queue after which it gives up.
         abort: seconds after arrival at which its client hangs up.
-        guess: predicted output tokens, -1 when nobody predicts.
+        guess: predicted output tokens, -1 without a prediction.
         clients: 0 in an open loop. In a closed one, request i is sent as soon as fewer than clients[i]
             requests are outstanding, so a schedule of concurrency stages is just this column.
         kinds: the classes.

@@ -83,7 +83,7 @@ def test_length_files(refused, tmp_path, text, fragment):
 CLASS = '[[classes]]\nname = "a"\nshare = 1\n'
 STAGE = "[[stages]]\nrequests = 30\n"
 TOML = [
-    ("x=", "not valid TOML", "mend the file"),
+    ("x=", "not valid TOML", "fix the file"),
     ("a = [\n1,\n\n?", "line 4"),
     ("a=" + "[" * 5000, "cannot be read: maximum recursion depth"),
     ("slots=" + "9" * 5000, "cannot be read"),

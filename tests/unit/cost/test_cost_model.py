@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,11 @@ from hypothesis import strategies as st
 from headgate.cost.card import list_cards, load_card
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.work import WorkCost
-from headgate.cost.model import Shape
+from headgate.cost.model import Shape, StepCost
+from headgate.experiment.library import simulate
+from headgate.methods.names import Exclusive
+from headgate.sim.engine.engine import Engine
+from headgate.workloads.workload import Workload
 
 CARDS = {name: load_card(name) for name in list_cards()}
 cards = st.sampled_from(sorted(CARDS))
@@ -182,3 +188,46 @@ def test_allowed_shares_are_monotone(
     assert here >= 0
     assert cost.seconds(Shape(decodes + 1, 0, prefill)) >= here - 1e-9
     assert cost.seconds(Shape(decodes, 0, prefill + 1)) >= here - 1e-9
+
+
+class Bare(StepCost):
+    """The least a law must say."""
+
+    def seconds(self, shape: Shape) -> float:
+        fixed, slope = self.decode_line(shape.decodes)
+        return fixed + slope * shape.context + 1e-5 * shape.prefill
+
+    def decode_line(self, decodes: int) -> tuple[float, float]:
+        return (0.01 + 1e-5 * decodes, 1e-8) if decodes else (0.01, 0.0)
+
+
+def test_a_law_that_says_the_least_has_an_answer_to_everything() -> None:
+    cost = Bare()
+    assert (cost.by_chunk, cost.switch, cost.host, cost.decode_floor(8)) == (False, 0.0, None, 0.0)
+    assert cost.unhosted() is cost
+    span = cost.span(8, 800, 5)
+    assert span.tolist() == [cost.seconds(Shape(8, 800 + 8 * step)) for step in range(5)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_such_a_law_drives_every_engine(asynchronous) -> None:
+    engine = Engine(Bare(), 10_000, 4096, 512, 8)
+    requests = Workload.of([100] * 20, [30] * 20)
+    run = simulate(engine, Exclusive(8, 4), requests, asynchronous=asynchronous)
+    assert run.completed().all()
+
+
+def test_a_law_that_says_less_cannot_be_made() -> None:
+    class Less(StepCost):
+        def seconds(self, shape: Shape) -> float:
+            return 1.0
+
+    with pytest.raises(TypeError, match="decode_line"):
+        Less()
+
+
+def test_no_code_asks_whether_a_cost_has_something() -> None:
+    """`StepCost` declares it all; whoever looks for an attribute by name goes around it."""
+    asked = re.compile(r"(?:get|has)attr\((?:self\.)?_?(?:\w+\.)?cost\b")
+    source = Path(__file__).parents[3] / "src"
+    assert [path.name for path in source.rglob("*.py") if asked.search(path.read_text())] == []

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import stats
 
 from headgate.core.errors import InputError
 from headgate.estimators.hazard import LinearHazard, OutputHazard, fit_curve, fit_hazard, guarded
 from headgate.estimators.survival import curve_survival, life_table, sample_survival
-from headgate.estimators.trend import mann_kendall
+from headgate.estimators.trend import hazard_trend, mann_kendall
 from headgate.methods.eb.thresholds import paper_share
 
 W = [1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 10, 11, 12, 12, 13, 15, 20]
@@ -259,3 +260,58 @@ def test_bad_input_names_the_inequality(call, inequality: str) -> None:
         call()
     assert inequality in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# -- trend of the hazard ---------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 9), min_size=3, max_size=60))
+def test_mann_kendall_counts_pairs(series: list[int]) -> None:
+    pairs = [(one, other) for place, one in enumerate(series) for other in series[place + 1 :]]
+    assert mann_kendall(series).score == sum(np.sign(other - one) for one, other in pairs)
+
+
+def test_the_slope_of_the_hazard_is_tested_as_in_a_textbook() -> None:
+    """The same p from weighted least squares written out with matrices."""
+    ended = gamma2(np.random.default_rng(3), (1, 2000))[0]
+    found = hazard_trend(sample_survival(ended))
+    assert found is not None
+    ages = np.arange(1, found.line.through + 1)
+    at_risk = (ended[:, None] >= ages).sum(axis=0).astype(float)
+    hazard = (ended[:, None] == ages).sum(axis=0) / at_risk
+    design = np.column_stack([np.ones(len(ages)), ages])
+    scaled = design * np.sqrt(at_risk)[:, None]
+    line, left, *_ = np.linalg.lstsq(scaled, hazard * np.sqrt(at_risk), rcond=None)
+    assert found.line[:2] == pytest.approx(tuple(line), rel=1e-6)
+    error = np.sqrt(left[0] / (len(ages) - 2) * np.linalg.inv(scaled.T @ scaled)[1, 1])
+    assert found.slope_chance == pytest.approx(2 * stats.t.sf(line[1] / error, len(ages) - 2), rel=1e-6)
+    assert found.ranks.score > 0
+
+
+@pytest.mark.parametrize(
+    ("draw", "verdict"),
+    [
+        (lambda random: gamma2(random, (1, 20_000))[0], "rising"),
+        (lambda random: np.ceil(random.uniform(0, 512, 20_000)), "rising"),
+        (lambda random: np.ceil(random.lognormal(4, 1.5, 20_000)), "falling"),
+    ],
+)
+def test_known_laws_have_their_trend(draw, verdict: str) -> None:
+    found = hazard_trend(sample_survival(draw(np.random.default_rng(5))))
+    assert found is not None and found.verdict == verdict
+
+
+@pytest.mark.parametrize(("count", "mean"), [(100, 256), (500, 256), (3000, 256), (10_000, 4)])
+def test_a_law_without_memory_seldom_looks_like_a_trend(count: int, mean: int) -> None:
+    """Of 200 geometric samples about 5 % are significant by each test, few or many requests."""
+    samples = [np.random.default_rng(seed).geometric(1 / mean, count) for seed in range(200)]
+    found = [trend for sample in samples if (trend := hazard_trend(sample_survival(sample)))]
+    assert len(found) == 200
+    assert 0.015 <= np.mean([trend.ranks.chance < 0.05 for trend in found]) <= 0.1
+    assert 0.015 <= np.mean([trend.slope_chance < 0.05 for trend in found]) <= 0.1
+    assert np.mean([trend.verdict != "no trend" for trend in found]) <= 0.06
+
+
+def test_outputs_too_short_for_a_trend() -> None:
+    assert hazard_trend(sample_survival([1, 1, 1])) is None
+    assert hazard_trend(sample_survival([1, 2, 2])) is None

@@ -732,7 +732,7 @@ def test_nonsense_names_policy_time_and_plan(plan, fault):
     policy = Scripted(Plan(ALL, (0,)), plan)
     with pytest.raises(RunError, match=fault) as stop:
         run(engine(running=1), policy, Workload.of([5, 5], [3, 3]))
-    assert "policy Scripted planned nonsense at 1.000000 s" in str(stop.value)
+    assert "policy Scripted returned an invalid plan at 1.000000 s" in str(stop.value)
     assert "1 waiting, 0 prefilling, 1 decoding" in str(stop.value)
     assert str(plan) in str(stop.value)
 

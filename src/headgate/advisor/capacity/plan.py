@@ -85,28 +85,28 @@ class CapacityPlan:
 
 
 def plan_capacity(
-    words: Experiment,
+    settings: Experiment,
     policies: Sequence[str],
     levels: tuple[Level, ...],
     options: SearchSettings,
     progress: Progress,
 ) -> CapacityPlan:
     """Search for every policy and seed at the same time, each between zero and λ*."""
-    card = load_card(words.card)
-    engine = make_engine(words, card)
-    traffic = make_traffic(words, levels, options.classes, REQUESTS, options.as_recorded, engine)
+    card = load_card(settings.card)
+    engine = make_engine(settings, card)
+    traffic = make_traffic(settings, levels, options.classes, REQUESTS, options.as_recorded, engine)
     ideal, limited = _bounds(engine, traffic, card.name)
-    chosen, notes = _chosen(policies, words, engine)
+    chosen, notes = _chosen(policies, settings, engine)
     seeds = options.seeds if traffic.drawn else 1
-    notes += partly(words, fleet=False)
+    notes += partly(settings, fleet=False)
     if not traffic.drawn:
         notes.append("a trace as recorded is one sample of traffic: no interval")
     searches = {
         (text, seed): Search(ideal.rate, options.precision)
         for text in chosen
-        for seed in range(words.seed, words.seed + seeds)
+        for seed in range(settings.seed, settings.seed + seeds)
     }
-    case = Case(engine, traffic, words.watchdog, words.asynchronous)
+    case = Case(engine, traffic, settings.watchdog, settings.asynchronous)
     answers = search_all(case, chosen, searches, options.jobs or 1, progress)
     left = [key for key, search in searches.items() if search.next() is not None]
     if left:
@@ -114,8 +114,8 @@ def plan_capacity(
     tried = {key: search for key, search in searches.items() if search.tried}
     heard = [text for text in chosen if any(text == policy for policy, _ in tried)]
     found = tuple(_found(text, tried, answers, ideal, levels) for text in heard)
-    drawn = "mix" if words.classes else words.workload
-    name = f"trace {words.trace}" if words.trace else f"{drawn} lengths"
+    drawn = "mix" if settings.classes else settings.workload
+    name = f"trace {settings.trace}" if settings.trace else f"{drawn} lengths"
     parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))
     return CapacityPlan(card.name, name, engine, *parts, interrupted=bool(left))
 
@@ -130,7 +130,7 @@ def _bounds(engine: Engine, traffic: Traffic, card: str) -> tuple[Bound, Bound]:
     return ideal, limited
 
 
-def _chosen(policies: Sequence[str], words: Experiment, engine: Engine) -> tuple[Chosen, list[str]]:
+def _chosen(policies: Sequence[str], settings: Experiment, engine: Engine) -> tuple[Chosen, list[str]]:
     """The policies by what the user called them, each made once so that mistakes show before the work."""
     wanted, notes = list(policies), []
     if ALL in wanted:
@@ -140,13 +140,13 @@ def _chosen(policies: Sequence[str], words: Experiment, engine: Engine) -> tuple
             notes.append(f"left out, for want of parameters: {', '.join(left_out)}")
     chosen: Chosen = {}
     for text in wanted:
-        name, settings = split_name(text)
+        name, values = split_name(text)
         own = policy_parameters(name)
-        settings = {key: value for key, value in words.set.items() if key in own} | settings
-        make_policy(name, settings, engine)
+        values = {key: value for key, value in settings.set.items() if key in own} | values
+        make_policy(name, values, engine)
         if text in chosen:
             raise InputError(f"policy {text!r} is there twice; drop one")
-        chosen[text] = name, settings
+        chosen[text] = name, values
     return chosen, notes
 
 

@@ -29,7 +29,7 @@ FORM = "write METRIC=TIME@STATISTIC:CLASS, such as ttft=500ms@p50 or tbt=100ms@p
 class Level(NamedTuple):
     """One service level: a statistic of a metric, of one class of requests ("": of all), within a limit.
 
-    Without a statistic it is a promise that policies are told of and nobody checks.
+    Without a statistic it is a promise that policies know and that is not checked.
     """
 
     metric: str
@@ -55,7 +55,7 @@ def parse_levels(texts: Sequence[str]) -> tuple[Level, ...]:
     if not any(level.statistic for level in levels):
         raise InputError(
             "--slo names no level to keep: say which statistic, such as ttft=500ms@p50; without one it is a "
-            "promise that policies know and nobody checks"
+            "promise that policies know and that is not checked"
         )
     return tuple(levels)
 

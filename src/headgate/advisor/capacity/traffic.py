@@ -157,7 +157,7 @@ def own_rate(trace: Workload, remedy: str = "drop --as-recorded") -> float:
     """Requests per second of a trace as recorded."""
     span = float(trace.arrival[-1] - trace.arrival[0])
     if not span > 0:
-        raise InputError(f"the trace has no arrival times, or only one, so nobody knows its rate; {remedy}")
+        raise InputError(f"the trace has no arrival times, or only one, so its rate is unknown; {remedy}")
     return (len(trace) - 1) / span
 
 

@@ -123,7 +123,7 @@ def least_engines(rate: float, bound: Bound) -> int:
 
 
 def plan_engines(
-    words: Experiment,
+    settings: Experiment,
     ways: dict[str, Way],
     levels: tuple[Level, ...],
     options: SearchSettings,
@@ -131,31 +131,31 @@ def plan_engines(
     progress: Progress,
 ) -> EnginesPlan:
     """Search every way for itself, from the bound up, on the same requests."""
-    words = _without_fleet(words)
-    card = load_card(words.card)
-    engine = make_engine(words, card)
-    rate, traffic = _load(words, levels, options, engine)
+    settings = _without_fleet(settings)
+    card = load_card(settings.card)
+    engine = make_engine(settings, card)
+    rate, traffic = _load(settings, levels, options, engine)
     bound = _bound(engine, traffic, card.name)
     least = _fits(rate, bound, options.most_engines)
-    traffic = _enough(words, traffic, least)
-    seeds = range(words.seed, words.seed + (options.seeds if traffic.drawn else 1))
+    traffic = _enough(settings, traffic, least)
+    seeds = range(settings.seed, settings.seed + (options.seeds if traffic.drawn else 1))
     searches = {name: Fewest(least, options.most_engines) for name in ways}
     case = FleetCase(serve, traffic, rate, engine.running)
     outcomes = search_fewest(case, ways, searches, seeds, options.jobs or 1, progress)
-    notes = partly(words, fleet=True)
+    notes = partly(settings, fleet=True)
     notes += [] if traffic.drawn else ["a trace as recorded is one sample of traffic: no interval"]
     left = [name for name, search in searches.items() if search.next() is not None]
     notes += [f"interrupted: the search for {name} is unfinished" for name in left]
     tried = {name: search for name, search in searches.items() if search.tried}
     notes += _stopped(tried, outcomes, seeds)
-    drawn = "mix" if words.classes else words.workload
-    name = f"trace {words.trace}" if words.trace else f"{drawn} lengths"
+    drawn = "mix" if settings.classes else settings.workload
+    name = f"trace {settings.trace}" if settings.trace else f"{drawn} lengths"
     names = [str(level) for level in levels if level.statistic]
     tell = Teller(names, outcomes, seeds, rate / bound.rate)
     found = tuple(tell.found(each, ways[each], search) for each, search in tried.items())
     notes += _nearly_full(found, traffic.requests / rate)
     counts = rate, traffic.requests, len(seeds), options.most_engines
-    bounds = bound, _fluid(words, rate)
+    bounds = bound, _fluid(settings, rate)
     return EnginesPlan(
         card.name, name, engine, levels, traffic.classes, *counts, *bounds, found, tuple(notes), bool(left)
     )
@@ -204,39 +204,43 @@ def _nearly_full(found: Sequence[FleetFound], seconds: float) -> list[str]:
     ]
 
 
-def _without_fleet(words: Experiment) -> Experiment:
-    """The same without a fleet's own words, which have done their work."""
-    left = {name: getattr(words, name) for name in words.model_fields_set - set(ManyEngines.model_fields)}
+def _without_fleet(settings: Experiment) -> Experiment:
+    """The same without a fleet's own settings, which have done their work."""
+    left = {
+        name: getattr(settings, name) for name in settings.model_fields_set - set(ManyEngines.model_fields)
+    }
     return Experiment.model_construct(set(left), **left)
 
 
 def _load(
-    words: Experiment, levels: tuple[Level, ...], options: SearchSettings, engine: Engine
+    settings: Experiment, levels: tuple[Level, ...], options: SearchSettings, engine: Engine
 ) -> tuple[float, Traffic]:
     """Requests per second of the whole fleet, and who they are."""
-    if words.rate and words.scale_rate:
+    if settings.rate and settings.scale_rate:
         raise InputError("--rate and --scale-rate both set the load; drop one of the two")
-    who = words.model_copy(update={"rate": None, "scale_rate": None})
+    who = settings.model_copy(update={"rate": None, "scale_rate": None})
     traffic = make_traffic(who, levels, options.classes, FEWEST, options.as_recorded, engine)
-    if words.rate:
-        return words.rate, traffic
+    if settings.rate:
+        return settings.rate, traffic
     if traffic.trace is None:
         raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
-    return own_rate(traffic.trace, "give --rate") * (words.scale_rate or 1.0), traffic
+    return own_rate(traffic.trace, "give --rate") * (settings.scale_rate or 1.0), traffic
 
 
-def _enough(words: Experiment, traffic: Traffic, least: int) -> Traffic:
+def _enough(settings: Experiment, traffic: Traffic, least: int) -> Traffic:
     """So many requests that every engine is busy for a while."""
-    if words.requests or traffic.recorded:
+    if settings.requests or traffic.recorded:
         return traffic
     return replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
 
 
-def _fluid(words: Experiment, rate: float) -> float:
+def _fluid(settings: Experiment, rate: float) -> float:
     """Engines that serve everybody in the model of gate-and-route, with the whole step for a chunk."""
-    plain = words.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
+    plain = settings.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
     who = demand(plain, (), CLUSTERS)
-    seated = words.model_copy(update={"budget": make_engine(words, load_card(words.card)).batch_tokens})
+    seated = settings.model_copy(
+        update={"budget": make_engine(settings, load_card(settings.card)).batch_tokens}
+    )
     pace, _, _ = make_pace(seated, StepSettings(), who)
     return fluid_bound(Instance(who.flows, pace, Prices(1.0, 1.0)).checked())
 

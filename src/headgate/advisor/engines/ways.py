@@ -37,13 +37,13 @@ class Serving:
     asynchronous: bool = False
 
     @classmethod
-    def of(cls, words: Experiment) -> Serving:
-        """As the words say."""
-        prompt = PRICES.prompt if words.prompt_price is None else words.prompt_price
-        output = PRICES.output if words.output_price is None else words.output_price
-        engine = make_engine(words, load_card(words.card))
+    def of(cls, settings: Experiment) -> Serving:
+        """As the settings say."""
+        prompt = PRICES.prompt if settings.prompt_price is None else settings.prompt_price
+        output = PRICES.output if settings.output_price is None else settings.output_price
+        engine = make_engine(settings, load_card(settings.card))
         prices = Prices(prompt, output)
-        return cls(engine, transfer_time(words), prices, words.watchdog, words.asynchronous)
+        return cls(engine, transfer_time(settings), prices, settings.watchdog, settings.asynchronous)
 
     def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
         """One run; one that could not go on is an error, and so is a fleet too small for its router."""
@@ -62,23 +62,25 @@ class Serving:
         return run
 
 
-def make_ways(routers: Sequence[str], policies: Sequence[str], words: Experiment) -> dict[str, Way]:
+def make_ways(routers: Sequence[str], policies: Sequence[str], settings: Experiment) -> dict[str, Way]:
     """Every router with every policy, by what the user called them; mistakes show before the work."""
     if ALL in policies:
         raise InputError("--policy all is too much for a search over fleets; name the policies to try")
-    engine = make_engine(words, load_card(words.card))
+    engine = make_engine(settings, load_card(settings.card))
     found: dict[str, Way] = {}
     for router_text in routers:
         router, router_own = split_name(router_text, "router")
-        shared = {key: value for key, value in words.set_router.items() if key in router_parameters(router)}
+        shared = {
+            key: value for key, value in settings.set_router.items() if key in router_parameters(router)
+        }
         asked = router_settings(router, shared | router_own)
         for text in policies:
             policy, own = split_name(text)
             mine = policy_parameters(policy)
-            settings = {key: value for key, value in words.set.items() if key in mine} | own
-            make_policy(policy, settings, engine)
+            values = {key: value for key, value in settings.set.items() if key in mine} | own
+            make_policy(policy, values, engine)
             name = f"{router_text} + {text}"
             if name in found:
                 raise InputError(f"{name!r} is there twice; drop one")
-            found[name] = Way(router, policy, asked, settings)
+            found[name] = Way(router, policy, asked, values)
     return found

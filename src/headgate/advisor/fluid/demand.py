@@ -39,7 +39,7 @@ def demand(words: Experiment, classes: tuple[str, ...], clusters: int) -> Demand
     if classes:
         for word in NOT_WITH_CLASSES:
             if word in words.model_fields_set and getattr(words, word) not in (None, ()):
-                raise InputError(f"--class and {flag(word)}: both say who comes; drop one of the two")
+                raise InputError(f"--class and {flag(word)}: both describe the requests; drop one of the two")
         flows = tuple(_flow(text, words.patience) for text in classes)
         return Demand("classes as given", flows, _context(flows))
     rate = _rate_known(words)
@@ -130,7 +130,7 @@ def _rate_known(words: Experiment) -> float | None:
 def _own_rate(workload: Workload) -> float:
     span = float(workload.arrival[-1] - workload.arrival[0])
     if span <= 0:
-        raise InputError("the trace has no arrival times, or only one, so nobody knows its rate; give --rate")
+        raise InputError("the trace has no arrival times, or only one, so its rate is unknown; give --rate")
     return (len(workload) - 1) / span
 
 
@@ -148,7 +148,7 @@ def _flow(text: str, patience: float | None) -> Flow:
         if not equals:
             raise InputError(f"{about}{part!r} is not NAME=VALUE; write it as prompt=300")
         if key not in (*NUMBERS, "patience"):
-            raise unknown(f"word of --class {name.strip()}", key, (*NUMBERS, "patience"))
+            raise unknown(f"setting of --class {name.strip()}", key, (*NUMBERS, "patience"))
         if key in found:
             raise InputError(f"{about}{key} is given twice; drop one of the two")
         found[key] = _number(about + key, value, key == "patience")

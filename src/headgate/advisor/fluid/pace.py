@@ -20,7 +20,7 @@ CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told oth
 PAPER_SEATS, PAPER_CHUNK = 16, 256  # with step costs as numbers
 
 
-def make_levels(words: Experiment, asked: LevelSettings, roles: Staffing | None) -> Levels:
+def make_levels(settings: Experiment, asked: LevelSettings, roles: Staffing | None) -> Levels:
     """Service levels as asked; a fixed number of mixed engines caps those that prefill."""
     served: dict[str, float] = {}
     for text in asked.serve:
@@ -35,7 +35,7 @@ def make_levels(words: Experiment, asked: LevelSettings, roles: Staffing | None)
     return Levels(
         asked.prefill_fairness,
         asked.decode_fairness,
-        words.tpot,
+        settings.tpot,
         tpot_over=asked.tpot_over,
         served=served,
         prefilling=roles.mixed / roles.engines if roles else 1.0,
@@ -54,32 +54,32 @@ def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
     return fixed_staff(engines, mixed, solo)
 
 
-def make_pace(words: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+def make_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
     """The engine's speeds: from three numbers, or from a card at the seats and contexts of these classes."""
     costs = asked.costs
     if not costs:
-        return _card_pace(words, asked, who)
+        return _card_pace(settings, asked, who)
     missing = next((name for name, text in costs.items() if text is None), None)
     if missing:
         raise InputError(f"{missing} is missing; give all three step costs, or none")
-    if "card" in words.model_fields_set:
+    if "card" in settings.model_fields_set:
         raise InputError("--card and step costs as numbers; the numbers replace a card, drop one of the two")
     fixed, per_token, alone = (duration(str(text)) for text in costs.values())
     if alone <= 0:
         raise InputError("--solo-step 0; a decode step takes time, give such as 22ms")
-    seats = words.slots or PAPER_SEATS
+    seats = settings.slots or PAPER_SEATS
     chunk = PAPER_CHUNK if asked.chunk is None else asked.chunk
     return Pace(seats, chunk, fixed, per_token, 1 / alone, asked.whole_chunks), "step costs as given", ()
 
 
-def _card_pace(words: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+def _card_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
     """A straight line through the card's mixed steps at this chunk, and its decode step with all seats."""
-    card = load_card(words.card)
-    engine = make_engine(words, card)
+    card = load_card(settings.card)
+    engine = make_engine(settings, card)
     seats, context = engine.running, who.context
     chunk = asked.chunk
     if chunk is None:
-        chunk = words.budget - seats + 1 if words.budget else CHUNK
+        chunk = settings.budget - seats + 1 if settings.budget else CHUNK
     if chunk < 1 or chunk + seats - 1 > engine.batch_tokens:
         raise InputError(
             f"a chunk of {chunk} tokens beside {seats - 1} decodes does not fit the step's budget of "

@@ -114,16 +114,16 @@ def _point(point: Point) -> dict[str, float | None]:
 
 
 def make_fluid_plan(
-    words: Experiment, fleet: FleetSettings, steps: StepSettings, asked: LevelSettings
+    settings: Experiment, fleet: FleetSettings, steps: StepSettings, asked: LevelSettings
 ) -> FluidAnswer:
     """The whole answer."""
-    engines, roles = fleet.size(words), _checked(words, fleet)
-    who = demand(words, fleet.classes, fleet.clusters)
-    pace, costs, notes = make_pace(words, steps, who)
+    engines, roles = fleet.size(settings), _checked(settings, fleet)
+    who = demand(settings, fleet.classes, fleet.clusters)
+    pace, costs, notes = make_pace(settings, steps, who)
     flows = tuple(replace(flow, rate=flow.rate / engines) for flow in who.flows)
-    prices = Prices(*fleet.prices(words))
+    prices = Prices(*fleet.prices(settings))
     instance = Instance(flows, pace, prices, SEPARATE if fleet.separate else BUNDLED).checked()
-    levels = make_levels(words, asked, roles)
+    levels = make_levels(settings, asked, roles)
     plan = plan_fluid(instance, levels)
     more, less = (_gain(instance, levels, plan, engines, change) for change in (1, -1))
     return FluidAnswer(
@@ -138,16 +138,16 @@ def make_fluid_plan(
         {name: elasticity(instance, name, levels) for name in PARAMETERS},
         tuple(_frontier(instance, levels, plan, asked.frontier)),
         (*who.notes, *notes, *_warnings(plan)),
-        {} if steps.costs else _per_second(words, who, prices),
+        {} if steps.costs else _per_second(settings, who, prices),
     )
 
 
-def _per_second(words: Experiment, who: Demand, prices: Prices) -> dict[str, float]:
+def _per_second(settings: Experiment, who: Demand, prices: Prices) -> dict[str, float]:
     """Value over the least time a request takes from an engine that runs as much as it can in every step.
 
     The plan's own order of classes prices one prompt at a time, which real engines do not run.
     """
-    engine = make_engine(words, load_card(words.card))
+    engine = make_engine(settings, load_card(settings.card))
     limits, found = (engine.running, engine.batch_tokens, engine.kv_tokens), {}
     for flow in who.flows:
         lengths = Requests.of([max(flow.prompt, 1.0)], [max(flow.output - 1, 0.0)])
@@ -155,21 +155,21 @@ def _per_second(words: Experiment, who: Demand, prices: Prices) -> dict[str, flo
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
-def _checked(words: Experiment, fleet: FleetSettings) -> Staffing | None:
+def _checked(settings: Experiment, fleet: FleetSettings) -> Staffing | None:
     """The roles the user asks for, if any; what cannot be is refused before anything is read."""
-    engines = fleet.size(words)
+    engines = fleet.size(settings)
     if engines < 1:
         raise InputError(f"--engines {engines}; give at least 1")
     if engines > MOST_ENGINES:
         raise InputError(f"--engines {engines}; a plan is exact up to {MOST_ENGINES:,}, give fewer")
-    if words.slots is not None and words.slots < 2:
+    if settings.slots is not None and settings.slots < 2:
         raise InputError(
-            f"--slots {words.slots}; give at least 2 seats: a prompt takes one beside the decodes"
+            f"--slots {settings.slots}; give at least 2 seats: a prompt takes one beside the decodes"
         )
     if not 1 <= fleet.clusters <= MOST_CLUSTERS:
         raise InputError(f"--clusters {fleet.clusters}; give 1 to {MOST_CLUSTERS}")
     for word in NO_LEVELS_HERE:
-        if word in words.model_fields_set and getattr(words, word) is not None:
+        if word in settings.model_fields_set and getattr(settings, word) is not None:
             raise InputError(
                 f"--{word} is no level of a fluid plan, which knows rates and no single wait; drop it, or "
                 "ask headgate plan capacity --find engines"

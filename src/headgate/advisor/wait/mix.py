@@ -58,7 +58,7 @@ def check_wishes(wishes: WaitSettings) -> None:
         raise InputError("--every looks at when requests come, --load has no times; give --rate or a trace")
 
 
-def gathered_mix(words: Experiment, wishes: WaitSettings, workload: Workload, engine: Engine) -> Mix:
+def gathered_mix(settings: Experiment, wishes: WaitSettings, workload: Workload, engine: Engine) -> Mix:
     """Types are the kinds of the workload, or groups by output length where the wishes say so.
 
     Where rates change (`every`), each type comes as often as in its own busiest window: (13) for types.
@@ -66,7 +66,7 @@ def gathered_mix(words: Experiment, wishes: WaitSettings, workload: Workload, en
     prompts, decodes = (lengths.astype(np.int64) for lengths in served_lengths(workload, engine))
     fits = workload.prompt < engine.longest
     kind, arrival = workload.kind[fits], workload.arrival[fits]
-    rate = _rate(words, wishes, workload)
+    rate = _rate(settings, wishes, workload)
     names = [each.name for each in workload.kinds]
     split = "kind"
     if wishes.types is not None:
@@ -89,11 +89,11 @@ def gathered_mix(words: Experiment, wishes: WaitSettings, workload: Workload, en
     return Mix(shown, parts, split, prompt, decodes.astype(np.float64), arrival, rate)
 
 
-def _rate(words: Experiment, wishes: WaitSettings, workload: Workload) -> float:
+def _rate(settings: Experiment, wishes: WaitSettings, workload: Workload) -> float:
     """Requests per second; any, where the load is to be a share of what the card can carry."""
     span = _span(workload.arrival)
     if wishes.load is not None:
-        if words.rate or words.clients or words.trace:
+        if settings.rate or settings.clients or settings.trace:
             raise InputError("--load scales the rate, but another load is given; drop one of the two")
         return 1.0
     if workload.closed or span <= 0:
@@ -101,7 +101,7 @@ def _rate(words: Experiment, wishes: WaitSettings, workload: Workload) -> float:
             "thresholds of WAIT are for a rate; give --rate, a trace with its own times, or --load 0.9 for a "
             "share of what the card can carry"
         )
-    return words.rate or (len(workload) - 1) / span
+    return settings.rate or (len(workload) - 1) / span
 
 
 def scaled(mix: Mix, factor: float) -> Mix:

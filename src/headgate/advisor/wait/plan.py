@@ -1,4 +1,4 @@
-"""WAIT and Nested WAIT planned from the words of a run: thresholds, and the memory they need."""
+"""WAIT and Nested WAIT planned from the settings of a run: thresholds, and the memory they need."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class WaitPlan:
         }
 
     def policies(self) -> dict[str, dict[str, str]]:
-        """The two policies with these thresholds, as words."""
+        """The two policies with these thresholds, as settings."""
         sizes = zip(self.mix.names, self.thresholds.sizes, strict=True)
         named = "+".join(f"{name}={size:.4g}" if name else f"{size:.4g}" for name, size in sizes)
         split = {} if self.mix.split == "kind" else {"split": self.mix.split}
@@ -161,26 +161,26 @@ class WaitPlan:
         }
 
 
-def plan_wait(words: Experiment, wishes: WaitSettings) -> WaitPlan:
+def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
     """All of it; an InputError where the load is unstable or given thresholds violate a condition."""
     check_wishes(wishes)
-    card = load_card(words.card)
-    engine = make_engine(words, card)
-    workload, bad = make_workload(enough(words))
+    card = load_card(settings.card)
+    engine = make_engine(settings, card)
+    workload, bad = make_workload(enough(settings))
     notes = _notes(bad.count, too_long(workload, engine), len(workload), wishes)
-    mix = gathered_mix(words, wishes, workload, engine)
+    mix = gathered_mix(settings, wishes, workload, engine)
     lines = lines_of(engine.cost, mix.parts, engine.kv_tokens)
     most = mix.rate * most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
     if wishes.load is not None:
         mix = scaled(mix, wishes.load * most / mix.rate)
-    pace = _pace_or_why(lines, mix, engine, lambda roomy: gathered_mix(words, wishes, workload, roomy))
-    chosen = _chosen(lines, mix.parts, pace, words.tpot)
+    pace = _pace_or_why(lines, mix, engine, lambda roomy: gathered_mix(settings, wishes, workload, roomy))
+    chosen = _chosen(lines, mix.parts, pace, settings.tpot)
     thresholds = along_the_ray(lines, mix.parts, chosen)
     whole, why_not = _whole(lines, mix.parts, engine.kv_tokens, wishes.slack)
     nested, why_not_nested = _nested_or_why(lines, mix, wishes, engine)
     plan = WaitPlan(
         source=f"card {card.name}",
-        workload=f"trace {words.trace}" if words.trace else f"{workload.name} lengths",
+        workload=f"trace {settings.trace}" if settings.trace else f"{workload.name} lengths",
         capacity=engine.kv_tokens,
         wishes=wishes,
         mix=mix,

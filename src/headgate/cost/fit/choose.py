@@ -162,8 +162,8 @@ def _held_out(problem: Problem, law: Law) -> Floats:
     for number in np.unique(folds):
         out = folds == number
         found, _ = problem.solve(law, ~out)
-        told = problem.one_line(law, found)
-        errors[out] = np.minimum(np.abs(told / pieces.seconds - 1), WORST)[out]
+        predicted = problem.predicted(law, found)
+        errors[out] = np.minimum(np.abs(predicted / pieces.seconds - 1), WORST)[out]
     _, unit = np.unique(blocks * len(KINDS) + pieces.kind, return_inverse=True)
     means: Floats = np.bincount(unit, errors) / np.bincount(unit)
     return means

@@ -146,7 +146,7 @@ def seconds(terms: WorkTerms, table: StepTable) -> Floats:
 
 
 def offered(table: StepTable) -> tuple[str, ...]:
-    """Extras the table can tell anything about: known in every row, and there in more than one part."""
+    """Extras the table can identify: known in every row, and present in more than one part."""
     fewest = min(2, len(np.unique(table.part)))
     found = []
     for name, column in EXTRAS.items():
@@ -157,7 +157,7 @@ def offered(table: StepTable) -> tuple[str, ...]:
 
 
 def host_can_show(table: StepTable) -> bool:
-    """Were small batches timed, in two parts? Only there can the host be told from the GPU."""
+    """Were small batches timed, in two parts? Only there can host and GPU be separated."""
     fewest = min(2, len(np.unique(table.part)))
     small = (table.kind == DECODE) & (table.decodes <= SMALL)
     return len(np.unique(table.part[small])) >= fewest
@@ -166,7 +166,7 @@ def host_can_show(table: StepTable) -> bool:
 def offered_floors(table: StepTable) -> tuple[int, ...]:
     """Numbers of tokens that may be the least charged for: half as many decodes were timed, in two parts.
 
-    Without them a floor would be a guess about batches nobody has seen.
+    Without them a floor would be a guess about batches that were not timed.
     """
     fewest = min(2, len(np.unique(table.part)))
     alone = table.kind == DECODE

@@ -32,7 +32,7 @@ class Fitted:
     terms: WorkTerms
     intervals: dict[str, tuple[float, float]]
     quality: Quality
-    host: HostTerms | None = None  # None: the steps do not tell
+    host: HostTerms | None = None  # None: the steps do not show it
 
     def card(self) -> Card:
         """The card, ready to be saved."""

@@ -19,7 +19,7 @@ START = (0.002, 2e-5, 0.01, 0.03)  # seconds; where the search begins, and its s
 
 
 def fit_host(table: StepTable, terms: WorkTerms, graph: int = 0) -> HostTerms | None:
-    """The law of `HostTerms`, beside what the GPU takes by `terms`; None where the table cannot tell.
+    """The law of `HostTerms`, beside what the GPU takes by `terms`; None where the table does not show it.
 
     A decode step after a decode step ends when the GPU has done it or when the host, busy with the next step,
     looks, whichever is later (see `drivers.ahead`): its time is max(c, H of the next step). Before decodes
@@ -32,7 +32,7 @@ def fit_host(table: StepTable, terms: WorkTerms, graph: int = 0) -> HostTerms | 
     then = table.take(first + 1)
     gpu = seconds(WorkCost(terms).unhosted().terms, table)[first]
     columns, groups = _columns(then, graph)
-    if graph and columns[:, 2:].sum(axis=0).min() < FEWEST:  # too few of one kind to tell the two apart
+    if graph and columns[:, 2:].sum(axis=0).min() < FEWEST:  # too few of one kind to separate the two
         graph = 0
         columns, groups = _columns(then, graph)
     if columns[:, 2:].sum() < FEWEST:

@@ -60,8 +60,8 @@ class Problem:
         self._held.clear()
         self._starts = [*self._guesses, *self._known]
 
-    def one_line(self, law: Law, found: Floats) -> Floats:
-        """What a law with coefficients says of each piece."""
+    def predicted(self, law: Law, found: Floats) -> Floats:
+        """Seconds of each piece by a law with these coefficients."""
         units, sums = self._columns(law)
         if not law.host:
             plain: Floats = sums @ found
@@ -138,7 +138,7 @@ class Problem:
         return self._robust(self._summed(np.hstack((of_gpu, of_host))), use, weights)
 
     def _error(self, law: Law, found: Floats) -> float:
-        errors = np.minimum(np.abs(self.one_line(law, found) / self.pieces.seconds - 1), WORST)
+        errors = np.minimum(np.abs(self.predicted(law, found) / self.pieces.seconds - 1), WORST)
         return float(np.average(errors, weights=self._balance))
 
     def _robust(self, sums: Floats, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:
@@ -158,7 +158,7 @@ class Problem:
 
     def _level(self, law: Law, found: Floats, use: Rows) -> float:
         """A factor that makes sums right: what a fit ignores as jitter takes time all the same."""
-        real, said = self.pieces.seconds[use], self.one_line(law, found)[use]
+        real, said = self.pieces.seconds[use], self.predicted(law, found)[use]
         sane = np.abs(said / real - 1) < WILD
         kinds = self.pieces.kind[use]
         ratios = []

@@ -1,4 +1,4 @@
-"""What routers that choose an engine at once keep: who was given to it and waits, and whose load is least."""
+"""State of routers that choose an engine at once: assigned requests that wait, and the least load."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SPARE = 64  # rows of the heap beyond some per engine before it is made anew
 class Lines:
     """Requests that were given to an engine and are not sent there yet, first come first served.
 
-    Where engines take whatever they are sent, nobody ever waits in one.
+    Where engines take whatever they are sent, no request ever waits in one.
     """
 
     def __init__(self, engines: Iterable[int], has_room: Callable[[Replica], bool]) -> None:
         self._lines: dict[int, OrderedDict[int, None]] = {engine: OrderedDict() for engine in engines}
         self._has_room = has_room
-        self._given: dict[int, int] = {}  # who waits in which line
+        self._given: dict[int, int] = {}  # request: its line
         self._touched: list[int] = []  # engines on which something has changed
 
     def give(self, id: int, engine: int) -> None:
@@ -42,11 +42,11 @@ class Lines:
             self._touched.append(engine)
 
     def strangers(self, waiting: Iterable[Mapping[int, Request]]) -> list[Request]:
-        """Those who wait and were given to nobody: a router that takes over half-way must do that."""
+        """Waiting requests without an engine: a router that takes over half-way must assign them."""
         return [request for queue in waiting for request in queue.values() if request.id not in self._given]
 
     def next(self, fleet: Fleet) -> tuple[int, int] | None:
-        """Somebody whose engine has room, and that engine; None: nobody now."""
+        """A request whose engine has room, and that engine; None: there is none now."""
         while self._touched:
             engine = self._touched[-1]
             line = self._lines[engine]

@@ -23,7 +23,7 @@ TOO_FULL = 1.25  # times the mean load, beyond which an engine passes its sessio
 class Balance(RoutePolicy):
     """Chooses an engine when a request arrives; it is sent there as soon as there is room.
 
-    The load of an engine is what `weigh` says of everybody who was given to it and has not left.
+    The load of an engine is the sum of `weigh` over the requests assigned to it that have not left.
     """
 
     sends_at_once = True
@@ -33,7 +33,7 @@ class Balance(RoutePolicy):
             raise InputError(f"{engines} engines; give at least 1")
         self.engines = engines
         self.loads = Loads(range(engines))
-        self._weights: dict[int, tuple[int, int]] = {}  # who weighs how much on which engine
+        self._weights: dict[int, tuple[int, int]] = {}  # request: its weight and engine
         self._lines = Lines(range(engines), lambda replica: replica.idle)
         self._adopted = False
 
@@ -69,14 +69,14 @@ class Balance(RoutePolicy):
             self._lines.touch(engine)
 
     def route(self, fleet: Fleet) -> Routing:
-        """Somebody whose engine has room, in the order they were given to it."""
+        """A request whose engine has room, in the order of assignment."""
         if not self._adopted:
             self._adopt(fleet)
         found = self._lines.next(fleet)
         return STAY if found is None else Routing((Move(*found),))
 
     def _adopt(self, fleet: Fleet) -> None:
-        """Those who waited before it was there; of everybody else it has heard."""
+        """Requests that waited before this router took over; it was notified of all others."""
         self._adopted = True
         for stranger in self._lines.strangers(fleet.queues.values()):
             self.arrived(stranger, fleet.now)

@@ -104,7 +104,7 @@ class AdaptiveExclusive(Exclusive):
         estimates = {"share": self._share, "output": self.lengths.output, "prompt": self.lengths.prompt}
         return {**super().gauges(), **estimates}
 
-    # -- what it hears ------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------
 
     def prefilled(self, request: Request, now: float) -> None:
         """It decodes from now on."""
@@ -200,10 +200,10 @@ class AdaptiveExclusive(Exclusive):
             self.slots, self.refill = self._next.slots, self._next.refill
             self._next = None
 
-    # -- who may enter ------------------------------------------------------------------------------
+    # -- admission ----------------------------------------------------------------------------------
 
     def look(self, view: View) -> None:
-        """Learn the engine's limits, which plans need; for whoever calls `plan` seldom."""
+        """Learn the engine's limits, which plans need; for callers that ask `plan` seldom."""
         self._memory = view.kv_total, view.limits.block
         self._step_tokens = view.limits.batch_tokens
 

@@ -1,4 +1,4 @@
-"""The decode phase counted exactly when age tells nothing: a chain that loses some at each iteration."""
+"""The decode phase counted exactly when ends do not depend on age: a chain that loses some per step."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Exclusive(BatchPolicy):
             prompts = tuple(sorted(prompts, key=lambda id: id not in view.prefilling))
         if self.pieces is None:
             return Plan(NONE, prompts, until=Until(prefills=len(prompts)))
-        if not view.decoding:  # nobody waits for a token until the first prompt is done
+        if not view.decoding:  # no decode waits until the first prompt is done
             return Plan(NONE, prompts, until=Until(prefills=1))
         tokens, steps = self.pieces.next_piece(view, prompts)
         return Plan(NONE, prompts, tokens, until=Until(steps=steps, prefills=len(prompts)))

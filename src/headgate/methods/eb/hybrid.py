@@ -29,7 +29,7 @@ class ExclusivePlus(BatchPolicy):
     Starts mixed. Every `review` completions, and at once when demand has doubled, it predicts the rate of
     both from the step cost, the lengths seen and the smoothed demand, and changes its mind only for more
     than `margin`, and not before `dwell` seconds have passed. A change waits for the end of a refill;
-    prompts that mixed batching left half-done are finished first, and nobody is admitted meanwhile.
+    prompts that mixed batching left half-done are finished first, and no request is admitted meanwhile.
 
     Parameters:
         slots: as in `mixed`.
@@ -105,7 +105,7 @@ class ExclusivePlus(BatchPolicy):
         own = {"exclusive": self._in_exclusive, "gain": self._gain, "demand": self._smoothed.value or 0.0}
         return {**own, **self.exclusive.gauges()}
 
-    # -- what it hears; EB learns in both modes --------------------------------------------------------
+    # -- events; EB learns in both modes ---------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
         """One more."""

@@ -34,7 +34,7 @@ class Pieces:
     def next_piece(self, view: View, prompts: Iterable[int] = ()) -> tuple[int, int]:
         """Tokens per step and steps of the piece to run now; the same until it has run."""
         if not self._left:
-            # Whoever is completed in the piece decodes in the step after it: count them, then cut once more.
+            # Prompts completed in the piece decode in the step after it: count them, then cut once more.
             tokens, steps = self._piece(view, 0, 0)
             room, joining = tokens * steps, 0
             for id in prompts:

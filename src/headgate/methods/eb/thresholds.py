@@ -21,7 +21,7 @@ class Threshold(NamedTuple):
 
 
 def base_share(ratio: float) -> float:
-    """The best share of seats to let run idle when age tells nothing: theta_0 of equation (3).
+    """The best share of seats to let run idle when ends do not depend on age: theta_0 of (3).
 
     It solves theta / (1 - theta) + log(1 - theta) = gamma, where gamma = p0 alpha_p / alpha_d, here `ratio`,
     is the fixed cost of a refill in decode iterations by the mean output. Batch size, prompts and all costs

@@ -15,16 +15,16 @@ from headgate.methods.fluid.plan import FluidPlan
 
 BUCKET = 5.0  # most admissions a class may save up
 FULL = 1 - 1e-6  # a bucket that holds one admission, but for rounding of the clock
-SHED_AFTER = 10.0  # seconds of its planned rate that a class nobody of which gives up may keep waiting
+SHED_AFTER = 10.0  # seconds of its planned rate that may wait in a class that never gives up
 
 
 class Admission:
-    """Whose prompt starts next, and who has no business waiting."""
+    """Which prompt starts next, and which requests to turn away."""
 
     closes = False  # are there kinds it never lets in?
 
     def choose(self, fleet: Fleet) -> str | None:
-        """The kind whose oldest request enters; None: nobody now."""
+        """The kind whose oldest request enters; None: none now."""
         raise NotImplementedError
 
     def refuse(self, fleet: Fleet) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ class Admission:
 
 
 class FirstCome(Admission):
-    """Whoever came first, of all kinds."""
+    """The request that came first, of all kinds."""
 
     def choose(self, fleet: Fleet) -> str | None:
         """The kind with the oldest head."""
@@ -60,7 +60,7 @@ class Strict(Admission):
         self.order = order
 
     def choose(self, fleet: Fleet) -> str | None:
-        """The first of the order who has somebody waiting."""
+        """The first kind of the order with a waiting request."""
         queues = fleet.queues
         for kind in self.order:
             if queues.get(kind):
@@ -72,10 +72,10 @@ class Occupancy(Admission):
     """The paper's gate (section 4.1): the kind furthest below its planned share of engines that prefill.
 
     The index is ξ = (X - n x*) / x*, whose smallest is the smallest X / x*. Ties: the queue that exceeds its
-    planned length most, then the plan's order. It never holds anybody back whom the plan serves at all. A
-    kind the plan does not serve (x* = 0, or not in the plan) is closed; those of it who never give up are
+    planned length most, then the plan's order. It never holds back a kind that the plan serves at all. A
+    kind the plan does not serve (x* = 0, or not in the plan) is closed; those of it that never give up are
     turned away, and so is what a throttled kind of that sort has waiting beyond some seconds of its rate.
-    With `spill` a closed kind enters while nobody else could and decode seats are plenty.
+    With `spill` a closed kind enters while no other could and decode seats are plenty.
     """
 
     def __init__(self, plan: FluidPlan, engines: int, spill: bool = False) -> None:
@@ -84,7 +84,7 @@ class Occupancy(Admission):
         self.closes = not spill
         self.targets: dict[str, tuple[float, float]] = {}  # x*, and the planned queue of the whole fleet
         self.throttled: dict[str, float] = {}  # admissions per second planned for kinds not served in full
-        self._shed: dict[str, int] = {}  # the most that may wait of kinds who never give up
+        self._shed: dict[str, int] = {}  # the most that may wait of kinds that never give up
         self._patient = {flow.name for flow in flows if flow.impatience > 0}
         self._watched: list[str] | None = None  # kinds of which some may have to be turned away
         columns = (flows, plan.prefill, plan.waiting, plan.prompts, plan.throttled)
@@ -98,7 +98,7 @@ class Occupancy(Admission):
                     self._shed[flow.name] = max(1, ceil(engines * rate * SHED_AFTER))
 
     def choose(self, fleet: Fleet) -> str | None:
-        """The smallest index among those who wait and are let in."""
+        """The smallest index among waiting kinds that are admitted."""
         chosen, least, longest = None, inf, -inf
         prefilling, queues = fleet.prefilling, fleet.queues
         for kind, (share, planned) in self.targets.items():
@@ -118,7 +118,7 @@ class Occupancy(Admission):
         return True
 
     def refuse(self, fleet: Fleet) -> tuple[int, ...]:
-        """Closed kinds that would wait for ever, and the newest of throttled ones who never give up."""
+        """Closed kinds that would wait for ever, and the newest of throttled ones that never give up."""
         if self._watched is None:  # the fleet's kinds are known from the first question on
             shut = [kind for kind in fleet.queues if kind not in self.targets and kind not in self._patient]
             self._watched = [] if self.spill else shut
@@ -131,14 +131,14 @@ class Occupancy(Admission):
         return tuple(refused)
 
     def _closed_one(self, fleet: Fleet) -> str | None:
-        """A kind the plan does not serve, while nobody waits for a decode seat and more are free than due."""
+        """A kind the plan does not serve, while no request waits for a decode seat and enough are free."""
         if fleet.handoff or fleet.free_seats <= sum(fleet.prefilling.values()):
             return None
         return next((k for k, queue in fleet.queues.items() if queue and k not in self.targets), None)
 
 
 class BackPressure(Occupancy):
-    """The same, but a throttled kind enters only while nobody waits for a decode seat and one is free.
+    """The same, but a throttled kind enters only while no request waits for a decode seat and one is free.
 
     Ours (GG-SP+). The paper's gate fills every prompt place that happens to be idle, which at finite n
     over-serves kinds whose prompts are cheap and whose decodes are not.
@@ -175,7 +175,7 @@ class TokenBucket(Occupancy):
             self._level[request.kind] = (self.level(request.kind, now) - 1.0, now)
 
     def wake(self, fleet: Fleet) -> float:
-        """When the first bucket of those who wait is full enough."""
+        """When the first bucket of a waiting kind is full enough."""
         times = [
             fleet.now + (1.0 - self.level(kind, fleet.now)) / rate
             for kind, rate in self.throttled.items()

@@ -22,7 +22,7 @@ class DensityDeep(RoutePolicy):
     The gates of the paper start one prompt per engine at a time. A policy that refills many seats at once
     (EB, EB+) then waits for prompts that the gate withholds. This one sends a request to the engine with
     the fewest requests as long as that has fewer than its seats and a share `spare` more, so the engine
-    always has prompts to choose from, and those whom the fleet cannot serve still wait before the gate.
+    always has prompts to choose from, and requests that the fleet cannot serve still wait before the gate.
     Where an engine takes one prompt at a time (the stochastic network) it is `density-first`.
 
     Values per decode token are those of the plan, which prices one prompt at a time. Where engines run

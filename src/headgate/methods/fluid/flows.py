@@ -23,12 +23,12 @@ class Flow:
     prompt: float  # P, mean tokens
     output: float  # D, mean tokens
     rate: float  # λ, arrivals per second and engine
-    impatience: float = 0.0  # θ, 1 / mean patience of those who wait; 0: nobody gives up
-    decode_impatience: float | None = None  # θ of those who wait for a decode seat; None: the same
+    impatience: float = 0.0  # θ, 1 / mean patience of waiting requests; 0: none gives up
+    decode_impatience: float | None = None  # θ of requests that wait for a decode seat; None: the same
 
     @property
     def gives_up(self) -> float:
-        """How fast one who waits for a decode seat gives up."""
+        """How fast a request that waits for a decode seat gives up."""
         return self.impatience if self.decode_impatience is None else self.decode_impatience
 
 
@@ -62,7 +62,7 @@ class Pace:
 
     @property
     def keeps_up(self) -> bool:
-        """Proposition 1: then the best bundled plan lets nobody wait for a decode seat."""
+        """Proposition 1: then the best bundled plan has no queue for decode seats."""
         return self.seats * self.ratio >= self.seats - 1
 
     @property

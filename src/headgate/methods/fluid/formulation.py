@@ -58,7 +58,7 @@ class Form:
         self.t = build.block("t") if tangents else slice(0, 0)
 
     def _balance(self, build: Builder) -> tuple[list[int], list[int]]:
-        """Rows φ and ψ: who arrives is prefilled or lost, who is prefilled is decoded or lost."""
+        """Rows φ and ψ: arrivals are prefilled or lost, prefilled requests are decoded or lost."""
         instance, arrivals, prefilled = self.instance, [], []
         step, speed = instance.pace.mixed_step, instance.pace.solo_speed
         for number, (flow, seconds) in enumerate(zip(instance.flows, instance.seconds(), strict=True)):

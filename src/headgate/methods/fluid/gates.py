@@ -45,7 +45,7 @@ class Gated(RoutePolicy):
         self._stage = Stage.WHOLE if placement is None else Stage.PREFILL
 
     def moved(self, request: Request, move: Move, now: float) -> None:
-        """The rules hear who entered and who found a seat."""
+        """Notify gate and placement of a request that entered or found a seat."""
         if move.stage is not Stage.DECODE:
             self.admission.entered(request, now)
         elif self.placement is not None:
@@ -151,7 +151,7 @@ class ServiceLevelRoute(Partitioned):
 
 
 class GeneralRoute(ServiceLevelRoute):
-    """The same for plans in which people wait for decode seats (EC.6): who gets one is drawn by kind."""
+    """The same for plans with a queue before decode (EC.6): the kind that gets a seat is drawn."""
 
     PLACEMENT = ByPoolAndKind
 

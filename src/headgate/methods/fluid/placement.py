@@ -19,13 +19,13 @@ def pick(members: Sequence[int], draw: Draw) -> int:
 
 
 class Placement:
-    """Who decodes where next; asked only while somebody waits for that."""
+    """Which request decodes where next; asked only while one waits for that."""
 
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
 
     def next(self, fleet: Fleet) -> Move | None:
-        """The next decode to start; None: nobody now."""
+        """The next decode to start; None: none now."""
         raise NotImplementedError
 
     def prefilled(self, request: Request) -> None:
@@ -121,7 +121,7 @@ class ByPool(Placement):
 class ByPoolAndKind(ByPool):
     """The general router (EC.6), for plans that let people wait for decode seats.
 
-    When a seat is free in a pool the kind is drawn by its planned rate there, among those who wait.
+    When a seat is free in a pool the kind is drawn by its planned rate there, among waiting kinds.
     """
 
     def __init__(self, plan: FluidPlan, draw: Draw) -> None:

@@ -62,7 +62,7 @@ class FluidPlan:
 
     @property
     def waiting(self) -> tuple[float, ...]:
-        """q_p*, waiting for prefill per engine; inf where they are turned away because nobody gives up."""
+        """q_p*, waiting for prefill per engine; inf where they are turned away because none gives up."""
         pairs = zip(self.prefill_loss, self.instance.flows, strict=True)
         return tuple(_queue(loss, flow.impatience) for loss, flow in pairs)
 
@@ -103,7 +103,7 @@ class FluidPlan:
 
     @property
     def token_tpot(self) -> float:
-        """Mean step time over tokens, which is what users see; (47)'s where nobody decodes."""
+        """Mean step time over tokens, which is what users see; (47)'s where no request decodes."""
         pace, mixed, solo = self.instance.pace, sum(self.mixed), sum(self.solo)
         tokens = mixed / pace.mixed_step + solo * pace.solo_speed
         return (mixed + solo) / tokens if tokens > 0 else self.tpot

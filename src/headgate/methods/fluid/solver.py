@@ -1,4 +1,4 @@
-"""A HiGHS model that is told only what changed since the last program."""
+"""A HiGHS model that is updated only where the program changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Infeasible(Exception):  # noqa: N818  (a verdict on the program, not a mis
 class Solver:
     """Solves programs of one shape after another, each from the basis of the one before.
 
-    A program with more or fewer rows or columns than the last is passed whole; otherwise HiGHS hears of the
+    A program with more or fewer rows or columns than the last is passed whole; otherwise HiGHS gets the
     differences and needs a few pivots instead of a fresh start.
     """
 

@@ -1,4 +1,4 @@
-"""Look-ahead: mixed batching that lets a prompt in only if nobody will run out of memory later."""
+"""Look-ahead: mixed batching that admits a prompt only if no request will run out of memory later."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Counts = NDArray[np.int64]
 
 
 class LookAhead(Mixed):
-    """Run every decode; let prompts in as they came while everybody's KV, grown to its end, will fit.
+    """Run every decode; admit prompts in order while the KV of all requests, grown to its end, fits.
 
     Of each request the output is predicted. Going through the steps at which requests are expected to end,
-    the KV of those who are then still here is added up; the first in the queue enters if the sum stays below
-    the memory at all of them. So nobody is evicted whose neighbours keep to their predictions. Requests that
-    start together also grow together, and what their common end will need stands empty until then: that is
+    the KV of requests that are then still here is added up; the first in the queue enters if the sum stays
+    below the memory at all of them. So no request is evicted if predictions hold. Requests that start
+    together also grow together, and the memory for their common end stays empty until then: that is
     what WAIT's staggered cohorts avoid.
 
     Parameters:
         slots: requests that may hold KV at once.
         budget: tokens in one step, decodes included.
         watermark: share of the KV to keep free, for predictions that are too short.
-        output: output tokens of a request that nobody predicts, until outputs have been seen; then their
+        output: output tokens of a request without a prediction, until outputs have been seen; then their
             mean. A request's own limit is never exceeded.
 
     Source: the baseline "look-ahead" that WAIT is compared with: first come, first served, lengths known.
@@ -51,20 +51,20 @@ class LookAhead(Mixed):
         self._outputs = Window(REMEMBERED)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Learn what to expect of those whom nobody predicts."""
+        """Learn what to expect of requests without a prediction."""
         if how in (End.STOPPED, End.LIMIT):
             self._outputs.update(request.generated)
             self._expected = self._outputs.value or self._expected
 
     def gauges(self) -> Mapping[str, float]:
-        """The output expected of those whom nobody predicts."""
+        """The output expected of requests without a prediction."""
         return {"output": self._expected}
 
     def plan(self, view: View) -> Plan:
         """All decodes; half-done prompts, then new ones while seats, budget and future memory last."""
         halves, tokens = view.prefilling, len(view.decoding) * view.limits.decode_width
         seats = min(self.slots, view.limits.running) - len(view.decoding) - len(halves)
-        if not view.waiting or seats <= 0 or tokens >= self.budget:  # nobody can enter, as there
+        if not view.waiting or seats <= 0 or tokens >= self.budget:  # no request can enter, as there
             return super().plan(view)
         entering, blocked = self._entering(view, seats, min(self.budget, view.limits.batch_tokens) - tokens)
         if not entering and not halves:
@@ -92,7 +92,7 @@ class LookAhead(Mixed):
     def _joined(
         self, steps: Counts, held: Counts, request: Request, line: _Line, view: View
     ) -> tuple[Counts, Counts]:
-        """Everybody's stay with one prompt more, which also stays while its chunks wait for room."""
+        """The stays of all requests with one prompt more, which also stays while its chunks wait for room."""
         its_steps, its_held = self._stays([request], view)
         return np.append(steps, its_steps + line.delay(request.todo)), np.append(held, its_held)
 
@@ -133,10 +133,10 @@ class _Line:
 def _blocked(steps: Counts, held: Counts, memory: float) -> int:
     """For how many steps, at least, they would not all fit; 0 where they do.
 
-    Whoever enters a step later is a token shorter then, so an excess lasts as long as it is large, or until
-    the moment itself has passed.
+    A request that enters a step later is a token shorter then, so an excess lasts as long as it is large,
+    or until the moment itself has passed.
     """
-    order = np.argsort(-steps, kind="stable")  # whoever stays longest first: the others are gone by then
+    order = np.argsort(-steps, kind="stable")  # the longest stay first: the others are gone by then
     ends = steps[order]
     excess = np.cumsum(held[order]) + np.arange(1, len(ends) + 1) * ends - memory
     return int(np.max(np.where(excess > 0, np.minimum(np.ceil(excess), ends), 0)))

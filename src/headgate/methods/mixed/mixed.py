@@ -19,8 +19,8 @@ class Mixed(BatchPolicy):
     """Run every decode in every step and fill what is left of the token budget with prompts.
 
     Prompts enter in the order of the queue; at most the last one of a step is cut. A prompt is let
-    in only when a seat is free; whether its KV fits is the engine's word, except that we do not ask
-    again and again for a prompt that cannot fit before somebody leaves.
+    in only when a seat is free; whether its KV fits is decided by the engine, except that we do not ask
+    again and again for a prompt that cannot fit before a request leaves.
 
     Parameters:
         slots: requests that may hold KV at once (`max_num_seqs`).
@@ -66,12 +66,12 @@ class Mixed(BatchPolicy):
             self._admit(view, seats, room, prompts)
         if not prompts:
             return NO_PLACE_LEFT
-        if len(prompts) == len(waiting) + len(prefilling):  # the same until somebody comes
+        if len(prompts) == len(waiting) + len(prefilling):  # the same until a request arrives
             return Plan(ALL, tuple(prompts), self.budget, until=ARRIVAL)
         return Plan(ALL, tuple(prompts), self.budget)
 
     def _admit(self, view: View, seats: int, room: int, prompts: list[int]) -> None:
-        """Add new prompts in the order of the queue; none if the first cannot fit before somebody leaves."""
+        """Add new prompts in the order of the queue; none if the first cannot fit before one leaves."""
         for request in view.waiting.values():
             if not prompts and not _fits(request, view):
                 return

@@ -61,7 +61,7 @@ class Sarathi(Ordered, Mixed):
         prompts += self._entering(view, seats, room)[0]
         if not prompts:
             return Plan(ALL, until=self.order.blocked)
-        if half_done == len(prompts) and not view.waiting:  # the same until somebody comes
+        if half_done == len(prompts) and not view.waiting:  # the same until a request arrives
             return Plan(ALL, tuple(prompts), self.budget, until=NOBODY_WAITS.until)
         return Plan(ALL, tuple(prompts), self.budget)
 

@@ -19,21 +19,21 @@ class Rad(BatchPolicy):
     """Prefill prompts one after the other until the decodes fill their tiles, then decode them all.
 
     A chosen prompt runs alone and to its end; decodes keep their KV meanwhile and get nothing. When a decode
-    has left and somebody waits, the next prompt runs. After `cycle` prompts none starts until all decodes
+    has left and a request waits, the next prompt runs. After `cycle` prompts none starts until all decodes
     have left. So every step but a prompt's last and the end of a cycle fills whole tiles of the GPU.
 
     Parameters:
         slots: requests that may hold KV at once; rounded down to whole tiles. The paper's is one tile.
         tile: tokens that one column tile of the GPU's matrix products holds, t_col.
         chunk: prompt tokens in a step, whole tiles. The paper's is one; see below.
-        cycle: prompts between two moments at which nobody decodes, n; at least `slots`. None: no bound, a
+        cycle: prompts between two moments without decodes, n; at least `slots`. None: no bound, a
             cycle ends when the engine runs empty, which loses the least.
         output: output tokens to keep KV for, until outputs have been seen.
 
     Source: arXiv 2508.01002, Algorithm 1. We differ: (a) steps of one tile wait for the weights on real GPUs
     and lose a quarter of the throughput, so `chunk` is four tiles (erratum E6); (b) a prompt starts only if
-    the KV of everybody's expected output fits: the paper assumes KV for a tile of the longest requests (E17);
-    (c) `slots` may hold several tiles; (d) the count of a cycle starts anew whenever nobody decodes (E16).
+    the KV of all expected outputs fits: the paper assumes KV for a tile of the longest requests (E17);
+    (c) `slots` may hold several tiles; (d) a cycle's count starts again whenever no request decodes (E16).
     """
 
     def __init__(

@@ -13,11 +13,11 @@ from headgate.methods.rad.rad import Rad
 class TwoPhaseRad(Rad):
     """Prefill up to `cycle` prompts one after the other; then decode them, so many at a time, to the end.
 
-    While prompts run nobody decodes, and no prompt interrupts whoever decodes: tokens come at the pace of
-    decode steps. The price is the first one: whoever comes in a decode phase waits for its end.
+    While prompts run no request decodes, and no prompt interrupts decodes: tokens come at the pace of
+    decode steps. The price is the first one: a request that comes in a decode phase waits for its end.
 
     Parameters:
-        slots, tile, chunk, output: as in `rad`; `slots` bounds who decodes at once.
+        slots, tile, chunk, output: as in `rad`; `slots` bounds the decodes at once.
         cycle: prompts of a prefill phase; they all hold KV. None: as many as fit.
         hold_first_token: leave the last token of every prompt to the step in which its request begins to
             decode, so that its first token comes with the others. False: it comes when the prompt is done,

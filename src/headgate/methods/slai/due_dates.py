@@ -13,7 +13,7 @@ LAST: Callable[[Request], float] = attrgetter("last_token")  # of a decode: ther
 
 
 class Found(NamedTuple):
-    """Who is critical, and when the earliest of them, and of the others, got its last token."""
+    """Critical requests, and when the earliest of them, and of the others, got its last token."""
 
     ids: list[int]
     first: float = inf
@@ -23,9 +23,9 @@ class Found(NamedTuple):
 class Dues:
     """Decodes whose users were promised the same time between tokens.
 
-    Their last tokens only get newer. So whoever was not critical is looked at again only when the oldest of
-    those could be; in between only those that were critical, and have mostly been served since. After a step
-    that served everybody nobody need be looked at.
+    Their last tokens only get newer. So a request that was not critical is checked again only when the oldest
+    of those could be; in between only those that were critical, and have mostly been served since. After a
+    step that served all requests none need be checked.
     """
 
     __slots__ = ("_awake", "_members", "_quiet")
@@ -48,11 +48,11 @@ class Dues:
         self._awake.pop(request.id, None)
 
     def served(self, when: float) -> None:
-        """Everybody got a token then."""
+        """All requests got a token then."""
         self._awake, self._quiet = {}, when
 
     def all(self, served: float | None) -> Found:
-        """Everybody is critical; `served` says when all of them last got a token together, if they did."""
+        """All requests are critical; `served` says when they last all got a token, if they did."""
         first = min(map(LAST, self._members.values())) if served is None else served
         return Found([*self._members], first)
 

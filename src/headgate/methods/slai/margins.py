@@ -25,7 +25,7 @@ class Margin:
     It is crowded when a share of the KV is in use, or of the seats: decodes that wait hold both, and whoever
     cannot enter for want of them gains nothing from their waiting. (The paper looks at KV only.)
 
-    `pace` says how long a step is thought to be: "predicted", a full step with everybody in it; "average",
+    `pace` says how long a step is thought to be: "predicted", a full step with all requests; "average",
     the mean of all steps so far, the paper's; "recent", an average that forgets.
     """
 

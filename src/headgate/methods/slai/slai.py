@@ -28,7 +28,7 @@ class Slai(Ordered):
 
     A decode is *critical* when its next token is due within `offset` steps. Each step takes: critical
     decodes, the earliest first; half-done prompts; new prompts by `order`; and, if tokens are left, the other
-    decodes. Without prompts to run everybody decodes.
+    decodes. Without prompts to run all requests decode.
 
     Parameters:
         slots: requests that may hold KV at once, α.
@@ -38,7 +38,7 @@ class Slai(Ordered):
             token; those that are late anyway stand behind, the shortest first).
         decodes: most decodes in a step, β, below `budget`; None: `slots`.
         between_tokens, first_token: seconds promised to requests that have no promise of their own.
-        pace: how long the coming steps are thought to be. "predicted": a full step with everybody in it, by
+        pace: how long the coming steps are thought to be. "predicted": a full step with all requests, by
             `cost`; "average": the mean of all steps so far, the paper's; "recent": newer steps count more.
         offset: δ, that many steps; None: 2 predicted ones, 5 average ones.
         crowded_offset: δ while it is crowded, so that decodes end sooner; the same as `offset`: fixed.
@@ -51,7 +51,7 @@ class Slai(Ordered):
     Source: arXiv 2508.01002, section 5. The paper's variants are pace="average", shrink=False, ageing=0,
     relaxed=crowded, with offset=10 (fixed) or 5 (dynamic). There we differ: (a) the last schedulable time is
     worked out at each decision, not kept from the last token (E24); (b) critical decodes beyond `decodes`
-    wait for the next step (E25); (c) whom to evict when KV runs short is the engine's word: the newest.
+    wait for the next step (E25); (c) when KV runs short the engine evicts a request: the newest.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Slai(Ordered):
         """How long the next step is thought to be, and whether it is crowded."""
         return {"step": self.margin.step, "crowded": self.margin.is_crowded}
 
-    # -- what it hears ------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------
 
     def prefilled(self, request: Request, now: float) -> None:
         """It decodes from now on."""
@@ -106,7 +106,7 @@ class Slai(Ordered):
         self._forget(request)
 
     def stepped(self, steps: Steps) -> None:
-        """Learn how long steps are, and whether everybody got a token."""
+        """Learn how long steps are, and whether all requests got a token."""
         self.margin.ran(steps)
         self._served = steps.ends[-1] if steps.decodes == self._known() else None
 
@@ -128,7 +128,7 @@ class Slai(Ordered):
     # -- what it decides ----------------------------------------------------------------------------
 
     def plan(self, view: View) -> Plan:
-        """Everybody while no prompt can run; else critical decodes, prompts and who else has room."""
+        """All decodes while no prompt can run; else critical decodes, prompts and other decodes."""
         if not view.prefilling:
             if not view.waiting:
                 return self._everybody(view, NOBODY_WAITS)
@@ -166,7 +166,7 @@ class Slai(Ordered):
         return min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
 
     def _critical(self, view: View, budget: int) -> tuple[list[int], float]:
-        """Decodes that must run now, and how long the step may take for everybody to be in time."""
+        """Decodes that must run now, and how long the step may take for all to be in time."""
         critical: list[int] = []
         if not self._running:
             return critical, inf

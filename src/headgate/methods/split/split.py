@@ -57,12 +57,12 @@ class Split(RoutePolicy):
         self._decodes.give(request.id, engine)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
-        """It weighs on nobody any more."""
+        """It no longer counts as load."""
         self._prompt_ended(request)
         self._decode_ended(request)
 
     def left(self, request: Request, now: float, how: End) -> None:
-        """Nor does one who went away."""
+        """Nor does a request that left."""
         self._prompts.drop(request.id)
         self._decodes.drop(request.id)
         self._prompt_ended(request)
@@ -78,7 +78,7 @@ class Split(RoutePolicy):
         return STAY if found is None else Routing((Move(*found, stage),))
 
     def _adopt(self, fleet: Fleet) -> None:
-        """Those who waited before it was there; of everybody else it has heard."""
+        """Requests that waited before this router took over; it was notified of all others."""
         self._adopted = True
         for stranger in self._prompts.strangers(fleet.queues.values()):
             self.arrived(stranger, fleet.now)

@@ -36,7 +36,7 @@ class Census:
         self._arrivals.append((name, prompt, when))
 
     def went(self, name: str, decodes: int, how: End) -> None:
-        """One has left after so many decode iterations; whoever never began (-1) tells nothing."""
+        """One has left after so many decode iterations; a request that never began (-1) is ignored."""
         whole = how in (End.STOPPED, End.LIMIT)
         if decodes < 0 or (not decodes and not whole):
             return

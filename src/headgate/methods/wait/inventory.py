@@ -158,7 +158,7 @@ def with_slack(parts: Sequence[Part], slacks: Sequence[float]) -> list[Part]:
 def least_thresholds(
     lines: Lines, parts: Sequence[Part], capacity: float, slack: float = 0.0, strict: bool = True
 ) -> Thresholds:
-    """The least whole thresholds that satisfy (9), strictly unless told otherwise.
+    """The least whole thresholds that satisfy (9), strictly by default.
 
     Iterates n_j ← ⌊(1+ε) λ_j ΔT(n)⌋ + 1 from n = 1: the map is monotone, so the first fixed point is the
     smallest solution, or memory runs out first.

@@ -89,7 +89,7 @@ def _blocks_up_to(tokens: Number, block: int) -> Number:
 
 
 def offered(parts: Sequence[Part]) -> float:
-    """KV tokens touched per second by those who arrive: W."""
+    """KV tokens touched per second by arriving requests: W."""
     return sum(part.rate * part.work for part in parts)
 
 

@@ -14,7 +14,7 @@ NEAR = 1e-6  # how close to the edge of what keeps up the search may go, as a sh
 def queue(part: Part, size: float, iteration: float) -> float:
     """Requests that wait to enter a part, on average: E|Q_j| of section 3.2, invariant 4.
 
-    Half a threshold, those who come during an iteration, and a random walk whose drift is the slack n - λΔT.
+    Half a threshold, the arrivals during an iteration, and a random walk whose drift is the slack n - λΔT.
     Within 2 % of simulations, high by a tenth where the slack is nearly nil.
     """
     come = part.rate * iteration
@@ -27,7 +27,7 @@ def latency(part: Part, size: float, iteration: float) -> float:
 
 
 def mean_latency(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> float:
-    """Seconds from arrival to the last token, over all requests: all in the system by those who come."""
+    """Seconds from arrival to the last token, over all requests: number in the system over arrival rate."""
     iteration = seconds(lines, parts, sizes)
     inside = sum(
         queue(part, size, iteration) + size * part.decodes

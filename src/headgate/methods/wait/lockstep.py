@@ -27,21 +27,21 @@ NOTHING = _Batch((), (), ())
 
 
 class Lockstep(BatchPolicy):
-    """Moves the segments that are ready; everybody else stands still and keeps its KV.
+    """Moves the segments that are ready; all other requests pause and keep their KV.
 
     What WAIT and Nested WAIT have in common; they say which requests form a track. Rules that the paper
     leaves open: a batch, once formed, is run to its end, in several engine steps if its prompts do not fit
     one, and its decodes go on beside them; short batches use up the quota of their step; a segment whose
     requests have stood for `max_pause`, or a type whose first request has waited for `max_wait`, moves with
-    whoever is there; where a batch does not fit into memory nobody new enters and all segments move, the
+    what is there; where a batch does not fit into memory no request enters and all segments move, the
     deepest first, as far as they fit, and only if none does the youngest is evicted.
 
-    `max_pause` of 0 leaves nobody standing, neither in a segment nor before one, and then nobody waits for a
-    cohort to fill either (`max_wait` is 0 too): the quotas of the first segments pace who enters, that is
+    `max_pause` of 0 pauses no request, neither in a segment nor before one, and then none waits for a
+    cohort to fill either (`max_wait` is 0 too): the quotas of the first segments pace admission, that is
     all. Only memory can still make a decode wait.
     """
 
-    reserve = 0.0  # of memory, to be left free by a batch that admits somebody
+    reserve = 0.0  # of memory, to be left free by a batch that admits a request
 
     def __init__(self, name: str, slots: int, max_pause: float, max_wait: float, literal: bool) -> None:
         if slots < 1:
@@ -66,10 +66,10 @@ class Lockstep(BatchPolicy):
         """Where a request that has just come belongs."""
 
     def drain(self) -> None:
-        """Nobody else will come: from now on everybody moves whenever no segment is ready."""
+        """No more requests will come: from now on all move whenever no segment is ready."""
         self.draining = True
 
-    # -- what it hears ------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
         """It waits at the head of its track."""
@@ -86,7 +86,7 @@ class Lockstep(BatchPolicy):
         self._cohort.pop(request.id, None)
 
     def evicted(self, request: Request, now: float) -> None:
-        """It waits again, before everybody else."""
+        """It waits again, before all others."""
         track = self._on[request.id]
         track.resident.pop(request.id, None)
         self._cohort.pop(request.id, None)
@@ -112,7 +112,7 @@ class Lockstep(BatchPolicy):
         if steps.prefill:
             left = (id for id in asked.prompts if id in self._on and id not in self._on[id].resident)
             self._cohort = dict.fromkeys(left)
-        elif asked.prompts:  # the engine would not take them: let everybody else go on
+        elif asked.prompts:  # the engine refused them: let all others go on
             self._ran = NOTHING
 
     def gauges(self) -> Mapping[str, float]:
@@ -144,7 +144,7 @@ class Lockstep(BatchPolicy):
         return self._plan(view, decodes, chosen, prompts)
 
     def _choose(self, tracks: Sequence[list[Place]], now: float) -> tuple[list[Place], float]:
-        """The ready segments of every track, from the first on; and when somebody's patience ends."""
+        """The ready segments of every track, from the first on; and when the first patience ends."""
         chosen: list[Place] = []
         deadline = inf
         for places in tracks:
@@ -179,7 +179,7 @@ class Lockstep(BatchPolicy):
     def _under_way(self, view: View, places: Sequence[Place]) -> Plan | None:
         """The prompts of the newest batch that are not done, with its decodes; None when it is complete.
 
-        Its prompts may take many steps: whoever has stood for `max_pause` meanwhile goes on as well.
+        Its prompts may take many steps: requests paused for `max_pause` meanwhile go on as well.
         """
         if not view.prefilling and not self._cohort:
             return None
@@ -242,7 +242,7 @@ class Lockstep(BatchPolicy):
         return found
 
     def _rescue(self, view: View, places: Sequence[Place]) -> Plan:
-        """Nobody new; all segments, deepest first, as far as their next tokens fit; or the youngest goes."""
+        """No new request; all segments, deepest first, as far as they fit; or the youngest is evicted."""
         block, room = view.limits.block, view.kv_free
         deepest = sorted(places, key=lambda place: -place.number)
         half, standing = list(view.prefilling.values()), list(view.decoding.values())

@@ -1,4 +1,4 @@
-"""The thresholds nearest to given ones that keep up and fit, for whoever gave some that do not."""
+"""The thresholds nearest to given ones that keep up and fit, for error messages."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ class Quota:
     """Step s admits ⌈x s⌉ - ⌈x (s-1)⌉; a whole x always admits x. Section 3.5 of our specification of WAIT.
 
     A new x takes effect from the next step on and the count goes on from where it is, so that changing x
-    often does not let more in. An infinite x lets everybody in at every step.
+    often does not let more in. An infinite x admits all requests at every step.
     """
 
     __slots__ = ("_from", "_steps", "each")
@@ -35,7 +35,7 @@ class Quota:
         return _whole(self._at(skip + 1)) - _whole(self._at(skip))
 
     def idle_steps(self) -> int:
-        """How many steps would admit nobody before one that does."""
+        """How many steps would admit no request before one that does."""
         if self.each == inf or self.next():
             return 0
         skip = max(0, floor((_whole(self._at(0)) - self._at(0)) / self.each) - 1)

@@ -18,7 +18,7 @@ class Walk(NamedTuple):
 
     before: float  # n_{k-1}
     size: float  # n_k
-    stay: float  # p_{k-1}: of those who leave segment k-1, the share that goes on
+    stay: float  # p_{k-1}: of the requests that leave segment k-1, the share that goes on
 
     @property
     def ratio(self) -> float:

@@ -29,7 +29,7 @@ class Segments(NamedTuple):
 
     @property
     def stays(self) -> tuple[float, ...]:
-        """p_i: of those who leave segment i alive or done, the share that goes on to the next."""
+        """p_i: of the requests that leave segment i, the share that goes on to the next."""
         return tuple(
             (after / before) if before else 0.0
             for before, after in zip(self.reach, self.reach[1:], strict=False)

@@ -1,4 +1,4 @@
-"""How requests are sorted into types, and thresholds by type, as words a user writes."""
+"""How requests are sorted into types, and thresholds by type, from the text a user writes."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ WHOLE = (inf,)  # one segment with all stages: WAIT
 
 
 class Track:
-    """Who waits at the head of a type, who is on the way, and how many may enter each segment per step.
+    """Waiting and running requests of a type, and how many may enter each segment per step.
 
     Stage k of a request brings its output token k + 1 (stage 0 is the prompt), so a request that decodes
     stands before stage `generated`. A segment has the stages beyond the end of the one before it up to its
-    own end; the last has no end. Whoever stands before the first stage of a later segment waits to enter it.
+    own end; the last has no end. A request before the first stage of a later segment waits to enter it.
     """
 
     def __init__(self, name: str, ends: Sequence[float] = WHOLE, sizes: Sequence[float] = (inf,)) -> None:
@@ -42,7 +42,7 @@ class Track:
         del self.quotas[len(sizes) :]
 
     def places(self) -> list[Place]:
-        """Who stands in each segment now, and how many may enter it."""
+        """The requests in each segment now, and how many may enter it."""
         if len(self.ends) == 1:
             return [Place(self, 0, list(self.resident.values()), self.waiting.values(), len(self.waiting))]
         moving: list[list[Request]] = [[] for _ in self.ends]
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
     @property
     def skip(self) -> int:
-        """Steps to leave out because nobody is here whom they would move."""
+        """Steps to leave out because there is no request to move."""
         return 0 if self.moving else self.quota.idle_steps()
 
     @property
@@ -85,19 +85,19 @@ class Place(NamedTuple):
 
     @property
     def ready(self) -> bool:
-        """Somebody is here, and as many wait to enter as may; where all may, one is enough."""
+        """There are requests, and as many wait to enter as may; where all may, one is enough."""
         allowed = self.allowed
         return bool(self.moving or self.queue) and (allowed == inf or self.queue >= allowed)
 
     def entrants(self, now: float = 0.0, max_pause: float = inf) -> list[Request]:
-        """Those who enter if the segment moves now: as many as may, and whoever has stood for too long."""
+        """Requests that enter if the segment moves now: as many as may, and those paused for too long."""
         if self.allowed == inf:
             return list(self.entering)
         first = list(islice(self.entering, int(self.allowed)))
         return first + self.overdue(now, max_pause, len(first))
 
     def overdue(self, now: float, max_pause: float, beyond: int = 0) -> list[Request]:
-        """Those before the segment, after the first so many, who hold KV and have stood for too long."""
+        """Requests before the segment, after the first so many, that hold KV and paused for too long."""
         if not self.number or max_pause == inf:
             return []
         return [r for r in islice(self.entering, beyond, None) if (r.last_token or 0.0) + max_pause <= now]
@@ -113,6 +113,6 @@ class Place(NamedTuple):
         return found
 
     def since(self) -> float:
-        """When whoever stands here longest got its newest token; inf where nobody holds KV."""
+        """When the longest paused request here got its newest token; inf where none holds KV."""
         standing = self.moving if self.number == 0 else [*self.moving, *self.entering]
         return min((r.last_token or 0.0 for r in standing), default=inf)

@@ -92,7 +92,7 @@ def running_pace(
     """The t to set thresholds x = λt by: the best for latency of those that keep up, fit and find seats.
 
     In overload, or where the shortest does not fit, the longest that does; None where memory is too small for
-    any. Where nobody is ever paused (`pausing` is False) a longer t costs no time per token, it only lets
+    any. Where no request is ever paused (`pausing` is False) a longer t costs no time per token, it only lets
     more enter at once: then always the longest. Fractional cohorts may overshoot their share of memory by one
     request of each type (section 3.5), for which room is left. `slack`: the same parts with slack added, as
     sizes are to be.

@@ -27,8 +27,8 @@ class Wait(Lockstep):
     """Moves a type of requests only when `thresholds` of them wait for their prompt; then all its stages.
 
     A type whose queue is shorter stands still with its KV kept. So each type runs in cohorts of n requests,
-    one per stage, and never holds more than n·w KV tokens: memory is known before, and nobody is evicted.
-    Output lengths must be known well enough to tell types apart; the policy itself never reads them.
+    one per stage, and never holds more than n·w KV tokens: memory is known before, and none is evicted.
+    Output lengths must be known well enough to separate types; the policy itself never reads them.
 
     Parameters:
         slots: requests that may hold KV at once.
@@ -37,9 +37,9 @@ class Wait(Lockstep):
             fractions enter now and then. Types without one enter freely. Empty: learned from the traffic.
         split: what makes a type: "kind", "prompt:256/1024" (by bounds of the prompt), "output:50/200" (by
             bounds of the predicted output), "none".
-        max_pause: seconds a decode may stand still before its type moves all the same. 0: nobody is ever
-            paused, in a segment or before one, and nobody waits for a cohort (`max_wait` is 0 too);
-            thresholds only pace who enters. With learned thresholds this is the better choice.
+        max_pause: seconds a decode may pause before its type moves anyway. 0: no request is ever
+            paused, in a segment or before one, and none waits for a cohort (`max_wait` is 0 too);
+            thresholds only pace admission. With learned thresholds this is the better choice.
         max_wait: seconds the first in a queue may wait before its type moves all the same.
         window, warm, review: arrivals remembered, completions needed before the first thresholds, and
             arrivals between two reviews.
@@ -124,7 +124,7 @@ class Wait(Lockstep):
         return Track(name, WHOLE, self.fixed.get(name, self.fixed.get("", (inf,))))
 
     def _learn(self, now: float) -> None:
-        """Thresholds x = λt for the mix as it is now; types that nobody has come of lately enter freely."""
+        """Thresholds x = λt for the mix as it is now; types without recent arrivals enter freely."""
         seen = self._seen(now)
         if not seen or self._memory is None:
             return
@@ -145,7 +145,7 @@ class Wait(Lockstep):
 
 
 class NestedWait(Wait):
-    """WAIT for outputs nobody can predict: a request's length is learned by how far it gets.
+    """WAIT for unknown output lengths: a request's length is learned by how far it gets.
 
     Stages are cut into segments at `ends`. Segment i moves only when each segment up to it has its threshold
     of requests waiting to enter: new prompts for the first, requests that outlived segment i-1 for the

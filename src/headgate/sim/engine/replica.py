@@ -97,7 +97,7 @@ class Replica(Residents):
         faults = check(plan, ledger) if isinstance(plan, Plan) else [f"{plan!r} is not a Plan"]
         if faults:
             raise RunError(
-                f"policy {type(self.policy).__name__} planned nonsense at {self.now:.6f} s: "
+                f"policy {type(self.policy).__name__} returned an invalid plan at {self.now:.6f} s: "
                 f"{'; '.join(faults)}; {self.state()}; {plan}"
             )
         self.plan = plan

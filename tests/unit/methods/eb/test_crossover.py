@@ -18,9 +18,9 @@ from headgate.methods.eb.crossover import (
     mixed_throughput,
     wants_exclusive,
 )
-from headgate.methods.eb.latency import exclusive_latency
 from headgate.methods.eb.mixing import by_share_from_curvature, curvature, fit_by_share
 from headgate.methods.eb.thresholds import base_share
+from oracles.exclusive_latency import exclusive_latency
 
 TOY = PhaseCosts(0.005, 3e-5, 0.010, 5e-5, 0.011, (4.2e-5, 0.0, 0.0))
 LENGTHS = Lengths(512, 256)

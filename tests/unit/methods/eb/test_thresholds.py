@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.estimators.hazard import LinearHazard
-from headgate.methods.eb.restart import highest_share, restart_phase, restart_share
 from headgate.methods.eb.thresholds import (
     base_share,
     base_share_lambert,
@@ -20,6 +19,7 @@ from headgate.methods.eb.thresholds import (
     settle,
     share_correction,
 )
+from oracles.restart import highest_share, restart_phase, restart_share
 
 BASE = {  # gamma: theta_0, zeta_0 (6.1)
     1e-6: (0.001412881, 0.001413880),

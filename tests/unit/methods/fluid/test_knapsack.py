@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from fluid_worlds import CODE, EXTRACT, instance
 from headgate.core.errors import InputError
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
-from headgate.methods.fluid.knapsack import knapsack
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.fluid.staffing import fixed_staff, staff
+from oracles.knapsack import knapsack
 
 FLOWS = st.lists(
     st.tuples(st.floats(10, 4000), st.floats(10, 4000), st.floats(0.01, 5)), min_size=1, max_size=6

@@ -1,6 +1,6 @@
 """The bundled fluid plan as a knapsack of two rows, solved exactly without a solver.
 
-With nobody waiting for decode seats (Proposition 1) the program (40) asks only how many requests r of each
+Without a queue for decode seats (Proposition 1) the program (40) asks only how many requests r of each
 class to serve: at most λ, within the decode capacity B·γ (a request takes D + ωP tokens of it) and within the
 prefill capacity 1 (it takes Pτ/C seconds). Ours; the paper keeps the full program.
 """
