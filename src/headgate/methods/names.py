@@ -29,6 +29,7 @@ from headgate.methods.fluid.gates import (
     PrioritizeAndRoute,
     ServiceLevelRoute,
 )
+from headgate.methods.fluid.online import Online
 from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.lookahead import LookAhead
 from headgate.methods.mixed.mixed import Mixed
@@ -93,6 +94,7 @@ ROUTE: dict[str, type[RoutePolicy]] = {
     "service-level-general": GeneralRoute,
     "density-first": DensityFirst,
     "density-deep": DensityDeep,
+    "online": Online,
     "fi-wsp": FirstComeCoupled,
     "gi-wsp": GateCoupled,
     "gf-wsp": GateDecoupled,
