@@ -21,6 +21,7 @@ COMMANDS = {
     "first_simulation": [sys.executable, "first_simulation.py"],
     "fleet_study": [sys.executable, "fleet_study.py"],
     "write_a_policy": [sys.executable, "write_a_policy.py"],
+    "emulated_fleet": [sys.executable, "emulated_fleet.py"],
     "check_a_policy": [*HEADGATE, "check", "write_a_policy.py:HalfFull"],
     "how_many_gpus": [
         *[*HEADGATE, "plan", "capacity", "--find", "engines", *GPUS.split()],

@@ -14,6 +14,7 @@ from headgate.cli.check import check
 from headgate.cli.compare import compare
 from headgate.cli.demo import demo
 from headgate.cli.doctor import doctor
+from headgate.cli.emulate import emulate
 from headgate.cli.plan import plan
 from headgate.cli.report import report
 from headgate.cli.reproduce import reproduce
@@ -59,6 +60,7 @@ app.command()(doctor)
 app.command()(reproduce)
 app.add_typer(plan, name="plan")
 app.command(context_settings=PASSES)(serve)
+app.command()(emulate)
 app.command()(trace)
 app.command(help=CALIBRATE)(calibrate)
 app.command()(report)

@@ -15,6 +15,7 @@ from headgate.cost.card import Card
 from headgate.experiment.conflicts import at_once, refuse_conflicts
 from headgate.experiment.settings import ClassSettings, Experiment, Lengths, StageSettings
 from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.of_card import DEFAULT_BUDGET, DEFAULT_SLOTS, engine_of_card
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process
 from headgate.workloads.bundled import BUNDLED, bundled
 from headgate.workloads.durations import slice_text
@@ -24,29 +25,15 @@ from headgate.workloads.synthetic import Share, Stage, generate
 from headgate.workloads.traces import BadRows, read_trace
 from headgate.workloads.workload import Kind, Workload
 
+__all__ = ["DEFAULT_BUDGET", "DEFAULT_SLOTS", "make_engine", "make_workload", "too_long"]
 DEFAULT_LENGTH = 512.0
 DEFAULT_REQUESTS = 1000
 DEFAULT_CLIENTS = 64
-DEFAULT_SLOTS = 256
-DEFAULT_BUDGET = 8192
 
 
 def make_engine(words: Experiment, card: Card) -> Engine:
     """The card's engine, with what the words change."""
-    slots = words.slots or min(DEFAULT_SLOTS, card.max_running, card.max_batch_tokens)
-    if slots > card.max_running:
-        raise InputError(
-            f"slots={slots} is more than card {card.name} is meant for; choose at most {card.max_running}"
-        )
-    budget = words.budget or max(slots, min(DEFAULT_BUDGET, card.max_batch_tokens))
-    if budget > card.max_batch_tokens:
-        raise InputError(
-            f"budget={budget} is more than card {card.name} is meant for; "
-            f"choose at most {card.max_batch_tokens}"
-        )
-    kv_tokens = words.kv_tokens or card.kv_tokens
-    length = words.model_len or card.max_model_len
-    return Engine(card.cost, kv_tokens, length, budget, slots, words.block or card.block).checked()
+    return engine_of_card(card, words.slots, words.budget, words.kv_tokens, words.model_len, words.block)
 
 
 def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload, BadRows]:

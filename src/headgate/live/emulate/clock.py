@@ -1,0 +1,173 @@
+"""Two clocks for the same engine: one waits until a moment has come, the other jumps to it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import sys
+from math import inf
+from time import perf_counter, time
+from typing import Protocol
+
+from headgate.core.errors import InputError
+
+MONOTONIC, NONBLOCKING, CLOSE_ON_EXEC = 1, os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)  # of Linux's timerfd
+NOTHING_LEFT = 1e-6  # seconds: shorter waits are not worth a system call
+
+
+class Clock(Protocol):
+    """Seconds of the emulated engine since the emulator began."""
+
+    virtual: bool
+    speed: float  # emulated seconds in a real one
+
+    def now(self) -> float:
+        """The emulated time; a virtual clock shows what its engines have reached."""
+
+    def wall(self, when: float) -> float:
+        """The date (Unix seconds) of an emulated moment."""
+
+    async def until(self, when: float, alarm: Alarm) -> float:
+        """Wait for a moment; by how many real seconds it is late."""
+
+    def late(self, when: float) -> float:
+        """How many real seconds ago that moment was."""
+
+
+class Alarm:
+    """Wakes one task at a moment of `perf_counter`, to some tens of microseconds, or earlier when rung.
+
+    Event loops round their timers to a millisecond. On Linux a timer file descriptor does better; elsewhere
+    the loop's own timer is used.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._fd = _timer_fd()
+        if self._fd is not None:
+            self._loop.add_reader(self._fd, self._expired)
+
+    def ring(self) -> None:
+        """Wake whoever waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def sleep(self, seconds: float) -> None:
+        """Until so much time has passed (inf: for ever) or the alarm rings."""
+        if seconds <= NOTHING_LEFT:
+            await asyncio.sleep(0)
+            return
+        self._waiter = self._loop.create_future()
+        handle: asyncio.TimerHandle | None = None
+        if seconds < inf:
+            if self._fd is not None:
+                _set_timer(self._fd, seconds)
+            else:
+                handle = self._loop.call_later(seconds, self.ring)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if handle is not None:
+                handle.cancel()
+
+    def close(self) -> None:
+        """Give the timer back."""
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def _expired(self) -> None:
+        assert self._fd is not None
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:  # it was set again meanwhile
+            return
+        self.ring()
+
+
+class WallClock:
+    """Emulated time runs `speed` times as fast as real time."""
+
+    virtual = False
+
+    def __init__(self, speed: float = 1.0) -> None:
+        if not 0 < speed < inf:
+            raise InputError(f"speed={speed}; give a number above 0, such as 2.0")
+        self.speed = speed
+        self._origin, self._date = perf_counter(), time()
+
+    def now(self) -> float:
+        """Emulated seconds since the emulator began."""
+        return (perf_counter() - self._origin) * self.speed
+
+    def wall(self, when: float) -> float:
+        """The date at which an emulated moment comes."""
+        return self._date + when / self.speed
+
+    async def until(self, when: float, alarm: Alarm) -> float:
+        """Wait; an alarm that rings early is no reason to leave. Others run once even when it is late."""
+        due = self._origin + when / self.speed
+        if due - perf_counter() <= NOTHING_LEFT:
+            await asyncio.sleep(0)
+        while (left := due - perf_counter()) > NOTHING_LEFT:
+            await alarm.sleep(left)
+        return perf_counter() - due
+
+    def late(self, when: float) -> float:
+        """How many real seconds ago that moment was."""
+        return perf_counter() - self._origin - when / self.speed
+
+
+class VirtualClock:
+    """Nothing waits: each engine's own time is the time, and it never is late."""
+
+    virtual = True
+    speed = inf
+
+    def __init__(self) -> None:
+        self._date = time()
+        self.reached = 0.0
+
+    def now(self) -> float:
+        """The latest moment any engine has reached."""
+        return self.reached
+
+    def wall(self, when: float) -> float:
+        """The date an emulated moment would have, had the emulator run in real time."""
+        return self._date + when
+
+    async def until(self, when: float, alarm: Alarm) -> float:
+        """Let others run once, then it is so late."""
+        self.reached = max(self.reached, when)
+        await asyncio.sleep(0)
+        return 0.0
+
+    def late(self, when: float) -> float:
+        """Never."""
+        return 0.0
+
+
+LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+
+
+class _Spec(ctypes.Structure):
+    _fields_ = (("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2))
+
+
+def _timer_fd() -> int | None:
+    """A timer of the kernel; None where there is none."""
+    if LIBRARY is None or not hasattr(LIBRARY, "timerfd_create"):
+        return None
+    fd = int(LIBRARY.timerfd_create(MONOTONIC, NONBLOCKING | CLOSE_ON_EXEC))
+    return fd if fd >= 0 else None
+
+
+def _set_timer(fd: int, seconds: float) -> None:
+    whole = int(seconds)
+    spec = _Spec((0, 0), (whole, max(1, int((seconds - whole) * 1e9))))
+    assert LIBRARY is not None
+    LIBRARY.timerfd_settime(fd, 0, ctypes.byref(spec), None)

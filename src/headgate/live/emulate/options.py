@@ -1,0 +1,97 @@
+"""Options of an emulator, each declared once; `headgate emulate` derives its flags from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from headgate.settings_base import (
+    Count,
+    Delay,
+    NotNegative,
+    Positive,
+    SettingsModel,
+    Switch,
+    Tokens,
+    declared,
+)
+
+ENGINE, SERVER, OUTPUT, FAULTS, KV = "Engine", "Server", "Answers", "Faults", "KV transfer"
+MIB = 1024 * 1024
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Engines = Annotated[int, Field(strict=True, ge=1, le=1024)]
+
+
+class Options(SettingsModel):
+    """All that can be said of an emulator, on the command line or to `emulated`."""
+
+    card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "h200-qwen3-8b")
+    policy: str = declared(ENGINE, "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS", "mixed")
+    slots: Count | None = declared(ENGINE, "requests at once, vLLM's max_num_seqs (default: 256)")
+    budget: Count | None = declared(
+        ENGINE, "tokens in one step, vLLM's max_num_batched_tokens (default: 8192)"
+    )
+    kv_tokens: Count | None = declared(ENGINE, "KV memory in tokens (default: the card's)")
+    block: Count | None = declared(ENGINE, "KV tokens per block (default: the card's)")
+    model_len: Count | None = declared(
+        ENGINE, "most tokens of one request, prompt and output (default: the card's)"
+    )
+    asynchronous: Switch = declared(ENGINE, "compose a step while the one before runs, as vLLM does", False)
+
+    host: str = declared(SERVER, "address to listen on", "127.0.0.1")
+    port: Port = declared(SERVER, "first port; 0: any free one", 8000)
+    engines: Engines = declared(SERVER, "so many engines, on ports from --port on", 1)
+    ranks: Switch = declared(SERVER, "all engines on one port, as data-parallel ranks", False)
+    speed: Positive = declared(SERVER, "so many times faster than real time", 1.0)
+    virtual: Switch = declared(SERVER, "virtual clock: answer at once, and stamp virtual times", False)
+    hold: Count | None = declared(SERVER, "with --virtual: begin when so many requests are there")
+    max_queued: Count | None = declared(SERVER, "503 when so many wait, vLLM's --max-num-queued-reqs")
+    max_queued_tokens: Count | None = declared(SERVER, "the same in prompt tokens")
+    max_requests: Count = declared(SERVER, "503 beyond so many requests in flight at a port", 4096)
+    max_connections: Count = declared(SERVER, "503 beyond so many connections of a port", 10_000)
+    body_limit: Count = declared(SERVER, "bytes of one body; beyond, 413", 32 * MIB)
+    max_bytes: Count = declared(SERVER, "503 beyond so many bytes of bodies being read", 256 * MIB)
+    shutdown_timeout: Delay = declared(SERVER, "time to drain after SIGTERM (default: 30s)", 30.0)
+    admin_port: Port | None = declared(SERVER, "port of the admin calls (default: none)")
+    admin_host: str = declared(SERVER, "its address", "127.0.0.1")
+
+    model: str | None = declared(OUTPUT, "name of the model (default: the card's)")
+    tokenizer: str | None = declared(OUTPUT, "tokenizer.json or its folder (default: 4 bytes are a token)")
+    output: Tokens | None = declared(OUTPUT, "mean output tokens, where clients do not decide")
+    output_law: str | None = declared(
+        OUTPUT, "fixed, uniform, geometric, gamma, lognormal, lengths=FILE (default: uniform)"
+    )
+    trace: str | None = declared(OUTPUT, "output lengths drawn from a trace, such as azure-conv")
+    echo: Switch = declared(OUTPUT, "answer with the prompt", False)
+
+    fail_rate: Share = declared(FAULTS, "this share of the requests gets --fault", 0.0)
+    fault: str = declared(FAULTS, "503, drop=20, stall=5, ...", "500")
+    stall_at: Count | None = declared(FAULTS, "every stream stops after so many tokens")
+    crash_after: Count | None = declared(FAULTS, "the engine dies after so many tokens")
+    slow_start: Delay = declared(FAULTS, "seconds before anything listens", 0.0)
+    fault_header: Switch = declared(FAULTS, "requests may name their fault: x-emulate-fault", True)
+
+    kv_connector: Switch = declared(KV, "answer kv_transfer_params, as with NixlConnector", True)
+    kv_lease: Delay = declared(KV, "emulated time that KV is kept for another engine (default: 30s)", 30.0)
+    kv_load_failure: Literal["fail", "recompute"] = declared(
+        KV, "when KV cannot be read: fail or recompute", "fail"
+    )
+    kv_hosts: tuple[str, ...] = declared(
+        KV, "another machine from which KV may be read", (), flag="--kv-host"
+    )
+    transfer_delay: Delay = declared(KV, "to copy KV: before the first byte (default: 2ms)", 0.002)
+    transfer_per_token: NotNegative = declared(
+        KV, "to copy KV: seconds per token (default: 147456 bytes at 50 GB/s)", 147456 / 50e9
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.port and not self.ranks and self.port + self.engines > 65536:
+            raise ValueError(
+                f"port {self.port} leaves no room for {self.engines} engines; choose a lower one"
+            )
+        if self.hold and not self.virtual:
+            raise ValueError("--hold is for a virtual clock; add --virtual or drop it")
+        return self

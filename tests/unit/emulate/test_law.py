@@ -1,0 +1,117 @@
+"""The emulator's engine on a virtual clock, with jobs given beforehand, is the simulator's, bit by bit."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.experiment.library import card_engine
+from headgate.live.emulate.clock import VirtualClock
+from headgate.live.emulate.engine import EmulatedEngine
+from headgate.live.emulate.job import Job
+from headgate.live.emulate.text import Text
+from headgate.methods.make import make_policy
+from headgate.record.recorder import Recorder
+from headgate.sim.engine.simulator import Simulator
+from headgate.workloads.arrivals import Poisson
+from headgate.workloads.lengths import Geometric, Uniform
+from headgate.workloads.synthetic import generate
+
+
+class Counted:
+    """Hears of every token."""
+
+    streams = True
+
+    def __init__(self):
+        self.seen = 0
+        self.ended = 0
+
+    def tokens(self, job):
+        self.seen += 1
+        assert job.made == self.seen
+
+    def end(self, job):
+        self.ended += 1
+
+
+def emulate(engine, policy, workload, asynchronous):
+    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    sinks = [Counted() for _ in range(len(workload))]
+
+    async def run():
+        emulated = EmulatedEngine(
+            engine, policy, VirtualClock(), asynchronous=asynchronous, observers=(recorder,)
+        )
+        emulated.hold()
+        for i, sink in enumerate(sinks):
+            length, limit = int(workload.output[i]), int(workload.limit[i])
+            job = Job(int(workload.prompt[i]), length, limit, Text(i), sink)
+            emulated.submit(job, float(workload.arrival[i]))
+        emulated.go()
+        task = asyncio.create_task(emulated.run())
+        while (emulated.replica.occupied or not all(sink.ended for sink in sinks)) and not task.done():
+            await asyncio.sleep(0)
+        for _ in range(5):  # the step under way, of an engine that composes ahead, is told of
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert emulated.dead is None, emulated.dead
+        assert emulated.kv_usage == 0 and emulated.running == 0 and emulated.waiting == 0
+        return emulated
+
+    emulated = asyncio.run(run())
+    assert emulated.tally.generation_tokens == int(recorder.tables()["requests"]["output"].sum())
+    for sink, output in zip(sinks, recorder.tables()["requests"]["output"], strict=True):
+        assert sink.ended == 1
+        assert sink.seen == max(0, output - 1)  # the last one comes with the end
+    return recorder.tables()
+
+
+def simulate(engine, policy, workload, asynchronous):
+    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    Simulator(engine, policy, workload, (recorder,), asynchronous=asynchronous).run()
+    return recorder.tables()
+
+
+def same(one, two, asynchronous):
+    for name in ("arrival", "admitted", "first_token", "finished", "prompt", "output", "evictions", "how"):
+        np.testing.assert_array_equal(one["requests"][name], two["requests"][name], err_msg=name)
+    assert one["steps"]["count"].sum() == two["steps"]["count"].sum()
+    assert one["steps"]["prefill"].sum() == two["steps"]["prefill"].sum()
+    if asynchronous:
+        for name in one["steps"]:
+            np.testing.assert_array_equal(one["steps"][name], two["steps"][name], err_msg=name)
+
+
+POLICIES = ("mixed", "eb:refill=8", "eb+", "slai", "sarathi", "rad", "v0")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_schedule_is_the_simulators(policy, asynchronous):
+    engine = card_engine("cal-h200-qwen3-8b", slots=32, budget=2048, kv_tokens=20_000)
+    workload = generate(150, seed=5, arrivals=Poisson(30.0), prompt=Uniform(400, 0.9), output=Geometric(60))
+    name, _, rest = policy.partition(":")
+    settings = dict(part.split("=") for part in filter(None, rest.split(",")))
+    one = emulate(engine, make_policy(name, settings, engine)[0], workload, asynchronous)
+    two = simulate(engine, make_policy(name, settings, engine)[0], workload, asynchronous)
+    same(one, two, asynchronous)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    rate=st.floats(1, 200),
+    slots=st.integers(1, 24),
+    kv=st.integers(60, 400),
+    policy=st.sampled_from(("mixed", "eb+", "slai")),
+    asynchronous=st.booleans(),
+)
+def test_with_little_memory_too(seed, rate, slots, kv, policy, asynchronous):
+    engine = card_engine("cal-h200-qwen3-8b", slots=slots, budget=256, kv_tokens=kv * 16)
+    workload = generate(25, seed=seed, arrivals=Poisson(rate), prompt=Uniform(200, 0.9), output=Geometric(40))
+    one = emulate(engine, make_policy(policy, {}, engine)[0], workload, asynchronous)
+    two = simulate(engine, make_policy(policy, {}, engine)[0], workload, asynchronous)
+    same(one, two, asynchronous)
