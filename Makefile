@@ -14,7 +14,9 @@ export PIP_RETRIES ?= 10
 export PIP_DEFAULT_TIMEOUT ?= 60
 APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::Lock::Timeout=600
 
-.PHONY: demo test test-wheel test-laws test-browser test-vllm soak lint docs bench clean
+SOAK ?= 600
+
+.PHONY: demo test test-wheel test-laws test-browser test-vllm soak soak-route lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -43,6 +45,10 @@ test-vllm: $(VLLM_READY)
 # Twenty minutes of attack on the real server; not part of CI. MINUTES=3 for a short look.
 soak: $(VLLM_READY)
 	PYTHONPATH=tests/engine $(VLLM_BIN)/python tests/soak/soak.py --minutes $(or $(MINUTES),20)
+
+# A router before emulators with faults and hang-ups for SOAK seconds: memory and descriptors stay flat.
+soak-route: $(READY)
+	$(BIN)/python -m benchmarks.soak_route --seconds $(SOAK)
 
 lint: $(READY)
 	$(BIN)/ruff check .

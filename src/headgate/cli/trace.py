@@ -22,11 +22,13 @@ def trace(
     """Read the step trace of a live engine and say what happened, as `simulate` does for a virtual one.
 
     The run folder has the same tables, so whatever reads simulated runs reads it too. A trace that is still
-    being written, or whose last line was cut off, is read as far as it goes.
+    being written, or whose last line was cut off, is read as far as it goes. A trace of `headgate route` is
+    read as well; it tells of requests, not of steps.
 
     Example: headgate trace serve.jsonl --out live
     """
     from headgate.record.live_trace import read_live_trace
+    from headgate.record.route_trace import is_route_trace, read_route_trace
     from headgate.record.tables import refuse_full
     from headgate.report.runs.page import scene_chapter
     from headgate.report.runs.scenes import scene_of
@@ -37,7 +39,7 @@ def trace(
     if detailed and json is None:
         raise InputError("--detailed is about --json; give --json FILE or drop it")
     check_json(json)
-    run = read_live_trace(file)
+    run = read_route_trace(file) if is_route_trace(file) else read_live_trace(file)
     found = Measured(run)
     say = sys.stderr if json == "-" else sys.stdout
     with run_folder(out, f"trace-{Path(file).stem}"[:100], overwrite) as folder:

@@ -9,6 +9,7 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.model import Shape
+from headgate.methods.fluid.engine_pace import pace_of
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.methods.split.staffing import best_split
@@ -50,24 +51,9 @@ def flows_of(workload: Workload, engines: int) -> tuple[Flow, ...]:
 
 
 def engine_pace(engine: Engine, workload: Workload) -> Pace:
-    """Speeds of one engine as the fluid model wants them: steps with one mean prompt, and steps without.
-
-    A mean prompt runs in one step if the budget allows, as in a token-level engine, not in small chunks.
-    """
+    """Speeds of one engine under these requests."""
     prompt, context = _means(workload)
-    seats = _seats(engine, context)
-    if seats < 2:
-        raise InputError(
-            f"routers that plan need at least 2 seats per engine, one for a prompt beside a decode; here are "
-            f"{seats}: raise --slots or --kv-tokens, or choose another router such as least-loaded"
-        )
-    chunk = max(1, min(engine.batch_tokens - seats + 1, round(prompt)))
-    read, half = round((seats - 1) * context), max(1, chunk // 2)
-    whole, part = (engine.cost.seconds(Shape(seats - 1, read, tokens)) for tokens in (chunk, half))
-    slope = (whole - part) / (chunk - half) if chunk > half else 0.0
-    slope = min(max(slope, 0.0), whole / chunk)
-    alone = engine.cost.seconds(Shape(seats, round(seats * context)))
-    return Pace(seats, chunk, whole - slope * chunk, slope, 1 / alone)
+    return pace_of(engine.cost, _seats(engine, context), engine.batch_tokens, prompt, context)
 
 
 def prefill_engines(engine: Engine, engines: int, workload: Workload) -> int:
