@@ -14,7 +14,9 @@ export PIP_RETRIES ?= 10
 export PIP_DEFAULT_TIMEOUT ?= 60
 APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::Lock::Timeout=600
 
-.PHONY: demo test test-wheel test-laws test-browser test-vllm lint docs bench clean
+SOAK ?= 600
+
+.PHONY: demo test test-wheel test-laws test-browser test-vllm soak soak-route lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -39,6 +41,14 @@ test-browser: $(BROWSER_READY)
 
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/pytest -n 2 --dist loadfile tests/engine
+
+# Twenty minutes of attack on the real server; not part of CI. MINUTES=3 for a short look.
+soak: $(VLLM_READY)
+	PYTHONPATH=tests/engine $(VLLM_BIN)/python tests/soak/soak.py --minutes $(or $(MINUTES),20)
+
+# A router before emulators with faults and hang-ups for SOAK seconds: memory and descriptors stay flat.
+soak-route: $(READY)
+	$(BIN)/python -m benchmarks.soak_route --seconds $(SOAK)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -69,6 +79,8 @@ $(VLLM_READY): pyproject.toml requirements-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -r requirements-vllm.txt
 	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	# NIXL hands KV over on a CPU too; what it depends on is CUDA's, which nothing here needs.
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(VLLM_READY)
 

@@ -1,4 +1,4 @@
-"""Random parameters for RAD, Sarathi, SLAI and look-ahead in the small worlds of the tests."""
+"""Random parameters for RAD, Sarathi, SLAI, look-ahead and keep in the small worlds of the tests."""
 
 from __future__ import annotations
 
@@ -49,3 +49,14 @@ def draw_look_ahead(draw: st.DrawFn, slots: int, engine: Engine) -> BatchPolicy:
     watermark = draw(st.sampled_from([0.0, 0.3, 0.9]), label="watermark")
     output = draw(st.sampled_from([1.0, 20.0, 5000.0]), label="output")
     return BATCH["look-ahead"](slots=slots, budget=budget, watermark=watermark, output=output)
+
+
+def draw_keep(draw: st.DrawFn, slots: int, engine: Engine, cost: StepCost) -> BatchPolicy:
+    """Promises of a few steps, impossible ones, one of the two, or none (then it is eb+)."""
+    words: dict[str, Any] = {"ttft": draw(st.sampled_from([None, 0.5, 6.0, 60.0]), label="ttft")}
+    words["tbt"] = draw(st.sampled_from([None, 0.7, 4.0, 15.0]), label="tbt")
+    words["patience"] = draw(st.sampled_from([0.0, 0.1, 0.9]), label="patience")
+    words["watermark"] = draw(st.sampled_from([0.0, 0.01, 0.3]), label="watermark")
+    words["late"] = draw(st.sampled_from([0.01, 0.2]), label="late")
+    budget = draw(st.integers(slots, engine.batch_tokens + slots), label="budget")
+    return BATCH["keep"](slots=slots, budget=budget, cost=cost, **words)

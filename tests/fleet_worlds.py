@@ -35,11 +35,12 @@ class Watched(RoutePolicy):
 
     def __init__(self, inner: RoutePolicy) -> None:
         self.inner = inner
-        self.sends_at_once = inner.sends_at_once
+        self.sends_at_once, self.hands_over = inner.sends_at_once, inner.hands_over
         self.log: list[tuple[Any, ...]] = []
 
     def roles(self, engines):
-        return self.inner.roles(engines)
+        self.began = self.inner.roles(engines)
+        return self.began
 
     def arrived(self, request, now):
         self.log.append(("arrived", now, request.id, request.kind))
@@ -61,8 +62,19 @@ class Watched(RoutePolicy):
         self.log.append(("left", now, request.id, how))
         self.inner.left(request, now, how)
 
+    def returned(self, request, now):
+        self.log.append(("returned", now, request.id))
+        self.inner.returned(request, now)
+
     def route(self, fleet: Fleet) -> Routing:
         return self.inner.route(fleet)
+
+    def adopt(self, fleet, before=None):
+        self.inner.adopt(fleet, before.inner if isinstance(before, Watched) else before)
+
+    def engines_changed(self, fleet):
+        self.log.append(("engines", fleet.now, -1, [replica.role for replica in fleet.replicas]))
+        self.inner.engines_changed(fleet)
 
 
 def draws(seed: int) -> Callable[[], float]:

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fleet_worlds import Watched, draws, make_router
+from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.experiment.described import described
 from headgate.kv.transfer import Transfer
@@ -38,7 +39,12 @@ class TokenWorld(NamedTuple):
         self, name: str, seed: int = 0, leases: bool = True, **more: Any
     ) -> tuple[FleetSimulator, Watched]:
         router = Watched(make_router(name, self.plan, self.engines, draws(seed), **more))
-        fleet = FleetSimulator(
+        fleet = self.fleet(router, leases)
+        fleet.run()
+        return fleet, router
+
+    def fleet(self, router: RoutePolicy, leases: bool = True) -> FleetSimulator:
+        return FleetSimulator(
             self.engine,
             self.engines,
             lambda role: copy.deepcopy(self.policy),
@@ -47,8 +53,6 @@ class TokenWorld(NamedTuple):
             transfer=self.transfer,
             leases=leases,
         )
-        fleet.run()
-        return fleet, router
 
     def tables(self, fleet: FleetSimulator) -> Run:
         return Run({"engines": self.engines, **described(self.workload)}, **fleet.recorder.tables())

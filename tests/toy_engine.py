@@ -55,8 +55,9 @@ class ToyEngine:
         self.time = 0.0
         limits = Limits(engine.batch_tokens, engine.running, engine.block)
         self.blocks = engine.kv_tokens // engine.block
+        whole = self.blocks * engine.block
         self.live = Live(
-            policy, limits, self.blocks * engine.block, observers, lambda: self.time, watchdog, self.evict
+            policy, limits, whole, observers, lambda: self.time, watchdog, self.evict, self.reject
         )
         self.jobs: dict[int, Job] = {}
         self.waiting: deque[Job] = deque()
@@ -241,6 +242,10 @@ class ToyEngine:
     def hang_up(self, job: Job) -> None:
         self.gone.add(job.entry.id)
         self.leave(job, End.ABORTED)
+
+    def reject(self, entry: Entry) -> None:
+        self.gone.add(entry.id)
+        self.leave(self.jobs[entry.id], End.REFUSED)
 
     def leave(self, job: Job, how: End) -> None:
         del self.jobs[job.entry.id]

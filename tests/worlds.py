@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from draws import draw_look_ahead, draw_ordered, draw_rad
+from draws import draw_keep, draw_look_ahead, draw_ordered, draw_rad
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
@@ -253,6 +253,8 @@ def draw_policy(name: str) -> Callable[[st.DrawFn, Engine], BatchPolicy]:
             return draw_wait(draw, name, slots)
         if name == "look-ahead":
             return draw_look_ahead(draw, slots, engine)
+        if name == "keep":
+            return draw_keep(draw, slots, engine, PRICES)
         return BATCH[name](slots=slots)
 
     return draw

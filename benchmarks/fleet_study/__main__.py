@@ -10,7 +10,7 @@ import sys
 import time
 from importlib import import_module
 
-STUDIES = ("sizes", "levels", "tokens", "causes", "combined", "speed")
+STUDIES = ("sizes", "levels", "tokens", "causes", "combined", "online", "home", "speed")
 
 
 def main(words: list[str]) -> None:

@@ -16,6 +16,7 @@ from token_fleets import TokenWorld, token_worlds
 
 MEMBERS = [(name, {}) for name in ROUTE if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
+MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
 SERVED = ("arrived", "moved whole", "prefilled", "finished")
 PARTED = ("arrived", "moved prefill", "prefilled", "moved decode", "finished")
 STORIES = {(*SERVED[:n], "left") for n in (1, 2, 3)} | {SERVED}
@@ -51,6 +52,8 @@ def everybody_leaves_once(world, run, log):
     assert (requests["how"] >= 0).all()
     stories: dict[int, tuple[str, ...]] = {}
     for what, _, id, *rest in log:
+        if what == "engines":
+            continue
         told = f"moved {rest[1].value}" if what == "moved" else what
         stories[id] = (*stories.get(id, ()), told)
     refused = workload.prompt >= world.engine.longest
@@ -67,11 +70,12 @@ def seats_are_respected(world, fleet, log):
     steps = fleet.recorder.tables()["steps"]
     assert (steps["decodes"] <= world.engine.running).all()
     assert (steps["decodes"] + steps["prefill"] <= world.engine.batch_tokens).all()
-    replicas = fleet.dispatch.roster.replicas
+    changes = [rest[0] for what, _, _, *rest in log if what == "engines"]
+    roles = [replica.role for replica in fleet.dispatch.roster.replicas]
     prompts: Counter[int] = Counter()
     for what, _, id, *rest in log:
         if what == "moved" and rest[1] is not Stage.DECODE:
-            assert replicas[rest[0]].role not in (SOLO, DECODE)
+            assert changes or roles[rest[0]] not in (SOLO, DECODE)
             prompts[id] += 1
     assert all(count == 1 for count in prompts.values())
 

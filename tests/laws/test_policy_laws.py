@@ -32,12 +32,15 @@ def test_same_again(name, data, engine, workload):
     assert first.events == second.events
 
 
+HOOKS = ["arrived", "admitted", "prefilled", "held", "resumed", "evicted", "finished", "stepped", "planned"]
+
+
 class AskedTwice(BatchPolicy):
     """Passes everything on, and asks twice for each plan."""
 
     def __init__(self, inner: BatchPolicy) -> None:
         self.inner = inner
-        for hook in ("arrived", "admitted", "prefilled", "held", "resumed", "evicted", "finished", "stepped"):
+        for hook in HOOKS:
             setattr(self, hook, getattr(inner, hook))
 
     def arrived(self, request, now): ...
@@ -48,6 +51,7 @@ class AskedTwice(BatchPolicy):
     def evicted(self, request, now): ...
     def finished(self, request, now, how): ...
     def stepped(self, steps): ...
+    def planned(self, plan, now, gauges): ...
 
     def plan(self, view):
         first = self.inner.plan(view)

@@ -18,6 +18,7 @@ from headgate.cli.emulate import emulate
 from headgate.cli.plan import plan
 from headgate.cli.report import report
 from headgate.cli.reproduce import reproduce
+from headgate.cli.route import route
 from headgate.cli.serve import PASSES, serve
 from headgate.cli.simulate import simulate
 from headgate.cli.sweep import sweep
@@ -62,6 +63,7 @@ app.add_typer(plan, name="plan")
 app.command(context_settings=PASSES)(serve)
 app.command()(emulate)
 app.command()(trace)
+app.command()(route)
 app.command(help=CALIBRATE)(calibrate)
 app.command()(report)
 app.command()(sweep)

@@ -6,21 +6,20 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from headgate.cli.flags import option, takes_fleet_settings
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
-from headgate.cli.pages import Report, report_runs
+from headgate.cli.pages import Report, said_to, save_page
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError, RunError, unknown
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
-    from headgate.experiment.run import Prepared
-    from headgate.record.tables import Run
-    from headgate.stats.comparison import Comparison
+    from headgate.experiment.run import Maker, Prepared
+    from headgate.stats.measured import Measured
 
 
 class Chosen(NamedTuple):
@@ -28,6 +27,7 @@ class Chosen(NamedTuple):
 
     policy: str  # its name in headgate
     settings: dict[str, Any]
+    make: Maker
     router: tuple[str, dict[str, Any]] | None = None
 
 
@@ -60,8 +60,10 @@ def compare(
 ) -> None:
     """Run them."""
     from headgate.experiment.run import Prepared
-    from headgate.report.runs.compared import compared
-    from headgate.stats.comparison import compare as compare_runs
+    from headgate.report.runs.page import runs_page
+    from headgate.report.runs.scenes import scene_of
+    from headgate.report.terminal import show
+    from headgate.stats.comparison import Comparison
 
     check_json(json)
     check_report(report)
@@ -69,53 +71,32 @@ def compare(
     chosen = choose_all(words, policy, router, prepared)
     if seeds > 1 and prepared.requests(words.seed) == prepared.requests(words.seed + 1):
         raise InputError("these requests are the same for every seed (nothing is drawn); drop --seeds")
-    say = sys.stderr if json == "-" else sys.stdout
+    say = said_to(json)
     with run_folder(out, "compare", overwrite) as folder:
         for note in prepared.notes():
             print(f"note: {note}", file=say)
         runs = run_all(prepared, chosen, seeds, folder, overwrite)
-    result = compare_runs(runs, next(iter(chosen)))
-    _tables(result, compared(own[0] for own in runs.values()).head, say)
-    fleets = _fleets(runs, say)
+    scene = scene_of(runs)
+    if not isinstance(scene.comparison, Comparison):
+        raise InputError(str(scene.comparison))
+    page = runs_page([scene], sys.argv[1:])
+    show(page.chapters[0], say)
     for line in extrapolations(runs):
-        print(f"note: {line}", file=say)
+        show(f"note: {line}", say)
     print(f"run folders: {folder}", file=say)
-    report_runs([runs], report or str(folder / REPORT), say)
-    write_json(json, result.as_dict() | fleets)
+    save_page(page, report or str(folder / REPORT), say)
+    fleets = {name: one.fleet.as_dict() for name, one in scene.first.items() if one.fleet is not None}
+    write_json(json, scene.comparison.as_dict() | ({"fleets": fleets} if fleets else {}))
 
 
 compare.__doc__ = EXAMPLES
 
 
-def _tables(result: Comparison, compared: str, say: TextIO) -> None:
-    """All at a glance, then figure by figure."""
-    from headgate.report.terminal.overview import overview_table
-    from headgate.report.terminal.tables import comparison_table, show
-
-    show(overview_table(result, compared), say)
-    print(file=say)
-    show(comparison_table(result, compared), say)
-
-
-def extrapolations(runs: Mapping[str, list[Run]]) -> list[str]:
+def extrapolations(runs: Mapping[str, list[Measured]]) -> list[str]:
     """Which of the runs lean on the card beyond what it measured."""
     from headgate.experiment.coverage import warning
 
-    return [line for each in runs.values() if (line := warning(each[0]))]
-
-
-def _fleets(runs: Mapping[str, list[Run]], say: TextIO) -> dict[str, Any]:
-    """Engine by engine, of the first seed; nothing where there is one engine."""
-    from headgate.report.terminal.fleet import fleets_table
-    from headgate.report.terminal.tables import show
-    from headgate.stats.fleet import fleet_figures
-
-    figures = {text: found for text, each in runs.items() if (found := fleet_figures(each[0])) is not None}
-    if not figures:
-        return {}
-    print(file=say)
-    show(fleets_table(figures), say)
-    return {"fleets": {text: found.as_dict() for text, found in figures.items()}}
+    return [line for each in runs.values() if (line := warning(each[0].run))]
 
 
 def choose_all(
@@ -149,7 +130,7 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
 
     All are made once here: a mistake in the last should not cost the others' time.
     """
-    from headgate.methods.make import make_policy, policy_parameters, split_name
+    from headgate.methods.make import policy_parameters, split_name
 
     chosen: dict[str, Chosen] = {}
     common = prepared.words.set
@@ -160,11 +141,12 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
         own = policy_parameters(name)
         known |= set(own)
         settings = {key: value for key, value in common.items() if key in own} | settings
-        same = (name, make_policy(name, settings, prepared.engine)[1])
+        make = prepared.maker(name, settings)
+        same = (name, make.parameters)
         if same in made:
             raise InputError(f"compare needs different policies; {text!r} is there twice, drop one")
         made.append(same)
-        chosen[text] = Chosen(name, settings)
+        chosen[text] = Chosen(name, settings, make)
     for setting in common:
         if setting not in known:
             raise unknown("parameter of any of these policies", setting, known)
@@ -173,13 +155,14 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
 
 def run_all(
     prepared: Prepared, chosen: Mapping[str, Chosen], seeds: int, folder: Path, overwrite: bool = False
-) -> dict[str, list[Run]]:
+) -> dict[str, list[Measured]]:
     """Every policy on every seed, each into its own run folder."""
     from headgate.experiment.run import carry_out
     from headgate.record.tables import refuse_full
+    from headgate.stats.measured import Measured
 
     first = prepared.words.seed
-    runs: dict[str, list[Run]] = {text: [] for text in chosen}
+    runs: dict[str, list[Measured]] = {text: [] for text in chosen}
     places = {
         (text, seed): folder / (_file_name(text) + (f"-seed{seed}" if seeds > 1 else ""))
         for text in chosen
@@ -188,13 +171,14 @@ def run_all(
     for place in places.values():
         refuse_full(place, overwrite)
     for (text, seed), place in places.items():
-        name, settings, router = chosen[text]
+        name, settings, make, router = chosen[text]
         with bar(f"{text} seed {seed}", len(prepared.workload)) as progress:
-            run = carry_out(prepared, name, settings, seed, text, progress, router)
-        save(run, place, overwrite)
+            run = carry_out(prepared, name, settings, seed, text, progress, router, make)
+        found = Measured(run)
+        save(found, place, overwrite)
         if run.meta["outcome"] != "finished":
             raise RunError(f"{text}: the run was {run.meta['outcome']}; what there is stands in {place}")
-        runs[text].append(run)
+        runs[text].append(found)
     return runs
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from headgate.cli.output import REPORT, check_report, run_folder
-from headgate.cli.pages import Report, report_runs
+from headgate.cli.pages import Report, save_page
 from headgate.experiment.settings import experiment
 
 POLICIES = ["mixed", "v0", "eb:refill=4", "eb:refill=16", "eb:refill=64", "eb+"]
@@ -35,23 +36,23 @@ def demo(
     """
     from headgate.cli.compare import choose, extrapolations, run_all
     from headgate.experiment.run import Prepared
-    from headgate.report.terminal.overview import overview_table
-    from headgate.report.terminal.tables import show
-    from headgate.stats.comparison import compare
+    from headgate.report.document import SHOWN
+    from headgate.report.runs.page import runs_page, scene_chapter
+    from headgate.report.runs.scenes import scene_of
+    from headgate.report.terminal import show
 
     check_report(report)
-    scenes, names = [], []
+    scenes = []
     with run_folder(out, "demo", overwrite=False) as folder:
         for scene, (load, flags) in SCENES.items():
             prepared = Prepared(experiment({"trace": "azure-conv", **flags}))
-            print(f"\n{len(prepared.workload)} conversations on {prepared.card.name}, {load}\n")
+            title = f"{len(prepared.workload)} conversations on {prepared.card.name}, {load}"
+            print(f"\n{title}")
             runs = run_all(prepared, choose(POLICIES, prepared), 1, folder / scene)
-            scenes.append(runs)
-            names.append(f"{len(prepared.workload)} conversations on {prepared.card.name}, {load}")
-            result = compare(runs, POLICIES[0])
-            show(overview_table(result))
-            for note in (*result.notes, *extrapolations(runs)):
-                print(f"Mind: {note}.")
+            scenes.append(scene_of(runs, title))
+            show(replace(scene_chapter(scenes[-1]), title=""), depth=SHOWN)
+            for note in extrapolations(runs):
+                show(f"note: {note}")
     print(f"\nRun folders: {folder}. Every difference with its interval:")
     print(f"  {os.path.relpath(sys.argv[0])} compare {AGAIN}")
-    report_runs(scenes, report or str(folder / REPORT), sys.stdout, TITLE, names)
+    save_page(runs_page(scenes, sys.argv[1:], TITLE), report or str(folder / REPORT), sys.stdout)

@@ -10,11 +10,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headgate.core.errors import InputError, RunError
-from headgate.record.tables import Run
 from headgate.record.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from headgate.record.tables import Run
+    from headgate.stats.measured import Measured
 
 RUNS = Path("runs")
 NO_REPORT = "none"
@@ -119,13 +122,15 @@ def write_json(target: str | None, document: dict[str, Any]) -> None:
         raise InputError(f"--json {target}: {error.strerror}; name a file that can be written") from None
 
 
-def save(run: Run, folder: Path, overwrite: bool) -> None:
+def save(run: Run | Measured, folder: Path, overwrite: bool) -> None:
     """The run's tables, and its figures in the schema of `vllm bench serve`."""
+    from headgate.stats.measured import Measured
     from headgate.stats.vllm_bench import bench_result
 
+    found = Measured.of(run)
     with _undisturbed(folder):
-        figures = json.dumps(bench_result(run), indent=2, allow_nan=False) + "\n"
-        run.save(folder, overwrite, {"bench.json": figures})
+        figures = json.dumps(bench_result(found), indent=2, allow_nan=False) + "\n"
+        found.run.save(folder, overwrite, {"bench.json": figures})
 
 
 @contextmanager

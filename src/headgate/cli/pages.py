@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headgate.cli.output import NO_REPORT
+from headgate.cli.output import NO_REPORT, write_json
 
 if TYPE_CHECKING:
-    from headgate.record.tables import Run
     from headgate.report.document import Page
     from headgate.report.runs.scenes import Scene
 
@@ -20,21 +19,19 @@ Report = Annotated[
 ]
 
 
-def report_runs(
-    scenes: Sequence[Mapping[str, Sequence[Run]]],
-    target: str | None,
-    say: IO[str],
-    title: str = "",
-    names: Sequence[str] = (),
-) -> None:
-    """The report of runs that were just made; each scene has its own requests."""
-    if target is None or target == NO_REPORT or not any(scenes):
-        return
-    from headgate.report import runs_page
-    from headgate.report.runs.scenes import scene_of
+def tell(page: Page, document: dict[str, Any], json: str | None, report: str | None) -> None:
+    """A plan on the terminal, and as JSON and HTML where asked."""
+    from headgate.report.terminal import show
 
-    made = [scene_of(runs, names[place] if names else "") for place, runs in enumerate(scenes)]
-    save_page(runs_page(made, sys.argv[1:], title), target, say)
+    say = said_to(json)
+    show(page, say)
+    save_page(page, report, say)
+    write_json(json, document)
+
+
+def said_to(json: str | None) -> IO[str]:
+    """Where text for people goes: not between the lines of JSON."""
+    return sys.stderr if json == "-" else sys.stdout
 
 
 def summed_up(scenes: Sequence[Scene]) -> None:
@@ -43,7 +40,7 @@ def summed_up(scenes: Sequence[Scene]) -> None:
 
     with bar("summing up", len(scenes)) as progress:
         for number, scene in enumerate(scenes, 1):
-            _ = scene.metrics, scene.comparison  # both are kept by the scene
+            _ = scene.metrics, scene.comparison  # both are kept
             progress(number)
 
 
@@ -51,7 +48,7 @@ def save_page(page: Page, target: str | None, say: IO[str]) -> None:
     """Write it and say where."""
     if target is None or target == NO_REPORT:
         return
-    from headgate.report import write
+    from headgate.report.html.page import write
 
     path = write(page, target)
     print(f"report: {path} ({path.stat().st_size / 1000:,.0f} kB, open it in a browser)", file=say)

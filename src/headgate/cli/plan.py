@@ -10,7 +10,7 @@ import typer
 from headgate.advisor.settings import CostSettings
 from headgate.cli.flags import takes_settings
 from headgate.cli.output import check_json, check_report, write_json
-from headgate.cli.pages import Report, save_page
+from headgate.cli.pages import Report, said_to, save_page, tell
 from headgate.cli.plan_capacity import capacity
 from headgate.cli.plan_fluid import fluid
 from headgate.cli.plan_wait import wait
@@ -64,22 +64,13 @@ def threshold(
     """Plan it."""
     from headgate.advisor.situation import situation
     from headgate.advisor.threshold import plan_threshold
-    from headgate.report.terminal.plan import crossing, threshold_text, verdict
-    from headgate.report.terminal.tables import as_text, show
+    from headgate.report.plans.threshold import threshold_page
 
     check_json(json)
     check_report(report)
     bound = _bound(max_gap)
     found = plan_threshold(situation(words, costs), bound)
-    say = sys.stderr if json == "-" else sys.stdout
-    show(threshold_text(found), say)
-    if report is not None:
-        from headgate.report.plans.threshold import threshold_page
-
-        text = as_text(threshold_text(found))
-        said = f"{verdict(found)} {crossing(found)}"
-        save_page(threshold_page(found, said, text, sys.argv[1:]), report, say)
-    write_json(json, found.as_dict())
+    tell(threshold_page(found, sys.argv[1:]), found.as_dict(), json, report)
 
 
 @plan.command()
@@ -92,24 +83,22 @@ def flags(
 ) -> None:
     """Advise."""
     from headgate.advisor.flags import check_flags, plan_flags
-    from headgate.report.terminal.plan import check_text, flags_text
-    from headgate.report.terminal.tables import as_text, show
+    from headgate.report.plans.flags import check_section, flags_page
+    from headgate.report.terminal import show
 
     check_json(json)
     check_report(report)
     found = plan_flags(words)
-    say = sys.stderr if json == "-" else sys.stdout
-    show(flags_text(found), say)
-    document, printed = found.as_dict(), as_text(flags_text(found))
+    say, document, page = said_to(json), found.as_dict(), flags_page(found, sys.argv[1:])
+    show(page, say)
     if check:
         runs, load = check_flags(words, found, bar)
         document["check"] = {"load": load, "runs": [run.as_dict() for run in runs]}
-        show(check_text(runs, load, found), say)
-        printed += as_text(check_text(runs, load, found))
-    if report is not None:
-        from headgate.report.plans.plans import flags_page
-
-        save_page(flags_page(found, printed, sys.argv[1:]), report, say)
+        checked = check_section(runs, load, found)
+        print(file=say)
+        show(checked, say)
+        page = flags_page(found, sys.argv[1:], [checked])
+    save_page(page, report, say)
     write_json(json, document)
 
 

@@ -10,8 +10,8 @@ import typer
 
 from headgate.advisor.settings import SEARCH, SearchSettings
 from headgate.cli.flags import takes_settings
-from headgate.cli.output import check_json, check_report, write_json
-from headgate.cli.pages import Report, save_page
+from headgate.cli.output import check_json, check_report
+from headgate.cli.pages import Report, tell
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError, unknown
 from headgate.experiment.settings import NAMED, POLICY, Experiment
@@ -98,19 +98,10 @@ def _find_rate(
 ) -> None:
     """Search, show, and write JSON and a report where asked."""
     from headgate.advisor.capacity.plan import plan_capacity
-    from headgate.report.terminal.capacity import capacity_text, verdict
-    from headgate.report.terminal.tables import as_text, show
+    from headgate.report.plans.capacity import capacity_page
 
-    json, report = outputs
     found = plan_capacity(words, policies, levels, options, bar)
-    say = sys.stderr if json == "-" else sys.stdout
-    show(capacity_text(found), say)
-    if report is not None:
-        from headgate.report.plans.plans import capacity_page
-
-        text = as_text(capacity_text(found))
-        save_page(capacity_page(found, verdict(found), text, sys.argv[1:]), report, say)
-    write_json(json, found.as_dict())
+    tell(capacity_page(found, sys.argv[1:]), found.as_dict(), *outputs)
     if found.interrupted:
         raise KeyboardInterrupt
 

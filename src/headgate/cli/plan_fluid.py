@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
 from headgate.cli.flags import takes_settings
-from headgate.cli.output import check_json, check_report, write_json
-from headgate.cli.pages import Report, save_page
+from headgate.cli.output import check_json, check_report
+from headgate.cli.pages import Report, tell
 from headgate.experiment.settings import Experiment
-
-if TYPE_CHECKING:
-    from headgate.advisor.fluid.plan import FluidAnswer
 
 EXAMPLES = """Split a fleet between prompts and decodes: whom to serve, and what one more engine adds.
 
@@ -46,24 +43,12 @@ def fluid(
 ) -> None:
     """Plan it."""
     from headgate.advisor.fluid.plan import make_fluid_plan
+    from headgate.report.plans.fluid import fluid_page
 
     check_json(json)
     check_report(report)
-    _tell(make_fluid_plan(words, fleet, steps, levels), levels.frontier, json, report)
-
-
-def _tell(answer: FluidAnswer, frontier: str | None, json: str | None, report: str | None) -> None:
-    """Show it, and write JSON and a report where asked."""
-    from headgate.report.terminal.fluid import fluid_text
-    from headgate.report.terminal.tables import as_text, show
-
-    say = sys.stderr if json == "-" else sys.stdout
-    show(fluid_text(answer), say)
-    if report is not None:
-        from headgate.report.plans.plans import fluid_page
-
-        save_page(fluid_page(answer, frontier, as_text(fluid_text(answer)), sys.argv[1:]), report, say)
-    write_json(json, answer.as_dict())
+    found = make_fluid_plan(words, fleet, steps, levels)
+    tell(fluid_page(found, levels.frontier, sys.argv[1:]), found.as_dict(), json, report)
 
 
 fluid.__doc__ = EXAMPLES

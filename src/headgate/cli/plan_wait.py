@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from headgate.advisor.settings import WaitSettings
 from headgate.cli.flags import takes_settings
-from headgate.cli.output import check_json, check_report, write_json
-from headgate.cli.pages import Report, save_page
+from headgate.cli.output import check_json, check_report
+from headgate.cli.pages import Report, tell
 from headgate.experiment.settings import Experiment
-
-if TYPE_CHECKING:
-    from headgate.advisor.wait.plan import WaitPlan
 
 EXAMPLES = """Thresholds of WAIT and Nested WAIT for this card and traffic, and their memory.
 
@@ -41,24 +38,12 @@ def wait(
 ) -> None:
     """Plan it."""
     from headgate.advisor.wait.plan import plan_wait
+    from headgate.report.plans.wait import wait_page
 
     check_json(json)
     check_report(report)
-    _tell(plan_wait(words, wishes), json, report)
-
-
-def _tell(found: WaitPlan, json: str | None, report: str | None) -> None:
-    """On the terminal, and where else it is wanted."""
-    from headgate.report.terminal.tables import as_text, show
-    from headgate.report.terminal.wait import wait_text
-
-    say = sys.stderr if json == "-" else sys.stdout
-    show(wait_text(found), say)
-    if report is not None:
-        from headgate.report.plans.wait import wait_page
-
-        save_page(wait_page(found, as_text(wait_text(found)), sys.argv[1:]), report, say)
-    write_json(json, found.as_dict())
+    found = plan_wait(words, wishes)
+    tell(wait_page(found, sys.argv[1:]), found.as_dict(), json, report)
 
 
 wait.__doc__ = EXAMPLES

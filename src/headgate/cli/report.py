@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headgate.cli.output import REPORT, check_json, check_report, write_json
-from headgate.cli.pages import save_page, summed_up
+from headgate.cli.pages import said_to, save_page, summed_up
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError, unknown
 
@@ -40,11 +40,10 @@ def report(
     json: Annotated[str | None, typer.Option(help="verdicts and comparisons as JSON, to a file or -")] = None,
 ) -> None:
     """Write it."""
-    from rich.text import Text
-
     from headgate.record.tables import Run
-    from headgate.report import gather, runs_page
-    from headgate.report.terminal.tables import show
+    from headgate.report.runs.page import runs_page
+    from headgate.report.runs.scenes import gather
+    from headgate.report.terminal import show
 
     check_json(json)
     check_report(out, "--out")
@@ -59,9 +58,9 @@ def report(
         scenes = [_led_by(scene, baseline) for scene in scenes]
     summed_up(scenes)
     page = runs_page(scenes, sys.argv[1:], title)
-    say = sys.stderr if json == "-" else sys.stdout
+    say = said_to(json)
     for chapter in page.chapters:
-        show(Text.assemble((chapter.title, "bold"), f": {chapter.verdict}"), say)
+        show(f"{chapter.title}: {chapter.verdict}", say)
     save_page(page, out, say)
     write_json(json, _document(out, scenes))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headgate.cli.output import check_json, check_report, write_json
-from headgate.cli.pages import Report, save_page
+from headgate.cli.pages import Report, tell
 from headgate.cli.progress import bar
 
 EXAMPLES = """Run a published experiment in the simulator: published number, ours, ratio, and why they differ.
@@ -31,7 +31,7 @@ def reproduce(
     report: Report = None,
 ) -> None:
     """Run it."""
-    from headgate.report.terminal.reproduction import print_report
+    from headgate.report.plans.reproduction import published_page
     from headgate.reproduce import EXPERIMENTS, Options, find
     from headgate.reproduce import reproduce as carry_out
 
@@ -51,15 +51,8 @@ def reproduce(
     jobs = find(name).jobs(options)
     with bar(name, len(jobs)) as progress:
         found = carry_out(name, options, jobs, progress)
-    say = sys.stderr if json == "-" else sys.stdout
-    print_report(found, say)
-    if quick:
-        print("\n--quick: a tenth of the requests; do not quote these numbers", file=say)
-    if report is not None:
-        from headgate.report.plans.reproduction import published_page
-
-        save_page(published_page(found, sys.argv[1:], quick), report, say)
-    write_json(json, {"seed": seed, "quick": quick, "interrupted": found.interrupted, **found.as_dict()})
+    document = {"seed": seed, "quick": quick, "interrupted": found.interrupted, **found.as_dict()}
+    tell(published_page(found, sys.argv[1:], quick), document, json, report)
     if found.interrupted:
         raise KeyboardInterrupt
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headgate.cli.flags import option, takes_fleet_settings
 from headgate.cli.output import check_json, check_report, run_folder, save, write_json
-from headgate.cli.pages import Report, report_runs
+from headgate.cli.pages import Report, said_to, save_page
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError, RunError
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
     from headgate.experiment.run import Prepared
-    from headgate.record.tables import Run
+    from headgate.stats.measured import Measured
 
 EXAMPLES = """Serve a workload under one policy, in virtual time.
 
@@ -48,8 +48,9 @@ def simulate(
 ) -> None:
     """Run it."""
     from headgate.experiment.run import Prepared, carry_out
-    from headgate.methods.make import make_policy, split_name
+    from headgate.methods.make import split_name
     from headgate.record.tables import refuse_full
+    from headgate.stats.measured import Measured
 
     if detailed and json is None:
         raise InputError("--detailed is about --json; give --json FILE or drop it")
@@ -58,18 +59,18 @@ def simulate(
     name, settings = split_name(_one_policy(policy, words))
     settings = {**words.set, **settings}
     prepared = Prepared(words)
-    make_policy(name, settings, prepared.engine)  # a mistake in it should not cost a folder
+    make = prepared.maker(name, settings)  # a mistake in it should not cost a folder
     routed = _one_router(router, prepared)
-    say = sys.stderr if json == "-" else sys.stdout
+    say = said_to(json)
     with run_folder(out, f"{Path(name).name}-seed{words.seed}"[:100], overwrite) as folder:
         refuse_full(folder, overwrite)
         for note in prepared.notes():
             print(f"note: {note}", file=say)
         with bar(name, len(prepared.workload)) as progress:
-            run = carry_out(prepared, name, settings, progress=progress, router=routed)
-        save(run, folder, overwrite)
-    _report(run, f"{len(prepared.workload)} requests", folder, json, detailed, say)
-    report_runs([{run.meta["label"]: [run]}], report, say)
+            run = carry_out(prepared, name, settings, progress=progress, router=routed, make=make)
+        found = Measured(run)
+        save(found, folder, overwrite)
+    _report(found, folder, (json, report), detailed, say)
     if run.meta["outcome"] != "finished":
         raise RunError(f"the run was {run.meta['outcome']}; what there is stands in {folder}")
 
@@ -95,27 +96,26 @@ def _one_router(flags: list[str] | None, prepared: Prepared) -> tuple[str, dict[
     return next(iter(chosen.values()), None)
 
 
-def _report(run: Run, size: str, folder: Path, json: str | None, detailed: bool, say: TextIO) -> None:
-    """Figures on the terminal, and as JSON where asked."""
+def _report(
+    found: Measured, folder: Path, outputs: tuple[str | None, str | None], detailed: bool, say: IO[str]
+) -> None:
+    """Figures on the terminal, and as JSON and HTML where asked."""
     from headgate.experiment.coverage import warning
-    from headgate.report.terminal.fleet import fleet_table
-    from headgate.report.terminal.tables import show, summary_table
-    from headgate.stats.fleet import fleet_figures
-    from headgate.stats.metrics import summarise
+    from headgate.report.runs.page import runs_page
+    from headgate.report.runs.scenes import scene_of
+    from headgate.report.terminal import show
     from headgate.stats.vllm_bench import bench_result
 
-    metrics = summarise(run)
-    show(summary_table(metrics, f"{run.meta['label']} on {run.meta['card']}, {size}"), say)
-    fleet = fleet_figures(run)
-    if fleet is not None:
-        print(file=say)
-        show(fleet_table(fleet), say)
-    extrapolated = warning(run)
+    page = runs_page([scene_of({found.run.meta["label"]: [found]})], sys.argv[1:])
+    show(page.chapters[0], say)
+    extrapolated = warning(found.run)
     if extrapolated:
-        print(f"note: {extrapolated}", file=say)
+        show(f"note: {extrapolated}", say)
     print(f"run folder: {folder}", file=say)
-    more = {} if fleet is None else {"fleet": fleet.as_dict()}
-    write_json(json, {**bench_result(run, detailed), "headgate": metrics.as_dict(), **more})
+    more = {} if found.fleet is None else {"fleet": found.fleet.as_dict()}
+    json, report = outputs
+    save_page(page, report, say)
+    write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict(), **more})
 
 
 simulate.__doc__ = EXAMPLES

@@ -12,7 +12,7 @@ import typer
 
 from headgate.cli.flags import option, takes_fleet_settings
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
-from headgate.cli.pages import Report, save_page, summed_up
+from headgate.cli.pages import Report, said_to, save_page, summed_up
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError, RunError
 from headgate.experiment.settings import Experiment
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headgate.experiment.run import Prepared
     from headgate.experiment.sweep import Over, Task
     from headgate.record.tables import Run
+    from headgate.report.runs.scenes import Scene
 
 MOST_SEEDS = 1000
 LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, so these come first
@@ -57,8 +58,10 @@ def sweep(
 ) -> None:
     """Run it."""
     from headgate.experiment.sweep import by_place, is_word, parse_grid
-    from headgate.report.terminal.sweep import sweep_document, sweep_table
-    from headgate.report.terminal.tables import show
+    from headgate.report.runs.load import load_grid
+    from headgate.report.runs.page import runs_page
+    from headgate.report.runs.scenes import swept
+    from headgate.report.terminal import show
 
     check_json(json)
     check_report(report)
@@ -66,17 +69,19 @@ def sweep(
     if not axes:
         raise InputError("sweep needs something to sweep over; pass --over rate=2,4,8")
     tasks = make_tasks(words, axes, policy, router, seeds)
-    say = sys.stderr if json == "-" else sys.stdout
+    say = said_to(json)
     _notes(tasks, say)
     going_on = out is not None and (Path(out) / RECORD).is_file()
     with run_folder(out, "sweep", going_on) as folder:
         runs = run_all(tasks, folder, jobs or os.cpu_count() or 1, say)
     first = next((axis for axis in axes if is_word(axis)), None)
-    found = by_place(runs)
-    show(sweep_table(found, first), say)
+    scenes = {at: swept(own, first.word if first else "", at) for at, own in by_place(runs).items()}
+    summed_up(list(scenes.values()))
+    show(load_grid(list(scenes.values())), say)
     print(f"run folders: {folder}", file=say)
-    _report(found, first, report or str(folder / REPORT), say)
-    write_json(json, sweep_document(found, axes))
+    page = runs_page(list(scenes.values()), sys.argv[1:])
+    save_page(page, report or str(folder / REPORT), say)
+    write_json(json, _document(scenes, axes))
     _all_ended_well(runs, folder)
 
 
@@ -119,7 +124,8 @@ def make_tasks(
     for at, here in places:
         for suffix, own in variants(here, of_runs[1:]).items():
             prepared = Prepared(own)
-            for text, (name, settings, routed) in _chosen(own, texts, router, prepared).items():
+            for text, chosen in _chosen(own, texts, router, prepared).items():
+                name, settings, routed = chosen.policy, chosen.settings, chosen.router
                 each = range(words.seed, words.seed + seeds)
                 tasks += [Task(at, text + suffix, own, name, settings, routed, seed) for seed in each]
             if len(tasks) > MOST:
@@ -191,10 +197,18 @@ def _finished(place: Path, task: Task) -> bool:
     return bool(meta.get("outcome") == "finished")
 
 
-def _report(found: dict[Any, dict[str, list[Run]]], first: Over | None, target: str, say: Any) -> None:
-    from headgate.report import runs_page
-    from headgate.report.runs.scenes import swept
-
-    scenes = [swept(runs, first.word if first else "", at) for at, runs in found.items()]
-    summed_up(scenes)
-    save_page(runs_page(scenes, sys.argv[1:]), target, say)
+def _document(scenes: dict[Any, Scene], axes: Sequence[Over]) -> dict[str, Any]:
+    """Every run with all its figures."""
+    points = [
+        {
+            "at": at,
+            "label": label,
+            "seed": one.run.meta.get("seed"),
+            "outcome": one.run.meta["outcome"],
+            "metrics": one.metrics.as_dict(),
+        }
+        for at, scene in scenes.items()
+        for label, own in scene.runs.items()
+        for one in own
+    ]
+    return {"over": {axis.word: list(axis.values) for axis in axes}, "points": points}

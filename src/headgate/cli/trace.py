@@ -22,31 +22,35 @@ def trace(
     """Read the step trace of a live engine and say what happened, as `simulate` does for a virtual one.
 
     The run folder has the same tables, so whatever reads simulated runs reads it too. A trace that is still
-    being written, or whose last line was cut off, is read as far as it goes.
+    being written, or whose last line was cut off, is read as far as it goes. A trace of `headgate route` is
+    read as well; it tells of requests, not of steps.
 
     Example: headgate trace serve.jsonl --out live
     """
     from headgate.record.live_trace import read_live_trace
+    from headgate.record.route_trace import is_route_trace, read_route_trace
     from headgate.record.tables import refuse_full
-    from headgate.report.terminal.tables import show, summary_table
-    from headgate.stats.metrics import summarise
+    from headgate.report.runs.page import scene_chapter
+    from headgate.report.runs.scenes import scene_of
+    from headgate.report.terminal import show
+    from headgate.stats.measured import Measured
     from headgate.stats.vllm_bench import bench_result
 
     if detailed and json is None:
         raise InputError("--detailed is about --json; give --json FILE or drop it")
     check_json(json)
-    run = read_live_trace(file)
+    run = read_route_trace(file) if is_route_trace(file) else read_live_trace(file)
+    found = Measured(run)
     say = sys.stderr if json == "-" else sys.stdout
     with run_folder(out, f"trace-{Path(file).stem}"[:100], overwrite) as folder:
         refuse_full(folder, overwrite)
-        save(run, folder, overwrite)
-    metrics = summarise(run)
+        save(found, folder, overwrite)
     where = f"{run.meta['label']} on vLLM, {len(run.requests['id'])} requests"
-    show(summary_table(metrics, where), say)
+    show(scene_chapter(scene_of({run.meta["label"]: [found]}, where)), say)
     for note in notes(run.meta):
         print(f"note: {note}", file=say)
     print(f"run folder: {folder}", file=say)
-    write_json(json, {**bench_result(run, detailed), "headgate": metrics.as_dict()})
+    write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict()})
 
 
 def notes(meta: dict[str, object]) -> list[str]:
@@ -55,7 +59,7 @@ def notes(meta: dict[str, object]) -> list[str]:
     if meta["outcome"] != "finished":
         found.append(f"the trace is {meta['outcome']}")
     for word, told in (("policies", "policy {policy} took over at {at:.1f} s"),
-                       ("fallbacks", "the policy was relieved at {at:.1f} s: {reason}")):  # fmt: skip
+                       ("fallbacks", "the policy was disabled at {at:.1f} s: {reason}")):  # fmt: skip
         lines = meta[word]
         assert isinstance(lines, list)
         found += [told.format(**line) for line in lines]

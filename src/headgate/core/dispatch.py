@@ -6,94 +6,101 @@ from collections.abc import Callable, Sequence
 
 from headgate.core.ask_router import Asking
 from headgate.core.errors import InputError
-from headgate.core.fleet import FleetObserver, Move, RoutePolicy, Stage, endless, room
-from headgate.core.ledger import Entry
+from headgate.core.fleet import FleetObserver, Move, Room, RoutePolicy, Stage, endless, room
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.core.roster import Roster, Seat
+from headgate.core.roster import Roster
 
-NOT_HERE, IN_PROMPT, IN_DECODE = range(3)  # what an engine does with a request
+Rooms = Callable[[str], Room]  # from the role of an engine
+
+
+def simulated_rooms(router: RoutePolicy, seats: int) -> Rooms:
+    """Engines of a simulation: endless before a router that sends at once, else one prompt at a time."""
+    if router.sends_at_once:
+        return endless
+    if seats < 2:
+        raise InputError(
+            f"{type(router).__name__} needs at least 2 seats per engine, one for a prompt beside a "
+            "decode; raise --slots, or choose a router such as least-loaded"
+        )
+    return lambda role: room(role, seats)
 
 
 class Dispatch:
     """Keeps the roster by what engines report, and carries out what the router answers.
 
     Hooks that the router does not override cost nothing. `pending` says that something has happened since
-    the router was last asked.
+    the router was last asked. Another router takes over with `serve`.
     """
 
     def __init__(
         self,
         router: RoutePolicy,
-        engines: int,
-        seats: int,
+        roles: Sequence[str],
+        rooms: Rooms,
         kinds: Sequence[str],
-        requests: int,
-        send: Callable[[Entry, Move], None],
+        send: Callable[[Request, Move], None],
         refuse: Callable[[Request, float], None],
         wake: Callable[[float], None],
+        soonest: float = 0.0,
     ) -> None:
-        roles = router.roles(engines)
-        if len(roles) != engines:
-            raise InputError(f"{len(roles)} roles for {engines} engines; the router must give each one")
-        if seats < 2 and not router.sends_at_once:
-            raise InputError(
-                f"{type(router).__name__} needs at least 2 seats per engine, one for a prompt beside a "
-                "decode; raise --slots, or choose a router such as least-loaded"
-            )
-        rooms = endless if router.sends_at_once else lambda role: room(role, seats)
-        self.router = router
+        """`rooms` also gives the room of an engine whose role the router changes."""
         self.roster = Roster(roles, rooms, kinds)
         self.pending = False
-        self._send = send
-        self._asking = Asking(router, self.roster, self._move, refuse, wake)
-        self._phase = bytearray(requests)
+        self._rooms, self._send = rooms, send
+        self._outward = refuse, wake, soonest
+        self.serve(router)
+
+    def serve(self, router: RoutePolicy) -> None:
+        """This router decides from now on; it must have adopted the fleet unless that is empty."""
+        self.router = router
+        refuse, wake, soonest = self._outward
+        self._asking = Asking(router, self.roster, self._move, refuse, wake, self.set_role, soonest)
         listens = type(router)
         self._tell_arrived = None if listens.arrived is FleetObserver.arrived else router.arrived
         self._tell_moved = None if listens.moved is FleetObserver.moved else router.moved
         self._tell_prefilled = None if listens.prefilled is FleetObserver.prefilled else router.prefilled
         self._tell_finished = None if listens.finished is FleetObserver.finished else router.finished
 
-    def arrived(self, entry: Entry, now: float) -> None:
+    # -- what happens to requests -------------------------------------------------------------------------
+
+    def arrived(self, request: Request, now: float) -> None:
         """It waits for its prompt."""
-        self.roster.arrive(entry)
+        self.roster.arrive(request)
         if self._tell_arrived:
-            self._tell_arrived(entry, now)
+            self._tell_arrived(request, now)
         self.route(now)
 
-    def prompt_done(self, entry: Entry, engine: int, now: float) -> None:
+    def prompt_done(self, request: Request, engine: int, now: float) -> None:
         """It decodes where its prompt was."""
-        if self._phase[entry.id] == IN_PROMPT:  # not when it was evicted and comes again
-            self._phase[entry.id] = IN_DECODE
-            self.roster.end_prompt(entry, self.roster.replicas[engine], True)
+        if not self.roster.places[request.id].decoding:  # not when it was evicted and comes again
+            self.roster.end_prompt(request, self.roster.replicas[engine], True)
             self.pending = True
             if self._tell_prefilled:
-                self._tell_prefilled(entry, engine, now)
+                self._tell_prefilled(request, engine, now)
 
-    def parted(self, entry: Entry, engine: int, now: float) -> None:
+    def parted(self, request: Request, engine: int, now: float) -> None:
         """It was sent there for its prompt alone and waits for a place to decode."""
-        self._phase[entry.id] = NOT_HERE
-        self.roster.end_prompt(entry, self.roster.replicas[engine], False)
+        self.roster.end_prompt(request, self.roster.replicas[engine], False)
         self.pending = True
         if self._tell_prefilled:
-            self._tell_prefilled(entry, engine, now)
+            self._tell_prefilled(request, engine, now)
 
-    def ended(self, entry: Entry, engine: int, now: float, how: End) -> None:
+    def ended(self, request: Request, engine: int, now: float, how: End) -> None:
         """It has left an engine, or its way there, for good."""
-        seat, phase = self.roster.replicas[engine], self._phase[entry.id]
+        seat, decodes = self.roster.replicas[engine], self.roster.places[request.id].decoding
         served = how is End.STOPPED or how is End.LIMIT
-        if phase == IN_PROMPT and not served:
-            self.roster.drop_prompt(entry, seat)
+        if not decodes and not served:
+            self.roster.drop_prompt(request, seat)
         else:
-            if phase == IN_PROMPT:  # sent for its prompt alone, and that was all
-                self.roster.end_prompt(entry, seat, True)
-            self.roster.finish(entry, seat)
-        self._phase[entry.id] = NOT_HERE
+            if not decodes:  # sent for its prompt alone, and that was all
+                self.roster.end_prompt(request, seat, True)
+            self.roster.finish(request, seat)
         self.pending = True
         if not served:
-            self.router.left(entry, now, how)
+            self.router.left(request, now, how)
         elif self._tell_finished:
-            self._tell_finished(entry, engine, now)
+            self._tell_finished(request, engine, now)
 
     def left(self, request: Request, now: float, how: End) -> None:
         """A request that waits before the engines, or between two of them, leaves."""
@@ -101,10 +108,40 @@ class Dispatch:
         self.pending = True
         self.router.left(request, now, how)
 
-    def woken(self, now: float) -> None:
-        """A time the router asked for may have come."""
-        if self._asking.woken(now):
-            self.pending = True
+    def returned(self, request: Request, now: float) -> None:
+        """Its engine failed it, or its KV is lost: it waits for its prompt again, before all others."""
+        self.roster.take_back(request)
+        self.pending = True
+        self.router.returned(request, now)
+
+    # -- what happens to engines --------------------------------------------------------------------------
+
+    def set_role(self, engine: int, role: str) -> bool:
+        """It has another role from now on; False: it had that already."""
+        if self.roster.seat(engine).role == role:
+            return False
+        self.roster.set_role(engine, role, self._rooms(role))
+        self.engines_changed()
+        return True
+
+    def engines_changed(self) -> None:
+        """The roster's engines are not what they were."""
+        self.pending = True
+        self.router.engines_changed(self.roster)
+
+    # -- what the router wants ----------------------------------------------------------------------------
+
+    def woken(self, now: float) -> bool:
+        """Has a time come that the router asked for?"""
+        if not self._asking.woken(now):
+            return False
+        self.pending = True
+        return True
+
+    @property
+    def wakes_at(self) -> float:
+        """When the router wants to be asked at the latest; inf: never."""
+        return self._asking.wakes_at
 
     def route(self, now: float) -> None:
         """Ask until no request is moved."""
@@ -113,16 +150,10 @@ class Dispatch:
 
     def _move(self, move: Move, now: float) -> None:
         found, seat = self.roster.find(move)
-        assert isinstance(found, Entry)  # the roster holds what it was given
-        self._start(found, seat, move)
+        if move.stage is Stage.DECODE:
+            self.roster.start_decode(found, seat)
+        else:
+            self.roster.start_prompt(found, seat, move.stage)
         self._send(found, move)
         if self._tell_moved:
             self._tell_moved(found, move, now)
-
-    def _start(self, entry: Entry, seat: Seat, move: Move) -> None:
-        if move.stage is Stage.DECODE:
-            self.roster.start_decode(entry, seat)
-            self._phase[entry.id] = IN_DECODE
-        else:
-            self.roster.start_prompt(entry, seat)
-            self._phase[entry.id] = IN_PROMPT

@@ -56,6 +56,7 @@ class Routing(NamedTuple):
     moves: tuple[Move, ...] = ()  # in this order
     reject: tuple[int, ...] = ()  # of those that wait for their prompt: turned away
     wake: float = inf  # ask again at this time at the latest
+    roles: tuple[tuple[int, str], ...] = ()  # engines that change their role before anything moves
 
 
 STAY: Final = Routing()
@@ -67,6 +68,9 @@ class Room(NamedTuple):
     prompts: int  # in service
     decodes: int
     total: int  # both together
+
+
+CLOSED: Final = Room(0, 0, 0)  # an engine that is down or drained; requests inside it stay counted
 
 
 def room(role: str, seats: int) -> Room:
@@ -86,6 +90,26 @@ def endless(role: str) -> Room:
     return Room(0 if role in (SOLO, DECODE) else ENDLESS, 0 if role == PREFILL else ENDLESS, ENDLESS)
 
 
+class Place(Protocol):
+    """Where a request is that was sent to an engine and has not left the fleet."""
+
+    @property
+    def request(self) -> Request:
+        """The request itself."""
+
+    @property
+    def replica(self) -> int:
+        """The engine that works on it; for one in `Fleet.handoff` the engine that holds its KV."""
+
+    @property
+    def stage(self) -> Stage:
+        """What it was last sent for."""
+
+    @property
+    def decoding(self) -> bool:
+        """Whether it holds a decode seat: its prompt is done and its output has a place."""
+
+
 class Replica(Protocol):
     """One engine as the router knows it; live in simulation, a little stale in life."""
 
@@ -96,6 +120,10 @@ class Replica(Protocol):
     @property
     def role(self) -> str:
         """One of ROLES."""
+
+    @property
+    def room(self) -> Room:
+        """What it takes at once; CLOSED while it is down or drained."""
 
     @property
     def prefilling(self) -> Mapping[str, int]:
@@ -163,6 +191,10 @@ class Fleet(Protocol):
         """Prompt done, no decode place yet; in the order they came."""
 
     @property
+    def places(self) -> Mapping[int, Place]:
+        """Requests that were sent to an engine and have not left, those of `handoff` included."""
+
+    @property
     def replicas(self) -> Sequence[Replica]:
         """All engines, by number."""
 
@@ -204,6 +236,9 @@ class FleetObserver:
     def left(self, request: Request, now: float, how: End) -> None:
         """It went away unserved: gave up, hung up or was turned away."""
 
+    def returned(self, request: Request, now: float) -> None:
+        """Its engine failed it, or its KV is lost: it is at the head of the queue of its kind again."""
+
 
 class RoutePolicy(FleetObserver, ABC):
     """Decides which engine serves which request.
@@ -224,9 +259,13 @@ class RoutePolicy(FleetObserver, ABC):
     Reads no clock and does no I/O; one that needs chance is given a function that draws from [0, 1). Asked
     after every event of the fleet, and again after its own moves, until it makes no move. The hooks may only
     listen; what the driver did with a move comes back as `moved`.
+
+    Numbers of engines are not reused while a request is on one, and a fleet may grow. A request that is sent
+    WHOLE although the router said PREFILL (the driver may know that it cannot be split) is told as such.
     """
 
     sends_at_once = False  # does it send on without a free place, where engines have queues of their own?
+    hands_over = False  # does it find decode places for requests in `handoff`?
 
     def roles(self, engines: int) -> tuple[str, ...]:
         """The role each engine should have."""
@@ -235,6 +274,31 @@ class RoutePolicy(FleetObserver, ABC):
     @abstractmethod
     def route(self, fleet: Fleet) -> Routing:
         """Which requests move to which engines now."""
+
+    def returned(self, request: Request, now: float) -> None:
+        """As if it had left and come again; `prompt` and other estimates may have changed."""
+        self.left(request, now, End.ABORTED)
+        self.arrived(request, now)
+
+    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
+        """Take over a running fleet: hear of everything in it as if it had just happened.
+
+        `before` is the router that decided until now, where there was one. Routers that choose an engine at
+        arrival must not choose again for a request that has one, so they override this.
+        """
+        now, places, handoff = fleet.now, fleet.places, fleet.handoff
+        for place in places.values():
+            self.arrived(place.request, now)
+        for queue in fleet.queues.values():
+            for request in queue.values():
+                self.arrived(request, now)
+        for id, place in places.items():
+            self.moved(place.request, Move(id, place.replica, place.stage), now)
+            if id in handoff or (place.decoding and place.stage is Stage.WHOLE):
+                self.prefilled(place.request, place.replica, now)
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        """Engines came, went, or have another role or room; by its own wish or not."""
 
     def gauges(self) -> Mapping[str, float]:
         """Numbers worth plotting."""

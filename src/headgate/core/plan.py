@@ -57,13 +57,12 @@ class Plan(NamedTuple):
     chunk: float = inf  # prefill tokens per step
     evict: tuple[int, ...] = ()  # before the first step: drop their KV, back to waiting
     until: Until = EACH_STEP
+    reject: tuple[int, ...] = ()  # before the first step: turn these away, none of which has begun
 
     def __str__(self) -> str:
         """For messages: of many ids the first few."""
-        parts = zip(
-            self._fields, (self.decode, self.prefill, self.budget, self.chunk, self.evict), strict=False
-        )
-        return f"Plan({', '.join(f'{name}={_short(value)}' for name, value in parts)}, until={self.until})"
+        parts = zip(self._fields, self, strict=True)
+        return f"Plan({', '.join(f'{name}={_short(value)}' for name, value in parts)})"
 
 
 def _short(value: object) -> str:
@@ -74,7 +73,7 @@ def _short(value: object) -> str:
 
 def check(plan: Plan, view: View) -> list[str]:
     """Every way in which `plan` makes no sense for `view`; empty when it does."""
-    decode, prefill, budget, chunk, evict, until = plan
+    decode, prefill, budget, chunk, evict, until, reject = plan
     faults: list[str] = []
     decodes = 0
     if decode is ALL:
@@ -89,6 +88,8 @@ def check(plan: Plan, view: View) -> list[str]:
         faults += _bad_prompts(plan, view)
     if evict:
         faults += _bad_evictions(plan, view)
+    if reject:
+        faults += _bad_rejections(plan, view)
     if until is not EACH_STEP:
         faults += _bad_lease(until, view)
     return faults
@@ -136,6 +137,18 @@ def _bad_evictions(plan: Plan, view: View) -> list[str]:
         faults.append("evicts a request twice")
     if isinstance(plan.decode, frozenset) and not plan.decode.isdisjoint(plan.evict):
         faults.append("decodes a request that it evicts")
+    return faults
+
+
+def _bad_rejections(plan: Plan, view: View) -> list[str]:
+    faults: list[str] = []
+    begun = [id for id in plan.reject if id not in view.waiting or view.waiting[id].evictions]
+    if begun:
+        faults.append(f"rejects requests that have begun or are not here: {_some(begun)}")
+    if len(set(plan.reject)) != len(plan.reject):
+        faults.append("rejects a request twice")
+    if not set(plan.reject).isdisjoint(plan.prefill):
+        faults.append("prefills a request that it rejects")
     return faults
 
 

@@ -31,7 +31,7 @@ class End(Enum):
     LIMIT = "limit"  # it reached its own limit or the model's
     ABORTED = "aborted"  # its client hung up
     ABANDONED = "abandoned"  # its patience ended in the queue
-    REFUSED = "refused"  # it could never fit
+    REFUSED = "refused"  # it could never fit, or the policy turned it away
 
 
 class Observer:

@@ -2,116 +2,20 @@
 
 Drivers feed it transitions and it refuses those that cannot be: a seat taken twice, a request that is not
 there. Engines with room stand in lists from which a router can draw by position, so neither a transition nor
-a draw depends on how many engines there are.
+a draw depends on how many engines there are. Engines may come, go and change while requests are inside.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from headgate.core.errors import RunError
-from headgate.core.fleet import ENDLESS, ROLES, Move, Room, Stage
+from headgate.core.fleet import CLOSED, ROLES, Move, Room, Stage
 from headgate.core.request import Request
+from headgate.core.seat import Pool, Seat, Stay
 
-
-class Inside(Protocol):
-    """What an engine knows of itself, where the driver models it."""
-
-    @property
-    def waiting(self) -> int:
-        """Requests in its queue."""
-
-    @property
-    def kv_free(self) -> int:
-        """Tokens."""
-
-
-class Nothing:
-    """An engine without a queue and with endless memory."""
-
-    waiting = 0
-    kv_free = ENDLESS
-
-
-class Seat:
-    """One engine on the roster; routers see it as a read-only `Replica`."""
-
-    __slots__ = (
-        "_roster",
-        "decodes",
-        "decoding",
-        "id",
-        "idle",
-        "inside",
-        "prefilling",
-        "prompts",
-        "role",
-        "room",
-        "seats",
-    )
-
-    def __init__(self, roster: Roster, id: int, role: str, room: Room, kinds: Sequence[str]) -> None:
-        self._roster = roster
-        self.id = id
-        self.role = role
-        self.room = room
-        self.prefilling = dict.fromkeys(kinds, 0)
-        self.decoding = dict.fromkeys(kinds, 0)
-        self.prompts = 0  # in service
-        self.decodes = 0
-        self.inside: Inside = Nothing()
-        self.seats = 0  # decodes it may still take, as the roster has counted
-        self.idle = False  # whether a prompt may start
-
-    @property
-    def load(self) -> int:
-        """Both together."""
-        return self.prompts + self.decodes
-
-    @property
-    def waiting(self) -> int:
-        """As the engine says."""
-        return self.inside.waiting
-
-    @property
-    def kv_free(self) -> int:
-        """As the engine says."""
-        return self.inside.kv_free
-
-    @property
-    def seen(self) -> float:
-        """The roster is always up to date."""
-        return self._roster.now
-
-    def __repr__(self) -> str:
-        return f"Replica({self.id}, {self.role}, prompts={self.prompts}, decodes={self.decodes})"
-
-
-class Pool:
-    """Engines in a list without holes: joined, left and drawn from in O(1)."""
-
-    __slots__ = ("_place", "members")
-
-    def __init__(self) -> None:
-        self.members: list[int] = []
-        self._place: dict[int, int] = {}
-
-    def put(self, id: int, inside: bool) -> None:
-        """In or out, whatever it was before."""
-        place = self._place.get(id)
-        if inside == (place is not None):
-            return
-        if place is None:
-            self._place[id] = len(self.members)
-            self.members.append(id)
-            return
-        del self._place[id]
-        last = self.members.pop()
-        if last != id:
-            self.members[place] = last
-            self._place[last] = place
+__all__ = ["Roster", "Seat"]
 
 
 class Roster:
@@ -125,9 +29,11 @@ class Roster:
         "idle",
         "now",
         "open",
+        "places",
         "prefilling",
         "queues",
         "replicas",
+        "retired",
         "waiting",
     )
 
@@ -135,17 +41,84 @@ class Roster:
         self.now = 0.0
         self.queues: dict[str, OrderedDict[int, Request]] = {kind: OrderedDict() for kind in kinds}
         self.handoff: OrderedDict[int, Request] = OrderedDict()
+        self.places: dict[int, Stay] = {}  # requests that were sent to an engine and have not left
         self.prefilling = dict.fromkeys(kinds, 0)
-        self.replicas = [Seat(self, id, role, rooms(role), kinds) for id, role in enumerate(roles)]
-        known = dict.fromkeys((*ROLES, *roles))
-        self._idle = {role: Pool() for role in known}
-        self._open = {role: Pool() for role in known}
+        self.replicas: list[Seat] = []
+        self.retired: set[int] = set()
+        self._idle: dict[str, Pool] = {}
+        self._open: dict[str, Pool] = {}
         self.waiting: dict[int, Request] = {}  # all requests in `queues`
-        self.idle = {role: pool.members for role, pool in self._idle.items()}
-        self.open = {role: pool.members for role, pool in self._open.items()}
+        self.idle: dict[str, list[int]] = {}
+        self.open: dict[str, list[int]] = {}
         self.free_seats = 0
-        for seat in self.replicas:
-            self._count(seat)
+        for role in (*ROLES, *roles):
+            self._pools(role)
+        for role in roles:
+            self.add(role, rooms(role))
+
+    # -- engines ---------------------------------------------------------------------------------------
+
+    def add(self, role: str, room: Room) -> Seat:
+        """One more engine; it takes the number of a retired one that is empty, if there is one."""
+        kept = {stay.replica for stay in self.places.values()} if self.retired else ()
+        free = next((id for id in sorted(self.retired) if id not in kept), None)
+        id = len(self.replicas) if free is None else free
+        seat = Seat(self, id, role, room, tuple(self.queues))
+        if free is None:
+            self.replicas.append(seat)
+        else:
+            self.retired.discard(free)
+            self.replicas[free] = seat
+        self._pools(role)
+        self._count(seat)
+        return seat
+
+    def retire(self, id: int) -> None:
+        """Nothing is sent there any more; its number may be given to another engine once it is empty."""
+        self.set_room(id, CLOSED)
+        self.retired.add(id)
+
+    def set_room(self, id: int, room: Room) -> None:
+        """It takes so much from now on; requests inside stay, even if they are more than that."""
+        seat = self.seat(id)
+        seat.room = room
+        self._count(seat)
+
+    def set_role(self, id: int, role: str, room: Room) -> None:
+        """Another role and its room. Whatever runs there ends there, so a change of role drains by itself."""
+        seat = self.seat(id)
+        self.free_seats -= seat.seats
+        seat.seats, seat.idle = 0, False
+        for pools in (self._idle, self._open):
+            pools[seat.role].put(id, False)
+        self._pools(role)
+        seat.role, seat.room = role, room
+        self._count(seat)
+
+    def seat(self, id: int) -> Seat:
+        """An engine of the fleet, by number."""
+        if not 0 <= id < len(self.replicas) or id in self.retired:
+            raise RunError(f"there is no engine {id} among {len(self.replicas)}")
+        return self.replicas[id]
+
+    def _pools(self, role: str) -> None:
+        if role not in self._idle:
+            self._idle[role], self._open[role] = Pool(), Pool()
+            self.idle[role], self.open[role] = self._idle[role].members, self._open[role].members
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def kind(self, name: str) -> str:
+        """The class of that name; the first one, which is the default, where nobody knows the name."""
+        return name if name in self.queues else next(iter(self.queues))
+
+    def add_kind(self, name: str) -> None:
+        """One more class of requests, with an empty queue."""
+        if name not in self.queues:
+            self.queues[name] = OrderedDict()
+            self.prefilling[name] = 0
+            for seat in self.replicas:
+                seat.prefilling[name] = seat.decoding[name] = 0
 
     def arrive(self, request: Request) -> None:
         """It waits for its prompt."""
@@ -156,8 +129,21 @@ class Roster:
         """A request that waits, before its prompt or before its decode, leaves."""
         if self.waiting.pop(request.id, None) is None:
             del self.handoff[request.id]
+            del self.places[request.id]
         else:
             del self.queues[request.kind][request.id]
+
+    def take_back(self, request: Request) -> None:
+        """One that was sent somewhere is at the head of its queue again, with its number."""
+        stay = self.places[request.id]
+        if request.id in self.handoff:
+            del self.handoff[request.id], self.places[request.id]
+        elif stay.decoding:
+            self.finish(request, self.replicas[stay.replica])
+        else:
+            self.drop_prompt(request, self.replicas[stay.replica])
+        self.arrive(request)
+        self.queues[request.kind].move_to_end(request.id, last=False)
 
     def waiting_one(self, id: int) -> Request:
         """A request that waits for its prompt, by number."""
@@ -183,9 +169,10 @@ class Roster:
             raise RunError(f"{move}: request {move.request} does not wait for that")
         return found, seat
 
-    def start_prompt(self, request: Request, seat: Seat) -> None:
-        """Its prompt runs there."""
+    def start_prompt(self, request: Request, seat: Seat, stage: Stage) -> None:
+        """Its prompt runs there, and its output if it was sent whole."""
         kind = request.kind
+        self.places[request.id] = Stay(request, seat.id, stage)
         del self.waiting[request.id]
         del self.queues[kind][request.id]
         seat.prefilling[kind] += 1
@@ -200,6 +187,7 @@ class Roster:
         seat.prompts -= 1
         self.prefilling[kind] -= 1
         if stays:
+            self.places[request.id].decoding = True
             seat.decoding[kind] += 1
             seat.decodes += 1
         else:
@@ -208,6 +196,7 @@ class Roster:
 
     def drop_prompt(self, request: Request, seat: Seat) -> None:
         """It goes away from there before its prompt is done."""
+        del self.places[request.id]
         seat.prefilling[request.kind] -= 1
         seat.prompts -= 1
         self.prefilling[request.kind] -= 1
@@ -216,12 +205,15 @@ class Roster:
     def start_decode(self, request: Request, seat: Seat) -> None:
         """Its output comes from there."""
         del self.handoff[request.id]
+        stay = self.places[request.id]
+        stay.replica, stay.stage, stay.decoding = seat.id, Stage.DECODE, True
         seat.decoding[request.kind] += 1
         seat.decodes += 1
         self._count(seat)
 
     def finish(self, request: Request, seat: Seat) -> None:
         """Its last token came."""
+        del self.places[request.id]
         seat.decoding[request.kind] -= 1
         seat.decodes -= 1
         self._count(seat)

@@ -7,12 +7,15 @@ from math import isfinite
 import numpy as np
 
 from headgate.core.errors import InputError
+from headgate.cost.card import load_card
 from headgate.cost.model import Shape
+from headgate.methods.fluid.engine_pace import pace_of
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.methods.split.staffing import best_split
+from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Kind, Workload
 
 
 def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: Prices) -> FluidPlan:
@@ -48,24 +51,9 @@ def flows_of(workload: Workload, engines: int) -> tuple[Flow, ...]:
 
 
 def engine_pace(engine: Engine, workload: Workload) -> Pace:
-    """Speeds of one engine as the fluid model wants them: steps with one mean prompt, and steps without.
-
-    A mean prompt runs in one step if the budget allows, as in a token-level engine, not in small chunks.
-    """
+    """Speeds of one engine under these requests."""
     prompt, context = _means(workload)
-    seats = _seats(engine, context)
-    if seats < 2:
-        raise InputError(
-            f"routers that plan need at least 2 seats per engine, one for a prompt beside a decode; here are "
-            f"{seats}: raise --slots or --kv-tokens, or choose another router such as least-loaded"
-        )
-    chunk = max(1, min(engine.batch_tokens - seats + 1, round(prompt)))
-    read, half = round((seats - 1) * context), max(1, chunk // 2)
-    whole, part = (engine.cost.seconds(Shape(seats - 1, read, tokens)) for tokens in (chunk, half))
-    slope = (whole - part) / (chunk - half) if chunk > half else 0.0
-    slope = min(max(slope, 0.0), whole / chunk)
-    alone = engine.cost.seconds(Shape(seats, round(seats * context)))
-    return Pace(seats, chunk, whole - slope * chunk, slope, 1 / alone)
+    return pace_of(engine.cost, _seats(engine, context), engine.batch_tokens, prompt, context)
 
 
 def prefill_engines(engine: Engine, engines: int, workload: Workload) -> int:
@@ -89,3 +77,31 @@ def _means(workload: Workload) -> tuple[float, float]:
     outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
     prompts = workload.prompt.astype(np.float64)
     return float(prompts.mean()), float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
+
+
+def decode_targets(run: Run) -> dict[str, float]:
+    """Requests of each class that decode at once in the whole fleet, by the linear program; {} without one.
+
+    Planned from the requests as they came, so for a closed loop, or where the card is gone, there is no plan.
+    """
+    engines, limits = run.meta.get("engines"), run.meta.get("engine")
+    if not isinstance(engines, int) or engines < 2 or not isinstance(limits, dict) or len(run.kinds) < 2:
+        return {}
+    requests = run.requests
+    order = np.argsort(requests["arrival"], kind="stable")
+    kept = order[requests["output"][order] >= 1]
+    try:
+        engine = Engine(load_card(run.meta["card"]).cost, **limits)
+        kinds = [Kind(str(kind.get("name", ""))) for kind in run.kinds]
+        come, kind = requests["arrival"][kept], requests["kind"][kept]
+        offered = Workload.of(
+            requests["prompt"][kept], requests["output"][kept], kinds=kinds, arrival=come, kind=kind
+        )
+        prices = run.meta.get("prices") or {}
+        plan = fleet_plan(
+            engine, engines, offered, Prices(prices.get("prompt", 1.0), prices.get("output", 2.0))
+        )
+    except (InputError, KeyError, TypeError):
+        return {}
+    held = zip(plan.instance.flows, plan.mixed, plan.solo, strict=True)
+    return {flow.name: engines * (mixed + solo) for flow, mixed, solo in held}

@@ -6,7 +6,6 @@ import platform
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,22 @@ from headgate.workloads.workload import Workload
 
 DEFAULT_ROUTER = "least-loaded"
 Routed = tuple[str, dict[str, Any]]  # a router's name and its settings
+
+
+class Maker:
+    """Fresh policies of one name with the same settings.
+
+    The first is made at once, so that a mistake in the settings costs no run, and handed out first.
+    """
+
+    def __init__(self, name: str, settings: dict[str, Any], engine: Engine) -> None:
+        self.name, self.settings, self.engine = name, settings, engine
+        first, self.parameters = make_policy(name, settings, engine)
+        self._ready = [first]
+
+    def __call__(self) -> BatchPolicy:
+        """A policy that no run has used."""
+        return self._ready.pop() if self._ready else make_policy(self.name, self.settings, self.engine)[0]
 
 
 class Prepared:
@@ -68,9 +83,9 @@ class Prepared:
         transfer = transfer_time(words)
         return FleetSetup(self.engine, words.engines, transfer, prices, words.watchdog, words.asynchronous)
 
-    def policy(self, name: str, settings: dict[str, Any]) -> BatchPolicy:
-        """A fresh policy."""
-        return make_policy(name, settings, self.engine)[0]
+    def maker(self, name: str, settings: dict[str, Any]) -> Maker:
+        """Policies for this engine."""
+        return Maker(name, settings, self.engine)
 
     def requests(self, seed: int) -> Workload:
         """The requests of one seed; every policy meets the same."""
@@ -87,14 +102,17 @@ def carry_out(
     label: str = "",
     progress: Callable[[int], None] | None = None,
     router: Routed | None = None,
+    make: Maker | None = None,
 ) -> Run:
-    """Serve the requests under the policy. An interrupted or failed run comes back too, marked as such."""
+    """Serve the requests under the policy. An interrupted or failed run comes back too, marked as such.
+
+    `make` makes the policy, where the caller has tried name and settings before.
+    """
     seed = prepared.words.seed if seed is None else seed
     workload = prepared.requests(seed)
-    _, parameters = make_policy(policy, settings, prepared.engine)
-    about = _meta(prepared, workload, policy, parameters, seed) | {"label": label or policy}
+    make = make or prepared.maker(policy, settings)
+    about = _meta(prepared, workload, policy, make.parameters, seed) | {"label": label or policy}
     setup = prepared.fleet()
-    make = partial(prepared.policy, policy, settings)
     if setup is None:
         run = _one_engine(prepared, make, workload, about, progress)
     else:

@@ -29,6 +29,8 @@ from headgate.methods.fluid.gates import (
     PrioritizeAndRoute,
     ServiceLevelRoute,
 )
+from headgate.methods.fluid.online import Online
+from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.lookahead import LookAhead
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
@@ -44,6 +46,7 @@ __all__ = [
     "AdaptiveExclusive",
     "Exclusive",
     "ExclusivePlus",
+    "Keep",
     "LookAhead",
     "Mixed",
     "NestedWait",
@@ -72,6 +75,7 @@ BATCH: dict[str, type[BatchPolicy]] = {
     "wait": Wait,
     "nested-wait": NestedWait,
     "look-ahead": LookAhead,
+    "keep": Keep,
 }
 
 ROUTE: dict[str, type[RoutePolicy]] = {
@@ -90,6 +94,7 @@ ROUTE: dict[str, type[RoutePolicy]] = {
     "service-level-general": GeneralRoute,
     "density-first": DensityFirst,
     "density-deep": DensityDeep,
+    "online": Online,
     "fi-wsp": FirstComeCoupled,
     "gi-wsp": GateCoupled,
     "gf-wsp": GateDecoupled,

@@ -1,11 +1,24 @@
-"""What a report is made of, before it becomes HTML."""
+"""What a result says, before it becomes text for a terminal or HTML.
+
+Each plan, run and comparison is turned into one document; `terminal.py` and `html/` render any document.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from headgate.report.html.markup import Markup
+from headgate.report.numbers import number, percent
+
+BEST, LEVEL = "*", "="
+TIED = "\N{NO-BREAK SPACE}"
+MARKS = (
+    f"{BEST} best, {LEVEL} no significant difference from the best; a column without {BEST}: no significant "
+    "difference."
+)
 
 
 @dataclass(frozen=True)
@@ -17,9 +30,35 @@ class Cell:
     tone: str = ""  # "words", "prose", "good", "bad", "best", "level": how it is shown, never the only sign
 
     @property
-    def copied(self) -> str:
-        """As it goes into a spreadsheet: the number with all its digits."""
-        return self.text if self.value is None else f"{self.value:.6g}"
+    def is_words(self) -> bool:
+        """Whether it stands on the left, as words do."""
+        return self.tone.split(" ")[0] in ("words", "prose")
+
+
+Row = tuple[Cell, ...]
+
+
+def valued(text: str, value: float, tone: str = "") -> Cell:
+    """A number as it is written; one that is not known sorts as text."""
+    return Cell(text, float(value) if isfinite(value) else None, tone)
+
+
+def share(value: float) -> Cell:
+    """A share in percent."""
+    return valued(percent(value), 100 * value)
+
+
+def row(*entries: Cell | str | float) -> Row:
+    """Text stays text, integers are written in full, other numbers with four digits."""
+    return tuple(_entry(entry) for entry in entries)
+
+
+def _entry(entry: Cell | str | float) -> Cell:
+    if isinstance(entry, Cell):
+        return entry
+    if isinstance(entry, str):
+        return Cell(entry, tone="words")
+    return valued(f"{entry:,}" if isinstance(entry, int) else number(entry), entry)
 
 
 @dataclass(frozen=True)
@@ -28,20 +67,37 @@ class Grid:
 
     title: str
     heads: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    grouped: bool = False  # rows with the same first cell belong together; a terminal writes it once
+    minor: tuple[str, ...] = ()  # heads of columns that a terminal may leave out, the last first
+    joined: bool = False  # neighbouring heads with the same first line are one head over several columns
 
 
 @dataclass(frozen=True)
-class Printed:
-    """Text as a terminal shows it, line by line."""
+class Facts:
+    """Names with what is to be said of each."""
+
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Sentences of equal rank."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to copy."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with its data. `look` says in one line what to look for."""
+    """A drawing with its data. `look` says in one line what to look for. A terminal leaves it out."""
 
     title: str
     look: str
@@ -52,7 +108,15 @@ class Figure:
     note: str = ""
 
 
-Block = Grid | Figure | Printed | str
+@dataclass(frozen=True)
+class Drawn:
+    """What only a page shows, mostly figures; made when the page is written."""
+
+    make: Callable[[], Iterable[Grid | Figure | str]]
+
+
+Block = Grid | Facts | Listed | Code | Figure | Drawn | str
+SHOWN, FOLDED, PAGE_ONLY = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -61,12 +125,12 @@ class Section:
 
     title: str
     blocks: tuple[Block, ...]
-    closed: bool = False  # folded away until asked for
+    depth: int = SHOWN  # FOLDED: details, folded away on a page; PAGE_ONLY: and not on a terminal
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One comparison, run or plan with its verdict."""
+    """One comparison, run or plan with its answer in a sentence or two."""
 
     title: str
     verdict: str

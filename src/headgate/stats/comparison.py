@@ -10,8 +10,9 @@ from typing import Any
 from headgate.core.errors import InputError, unknown
 from headgate.record.tables import Run
 from headgate.stats.figures import Estimate, Spread
+from headgate.stats.measured import Measured
 from headgate.stats.metrics import without_nan
-from headgate.stats.pairing import ALONE, METRICS, Measured, Metric, refuse_different
+from headgate.stats.pairing import ALONE, METRICS, Metric, refuse_different, spreads_of
 
 BETTER, WORSE, SAME = "better", "worse", "no difference seen"
 TOO_FEW, ONE_SEED, UNKNOWN = "too few requests", "needs more seeds", "not measured"
@@ -60,45 +61,52 @@ class Comparison:
     seeds: int
     rule: str  # what was left out of each run
     rows: tuple[Row, ...]
-    notes: tuple[str, ...]  # what to mind when reading it
+    notes: tuple[str, ...]  # what to mind when reading it, as JSON has it
+    cautions: tuple[str, ...] = ()  # the same as a report says it
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for strict JSON: what is not known is None."""
         plain = asdict(self)
+        del plain["cautions"]
         for row, found in zip(plain["rows"], self.rows, strict=True):
             row["winner"] = found.winner
         return dict(without_nan(plain))
 
 
-def compare(runs: Mapping[str, Sequence[Run]], baseline: str, window: str = "middle") -> Comparison:
+def compare(
+    runs: Mapping[str, Sequence[Run | Measured]], baseline: str, window: str = "middle"
+) -> Comparison:
     """Compare the runs of several policies on the same requests with those of the baseline.
 
     With several seeds (the same, in the same order for every policy) differences are paired by seed.
     With one, they are paired within the run: means and percentiles by 20 batches of consecutive arrivals,
     rates by 20 equal shares of the finishes. Intervals are 95 % t intervals of the paired differences that
-    mind how neighbouring batches depend on each other (`errors.py`). The longest gap of one run against
+    mind how neighbouring batches depend on each other (`intervals.py`). The longest gap of one run against
     that of another has none. Each row says how it was paired.
     """
     if baseline not in runs:
         raise unknown("baseline", baseline, runs)
     if len(runs) < 2:
         raise InputError("a comparison needs at least two policies; name another")
+    order = (baseline, *(name for name in runs if name != baseline))
+    measured = {name: [Measured.of(run, window) for run in runs[name]] for name in order}
     seeds = len(runs[baseline])
-    for name, own in runs.items():
+    for name, own in measured.items():
         if len(own) != seeds or not seeds:
             raise InputError(f"{name!r} has {len(own)} runs, {baseline!r} has {seeds}; run the same seeds")
-        for run, other in zip(own, runs[baseline], strict=True):
-            refuse_different(name, run, baseline, other)
-    order = (baseline, *(name for name in runs if name != baseline))
-    measured = {name: Measured.of(runs[name], window) for name in order}
-    rows = tuple(row for metric in METRICS if (row := _row(metric, measured, baseline, seeds)) is not None)
-    rule = measured[baseline].metrics[0].rule
-    return Comparison(baseline, order, seeds, rule, rows, (*_notes(measured), *_rough(rows)))
+        for one, other in zip(own, measured[baseline], strict=True):
+            refuse_different(name, one.run, baseline, other.run)
+    every = {name: spreads_of(own) for name, own in measured.items()}
+    rows = tuple(row for metric in METRICS if (row := _row(metric, every, baseline, seeds)) is not None)
+    rule = measured[baseline][0].window.rule
+    cautions = (*_unsettled(measured), *_unequal(measured), *_rough(rows))
+    notes, said = (tuple(each[place] for each in cautions) for place in (0, 1))
+    return Comparison(baseline, order, seeds, rule, rows, notes, said)
 
 
-def _row(metric: Metric, measured: Mapping[str, Measured], baseline: str, seeds: int) -> Row | None:
-    """One metric; None when no policy has it (goodput when nothing was promised, losses of nobody)."""
-    spreads = {name: found.spreads[metric.name] for name, found in measured.items()}
+def _row(metric: Metric, every: Mapping[str, Mapping[str, Spread]], baseline: str, seeds: int) -> Row | None:
+    """One metric; None when no policy has it (goodput when nothing was promised, or no request was lost)."""
+    spreads = {name: found[metric.name] for name, found in every.items()}
     known = [name for name, spread in spreads.items() if not math.isnan(spread.value)]
     if not known or (metric.rare and not any(spreads[name].value for name in known)):
         return None
@@ -146,23 +154,38 @@ def _apart(difference: Estimate) -> bool:
     return difference.low is not None and difference.high is not None and difference.low * difference.high > 0
 
 
-def _notes(measured: Mapping[str, Measured]) -> list[str]:
-    """What could mislead: runs that were not stationary, and requests only some policies served."""
-    unsettled: dict[str, list[str]] = {}
-    for name, found in measured.items():
-        reasons = dict.fromkeys(one.reason for one in found.metrics if not one.stationary)
-        for reason in list(reasons)[:1]:  # one seed's reason is enough to be warned
-            unsettled.setdefault(reason, []).append(name)
-    notes = [f"not stationary: {', '.join(names)} ({reason})" for reason, names in unsettled.items()]
-    served = {name: sum(one.counts.completed for one in found.metrics) for name, found in measured.items()}
-    if len(set(served.values())) > 1:
-        listed = ", ".join(f"{name} {number}" for name, number in served.items())
-        notes.append(f"not the same number of requests was served to the end: {listed}")
-    return notes
+Caution = tuple[str, str]  # what could mislead, as JSON has it and as a report says it
 
 
-def _rough(rows: Sequence[Row]) -> list[str]:
+def _unsettled(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:
+    """Runs that are not stationary; the reason of one seed is enough."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, own in measured.items():
+        trend = next((one.trend for one in own if not one.trend.stationary), None)
+        if trend is not None:
+            found.setdefault((trend.reason, trend.said), []).append(name)
+    return [
+        (f"not stationary: {', '.join(names)} ({reason})", f"{said} ({', '.join(names)})")
+        for (reason, said), names in found.items()
+    ]
+
+
+def _unequal(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:
+    """Requests that only some policies served."""
+    served = {name: sum(one.metrics.counts.completed for one in own) for name, own in measured.items()}
+    if len(set(served.values())) == 1:
+        return []
+    listed = ", ".join(f"{name} {number}" for name, number in served.items())
+    note = f"not the same number of requests was served to the end: {listed}"
+    return [(note, f"Different numbers of requests were served to the end: {listed}")]
+
+
+def _rough(rows: Sequence[Row]) -> list[Caution]:
     """Which intervals of differences are to be taken with care."""
     names = [row.metric for row in rows if any(found.absolute.rough for found in row.others.values())]
+    if not names:
+        return []
     listed = ", ".join(names)
-    return [f"rough intervals, batches too alike, take more requests or seeds: {listed}"] if names else []
+    note = f"rough intervals, batches too alike, take more requests or seeds: {listed}"
+    said = f"Intervals unreliable: samples are correlated ({listed}); use more requests or seeds"
+    return [(note, said)]

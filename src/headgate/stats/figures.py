@@ -63,7 +63,7 @@ class Spread:
     """An estimate and how its parts (batches, or seeds) deviate from it: what intervals are made of.
 
     Two spreads over the same parts can be paired: what hit both alike cancels in their difference. How
-    the parts depend on each other decides the error of their mean: see `errors.py`.
+    the parts depend on each other decides the error of their mean: see `intervals.py`.
     """
 
     value: float

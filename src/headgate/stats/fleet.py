@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from headgate.record.tables import Floats, Integers, Run
+from headgate.stats.measured import Measured
 from headgate.stats.metrics import without_nan
-from headgate.stats.windows import Window, choose
+from headgate.stats.windows import Window
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,13 @@ class FleetFigures:
         return dict(without_nan(asdict(self)))
 
 
-def fleet_figures(run: Run, window: str = "middle") -> FleetFigures | None:
-    """The figures of a fleet; None for a run of one engine without a router."""
-    engines = run.meta.get("engines")
+def compute_fleet(found: Measured) -> FleetFigures | None:
+    """The figures of a fleet; None for a run of one engine without a router. `Measured.fleet` keeps them."""
+    run, chosen = found.run, found.window
+    replicas = len(np.unique(run.steps["replica"]))
+    engines = run.meta.get("engines") or (replicas if replicas > 1 else 0)
     if not engines:
         return None
-    chosen = choose(run, window)
     roles = np.array(run.meta.get("roles") or ["any"] * engines)
     (busy, decodes), peak = _busy(run, chosen, engines), _peaks(run, engines)
     done = run.requests["replica"][run.completed()]

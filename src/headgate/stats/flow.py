@@ -46,7 +46,20 @@ def waiting(run: Run, times: Floats) -> Integers:
     return came - went
 
 
+class Judged(NamedTuple):
+    """Whether a run is stationary, the reason, and what a report says of it."""
+
+    stationary: bool
+    reason: str
+    said: str
+
+
 def stationary(run: Run) -> tuple[bool, str]:
+    """Whether figures of this run say something about the long run, and why: see `judge`."""
+    return judge(run)[:2]
+
+
+def judge(run: Run) -> Judged:
     """Whether figures of this run say something about the long run, and why.
 
     Stages that differ: not stationary by design. All at once: never, such a run only drains. Closed loop:
@@ -57,19 +70,20 @@ def stationary(run: Run) -> tuple[bool, str]:
     """
     planned = _by_design(run)
     if planned:
-        return False, f"not stationary by design: {planned}"
+        return Judged(False, f"not stationary by design: {planned}", f"Not stationary by design: {planned}")
     if run.sending == "all-at-once":
-        return False, "all requests were there at the start: the run only drains"
+        return _unsettled("all requests were there at the start: the run only drains")
     if run.sending == "closed":
         done, clients = int(np.sum(run.completed())), int(run.meta.get("clients") or peak(run))
         if done < ROUNDS * clients:
-            return False, f"closed loop, but only {done / max(clients, 1):.1f} requests per client finished"
-        return True, f"closed loop of {clients} clients: the queue cannot grow"
+            each = done / max(clients, 1)
+            return _unsettled(f"closed loop, but only {each:.1f} requests per client finished")
+        return _settled(f"closed loop of {clients} clients: the queue cannot grow")
     arrival = np.sort(run.requests["arrival"])
     drop = int(len(arrival) * TRIM)
     middle = arrival[drop : len(arrival) - drop]
     if len(middle) < 2 or middle[0] == middle[-1]:
-        return False, "too few requests to tell"
+        return _unsettled("too few requests to tell")
     return _verdict(run, np.linspace(middle[0], middle[-1], POINTS))
 
 
@@ -84,7 +98,15 @@ def _by_design(run: Run) -> str:
     return f"{len(stages)} stages that differ in {' and '.join(changed)}" if changed else ""
 
 
-def _verdict(run: Run, times: Floats) -> tuple[bool, str]:
+def _settled(reason: str) -> Judged:
+    return Judged(True, reason, f"Stationary: {reason}")
+
+
+def _unsettled(reason: str) -> Judged:
+    return Judged(False, reason, f"Not stationary: {reason}")
+
+
+def _verdict(run: Run, times: Floats) -> Judged:
     """Judge the number in the system and the queue at these moments, over the window and over its halves.
 
     The halves show what a straight line through the whole blurs: a backlog that drains and is gone. One
@@ -105,10 +127,13 @@ def _verdict(run: Run, times: Floats) -> tuple[bool, str]:
         part = {first: "first half of the window", second: "second half of the window"}.get(trend, "window")
         slope = f"{_two(trend.change / span, '+')} requests/s (standard error {_two(trend.error / span)})"
         word = "growing" if trend.change > 0 else "shrinking"
-        return False, f"{name} still {word}: {slope} over the {part}"
+        said = "Overloaded: the backlog grows" if trend.change > 0 else "Not stationary: the backlog shrinks"
+        where = "" if part == "window" else f" in the {part}"
+        said = f"{said} by {_two(abs(trend.change) / span)} requests/s{where}"
+        return Judged(False, f"{name} still {word}: {slope} over the {part}", said)
     if settled:
-        return True, "filled up at first, and neither grows nor shrinks in the second half of the window"
-    return True, "neither the queue nor the number in the system grows or shrinks over the window"
+        return _settled("filled up at first, and neither grows nor shrinks in the second half of the window")
+    return _settled("neither the queue nor the number in the system grows or shrinks over the window")
 
 
 class Trend(NamedTuple):

@@ -12,10 +12,10 @@ from headgate.core.policy import End
 from headgate.record.tables import ENDS, Flags, Floats, Run
 from headgate.stats import flow
 from headgate.stats.figures import Estimate, Figures, Spread, figures, per_batch, spread_of_mean
-from headgate.stats.gaps import Gaps
 from headgate.stats.intervals import Order
+from headgate.stats.measured import Measured
 from headgate.stats.promises import Latencies, Promises, promised
-from headgate.stats.windows import Window, choose
+from headgate.stats.windows import Window
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Metrics:
         return plain
 
 
-def summarise(run: Run, window: str = "middle") -> Metrics:
+def summarise(run: Run | Measured, window: str = "middle") -> Metrics:
     """All figures of a run.
 
     By default (`window="middle"`) warm-up and cool-down are left out: latencies come from the requests
@@ -135,17 +135,18 @@ def summarise(run: Run, window: str = "middle") -> Metrics:
         >>> figures.counts.completed, figures.stationary
         (100, False)
     """
-    chosen = choose(run, window)
-    latencies, gaps = Latencies.of(run), Gaps(run)
-    longest = gaps.longest()
-    promises = Promises.of(run, latencies)
-    sample = gaps.sample(chosen.keep)
+    return Measured.of(run, window).metrics
+
+
+def compute_metrics(found: Measured) -> Metrics:
+    """The figures themselves; `Measured.metrics` keeps them."""
+    run, chosen, latencies, promises = found.run, found.window, found.latencies, found.promises
+    sample, longest = found.gap_sample, found.longest
     requests, (begin, end) = run.requests, run.span()
     times, lengths = flow.queue_length(run)
-    steady, reason = flow.stationary(run)
     each, outputs = np.ones(len(requests["id"])), requests["output"].astype(float)
     return Metrics(
-        window, chosen.rule, chosen.seconds, end - begin, _counts(run, chosen),
+        found.window_name, chosen.rule, chosen.seconds, end - begin, _counts(run, chosen),
         ttft=_latency(latencies.ttft, chosen),
         tpot=_latency(latencies.tpot, chosen),
         itl=figures(sample.values, gap_spread(latencies, chosen), sample.weights),
@@ -159,7 +160,7 @@ def summarise(run: Run, window: str = "middle") -> Metrics:
         engine=_engine(run, chosen),
         kinds=tuple(_kind(run, kind, chosen, latencies, longest, promises) for kind in range(len(run.kinds))),
         queue_times=tuple(times.tolist()), queue_lengths=tuple(lengths.tolist()),
-        stationary=steady, reason=reason,
+        stationary=found.trend.stationary, reason=found.trend.reason,
     )  # fmt: skip
 
 

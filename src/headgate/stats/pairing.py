@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +11,9 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.record.tables import Floats, Run
 from headgate.stats.figures import BATCHES, Spread, batches, left_out, quantiles, spread_of_mean
-from headgate.stats.gaps import Gaps
 from headgate.stats.intervals import Order
-from headgate.stats.metrics import Metrics, rate_spread, share_spread, summarise
-from headgate.stats.promises import Latencies, Promises
-from headgate.stats.windows import Window, choose
+from headgate.stats.measured import Measured
+from headgate.stats.metrics import Metrics, rate_spread, share_spread
 
 SAME_MOMENT = 1e-9  # seconds; arrivals closer than this are the same
 
@@ -62,34 +60,24 @@ def _lost(found: Metrics) -> float:
     return lost / counts.total if counts.total else math.nan
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The runs of one policy: each metric with its spread, and the figures behind it, one per seed."""
-
-    spreads: Mapping[str, Spread]
-    metrics: tuple[Metrics, ...]
-
-    @classmethod
-    def of(cls, runs: Sequence[Run], window: str) -> Measured:
-        """Parts are the seeds when there are several, else batches within the one run."""
-        found = tuple(summarise(run, window) for run in runs)
-        if len(runs) == 1:
-            return cls(_spreads(runs[0], found[0], window), found)
-        values = {metric.name: np.array([metric.read(one) for one in found]) for metric in METRICS}
-        return cls({name: Spread.of_values(column) for name, column in values.items()}, found)
+def spreads_of(runs: Sequence[Measured]) -> dict[str, Spread]:
+    """Each metric of one policy with its spread: over the seeds, or over batches within its only run."""
+    if len(runs) == 1:
+        return _within(runs[0])
+    values = {metric.name: np.array([metric.read(one.metrics) for one in runs]) for metric in METRICS}
+    return {name: Spread.of_values(column) for name, column in values.items()}
 
 
-def _spreads(run: Run, found: Metrics, window: str) -> dict[str, Spread]:
+def _within(found: Measured) -> dict[str, Spread]:
     """Every metric of one run, with its deviations by batch; the longest gap has none.
 
     A run has one longest gap, and the longest of a part says nothing of how far that of another run
     would be from it.
     """
-    chosen, latencies, gaps = choose(run, window), Latencies.of(run), Gaps(run)
-    promises = Promises.of(run, latencies)
+    run, chosen, latencies, promises = found.run, found.window, found.latencies, found.promises
     requests, total = run.requests, len(run.requests["id"])
     means = {"mean TTFT": latencies.ttft, "mean TPOT": latencies.tpot, "mean E2E": latencies.e2e}
-    value = {metric.name: metric.read(found) for metric in METRICS}
+    value = {metric.name: metric.read(found.metrics) for metric in METRICS}
     spreads = {name: spread_of_mean(chosen.batch, column, value[name]) for name, column in means.items()}
     spreads["request throughput"] = rate_spread(chosen, np.ones(total))
     tokens = requests["prompt"] + requests["output"]
@@ -100,21 +88,22 @@ def _spreads(run: Run, found: Metrics, window: str) -> dict[str, Spread]:
     tails = {
         "longest gap": np.empty(0),
         "p99 TTFT": left_out(chosen.batch, latencies.ttft, 0.99),
-        "p99 ITL": _gap_influence(chosen, gaps, 0.99),
+        "p99 ITL": _gap_influence(found, 0.99),
     }
     return spreads | {name: Spread(value[name], parts, Order.BATCHES) for name, parts in tails.items()}
 
 
-def _gap_influence(window: Window, gaps: Gaps, share: float) -> Floats:
+def _gap_influence(found: Measured, share: float) -> Floats:
     """What each batch adds to a quantile of all gaps, whose number makes its slope well known.
 
     A batch with more gaps beyond the quantile than its part pulls it up by the excess times the slope of
     the quantile function, taken half of the tail to either side. Deviations sum to zero around the pooled
     quantile itself, so centre and spread belong together.
     """
+    window, gaps = found.window, found.gaps
     if not np.any(window.batch >= 0):
         return np.empty(0)
-    pooled, reach = gaps.sample(window.keep), (1.0 - share) / 2
+    pooled, reach = found.gap_sample, (1.0 - share) / 2
     total = int(pooled.weights.sum())
     if not total:
         return np.full(BATCHES, math.nan)

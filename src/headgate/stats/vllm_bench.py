@@ -10,13 +10,14 @@ import numpy as np
 from headgate.record.tables import ENDS, Flags, Floats, Run
 from headgate.stats.figures import Figures, figures
 from headgate.stats.gaps import Gaps
-from headgate.stats.promises import Latencies, Promises
+from headgate.stats.measured import Measured
+from headgate.stats.promises import Latencies
 
 BACKEND = "headgate-sim"
 MILLISECONDS = 1000.0
 
 
-def bench_result(run: Run, detailed: bool = False) -> dict[str, Any]:
+def bench_result(run: Run | Measured, detailed: bool = False) -> dict[str, Any]:
     """The whole run, nothing left out, with that tool's field names and units (latencies in ms).
 
     As there, latencies and token totals are those of the requests that were served to their end, and the
@@ -24,11 +25,10 @@ def bench_result(run: Run, detailed: bool = False) -> dict[str, Any]:
     requests that were in the system during some part of one second. With `detailed`, lists with one entry
     per request in the order they were sent, times in seconds. Unknown numbers are None.
     """
-    requests, done = run.requests, run.completed()
-    begin = run.span()[0]
+    found = Measured.of(run)
+    run, gaps, latencies, promises = found.run, found.gaps, found.latencies, found.promises
+    requests, done, begin = run.requests, run.completed(), run.span()[0]
     duration = float(np.max(requests["finished"][done], initial=begin)) - begin
-    gaps, latencies = Gaps(run), Latencies.of(run)
-    promises = Promises.of(run, latencies)
     prompts, outputs = int(requests["prompt"][done].sum()), int(requests["output"][done].sum())
     result = _described(run) | {
         "duration": duration,

@@ -26,6 +26,8 @@ class Format(NamedTuple):
         lengths_only: whether files without arrivals exist.
         client: the column that names a client.
         mark: a column that distinguishes the format from others with the same ones.
+        classes: whether clients are classes of requests, which keep their names.
+        unsorted: whether rows come in another order than requests arrived, and are sorted when read.
     """
 
     json: bool
@@ -38,6 +40,8 @@ class Format(NamedTuple):
     lengths_only: bool = False
     client: str = ""
     mark: str = ""
+    classes: bool = False
+    unsorted: bool = False
 
     def required(self) -> list[str]:
         """The columns a file must have."""
@@ -60,6 +64,16 @@ FORMATS: dict[str, Format] = {
     "burstgpt": Format(False, "Timestamp", "Request tokens", "Response tokens"),
     "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000),
     "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id"),
+    "headgate-route": Format(
+        True,
+        "arrival",
+        "prompt",
+        "replay_output",
+        client="class",
+        mark="route",
+        classes=True,
+        unsorted=True,
+    ),
     "vidur": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", lengths_only=True),
     "vtc": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", client="client"),
 }
@@ -151,7 +165,9 @@ def _json_rows(text: str, chosen: Format) -> Iterator[Row]:
             yield number, "not a JSON object"
         else:
             get = record.get
-            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), None)
+            client = get(chosen.client) if chosen.client else None
+            told = client if isinstance(client, str) else None
+            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), told)
 
 
 def _record(line: str) -> dict[str, object] | None:

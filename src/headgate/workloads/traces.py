@@ -135,10 +135,10 @@ def _table(
     """The good rows as a workload named after the file."""
     lines, ticks, prompts, outputs, clients = zip(*entries, strict=True)
     arrival = _arrivals(ticks, chosen)
-    if not sort:
+    if not (sort or chosen.unsorted):
         _check_order(path, lines, arrival)
     order = np.argsort(arrival, kind="stable")
-    kinds, kind = _kinds(clients)
+    kinds, kind = _kinds(clients, chosen.classes)
     return Workload.of(
         np.array(prompts)[order],
         np.array(outputs)[order],
@@ -163,8 +163,9 @@ def _check_order(path: str, lines: Sequence[int], arrival: Real) -> None:
         raise InputError(f"{path}:{line}: arrives before the row above it; sort the file or pass --sort")
 
 
-def _kinds(clients: Sequence[str]) -> tuple[list[Kind], list[int]]:
+def _kinds(clients: Sequence[str], classes: bool) -> tuple[list[Kind], list[int]]:
     """One kind per client, the shorter names first so that client-9 comes before client-13."""
     names = sorted(set(clients), key=lambda client: (len(client), client))
     place = {client: number for number, client in enumerate(names)}
-    return [Kind(f"client-{name}" if name else "") for name in names], [place[client] for client in clients]
+    prefix = "" if classes else "client-"
+    return [Kind(prefix + name if name else "") for name in names], [place[client] for client in clients]

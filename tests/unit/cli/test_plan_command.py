@@ -76,7 +76,7 @@ def test_threshold_from_plain_numbers() -> None:
     assert "base share θ0, equation (3): use this 0.0600 15 256" in out
     assert "requests/s by the paper's formulas 23.10 25.77 +11.6 %" in out
     assert "Memory not given; pass --kv-tokens" in out
-    assert "outputs are nearly equal" in out
+    assert "Outputs are nearly equal" in out
     assert "Gaps within 100 ms: refill at most 4 at once" in out
 
 

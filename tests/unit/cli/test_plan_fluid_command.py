@@ -56,7 +56,7 @@ def test_it_says_all_of_it():
         "24.29 ms over seats",
         "The next engine adds 145.",
         "and should only decode; one fewer costs 165.5 /s",
-        "20.88 engines serve everybody",
+        "20.88 engines serve all requests",
         "gate-and-route+ holds back code; the literal gate would over-serve code",
         "a decode seat alone 10.34, one beside prompts 6.839; an engine that prefills takes 62.89",
         "price of output tokens +0.449 %",
@@ -111,7 +111,7 @@ def test_a_trace_is_cut_into_classes():
 def test_a_light_load_needs_no_engine_more():
     out = flat(run(*COSTS, "--engines", "50", "--class", CODE))
     assert "The next engine adds nothing" in out
-    assert "Router: any; nobody has to be held back" in out
+    assert "Router: any; no class has to be held back" in out
 
 
 def test_levels_and_frontiers():
@@ -159,14 +159,14 @@ def test_separate_charging_and_whole_chunks():
 
 def test_notes():
     short = flat(run(*COSTS, "--class", "chat:prompt=50,output=200,rate=1"))
-    assert "prompts of chat are shorter than a chunk of 256" in short
+    assert "Prompts of chat are shorter than a chunk of 256" in short
     fast = flat(
         run("--mixed-fixed", "5ms", "--mixed-per-token", "1e-6", "--solo-step", "20ms", "--class", CODE)
     )
-    assert "mixed steps are so short" in fast
+    assert "Mixed steps are so short" in fast
     full = flat(run("--slots", "1024", "--budget", "16384", "--class", "long:prompt=3000,output=400,rate=9"))
     assert "lower --slots" in full
-    assert "nobody is served" in flat(run(*BASE, "--mixed", "0"))
+    assert "Nobody is served" in flat(run(*BASE, "--mixed", "0"))
 
 
 def test_names_are_numbered_when_they_read_the_same():

@@ -31,7 +31,7 @@ def trace(tmp_path):
 def test_a_folder_and_a_table(headgate, trace, tmp_path):
     said = headgate("trace", "t.jsonl", "--out", "live", "--json", "t.json")
     assert said.code == 0 and "eb on vLLM, 30 requests" in said.out and "TTFT" in said.out
-    assert "note: the policy was relieved at 0.5 s: it broke" in said.out
+    assert "note: the policy was disabled at 0.5 s: it broke" in said.out
     assert "note: policy v0 took over at 0.8 s" in said.out
     assert json.loads((tmp_path / "t.json").read_text())["completed"] == 30
     run = Run.load(tmp_path / "live")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import RunError
-from headgate.core.fleet import ANY, MIXED, PREFILL, ROLES, SOLO, Move, Room, Stage, room
+from headgate.core.fleet import ANY, CLOSED, MIXED, PREFILL, ROLES, SOLO, Move, Room, Stage, room
 from headgate.core.roster import Pool, Roster
 
 
@@ -34,7 +34,7 @@ def test_a_request_goes_through_a_fleet():
     assert list(fleet.queues["b"]) == [7] and not fleet.queues["a"]
     found, seat = fleet.find(Move(7, 0, Stage.PREFILL))
     assert found is one
-    fleet.start_prompt(one, seat)
+    fleet.start_prompt(one, seat, Stage.PREFILL)
     assert fleet.idle[MIXED] == [] and fleet.prefilling == {"a": 0, "b": 1}
     assert seat.prefilling["b"] == 1 and fleet.free_seats == 5
     fleet.end_prompt(one, seat, stays=False)
@@ -53,7 +53,7 @@ def test_a_whole_request_stays():
     for id in (0, 1):
         fleet.arrive(request(id))
         found, _ = fleet.find(Move(id, 0))
-        fleet.start_prompt(found, seat)
+        fleet.start_prompt(found, seat, Stage.PREFILL)
         assert fleet.idle[ANY] == []
         fleet.end_prompt(found, seat, stays=True)
     assert (seat.decodes, seat.seats, fleet.idle[ANY], fleet.open[ANY]) == (2, 0, [], [])
@@ -69,7 +69,7 @@ def test_those_who_wait_may_leave():
     with pytest.raises(RunError, match="does not wait"):
         fleet.waiting_one(1)
     fleet.arrive(two)
-    fleet.start_prompt(two, fleet.replicas[0])
+    fleet.start_prompt(two, fleet.replicas[0], Stage.PREFILL)
     fleet.end_prompt(two, fleet.replicas[0], stays=False)
     fleet.leave(two)
     assert not fleet.handoff
@@ -89,13 +89,13 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(RunError, match=said):
             fleet.find(move)
     first, seat = fleet.find(Move(1, 0, Stage.PREFILL))
-    fleet.start_prompt(first, seat)
+    fleet.start_prompt(first, seat, Stage.PREFILL)
     with pytest.raises(RunError, match="no place for a prompt"):
         fleet.find(Move(2, 0, Stage.PREFILL))
     fleet.end_prompt(first, seat, stays=False)
     fleet.start_decode(first, seat)
     second, _ = fleet.find(Move(2, 0, Stage.PREFILL))
-    fleet.start_prompt(second, seat)
+    fleet.start_prompt(second, seat, Stage.PREFILL)
     fleet.end_prompt(second, seat, stays=False)
     with pytest.raises(RunError, match="no decode seat"):
         fleet.find(Move(2, 0, Stage.DECODE))
@@ -125,7 +125,7 @@ def test_pools_and_counts_follow_every_transition(data):
             places = [engine for pool in fleet.open.values() for engine in pool]
             if step == "prompt" and idle and waiting:
                 who, seat = fleet.find(Move(waiting[0].id, idle[0]))
-                fleet.start_prompt(who, seat)
+                fleet.start_prompt(who, seat, Stage.PREFILL)
                 running.append((who, seat, data.draw(st.booleans()) and seat.role == ANY))
             elif step == "done" and running:
                 who, seat, stays = running.pop()
@@ -154,3 +154,70 @@ def audit(fleet: Roster) -> None:
         seats += seat.seats
     assert fleet.free_seats == seats
     assert sum(fleet.prefilling.values()) == sum(seat.prompts for seat in fleet.replicas)
+
+
+def test_engines_come_go_and_change():
+    fleet = roster(MIXED, SOLO)
+    free = fleet.free_seats
+    added = fleet.add("any", Room(1, 4, 4))
+    assert added.id == 2 and fleet.open["any"] == [2] and fleet.free_seats == free + 4
+    fleet.set_role(2, SOLO, Room(0, 4, 4))
+    assert not fleet.open["any"] and not fleet.idle["any"] and sorted(fleet.open[SOLO]) == [1, 2]
+    assert fleet.free_seats == free + 4
+    fleet.set_role(2, "odd", Room(1, 1, 1))
+    assert fleet.idle["odd"] == [2]
+    fleet.set_room(2, CLOSED)
+    assert not fleet.idle["odd"] and fleet.free_seats == free
+    fleet.retire(2)
+    with pytest.raises(RunError, match="no engine 2"):
+        fleet.set_room(2, Room(1, 1, 1))
+    assert fleet.add(MIXED, Room(1, 3, 4)).id == 2 and len(fleet.replicas) == 3
+
+
+def test_those_inside_stay_counted_when_room_shrinks():
+    fleet = roster(MIXED)
+    one, two = request(0, "a"), request(1, "a")
+    for who in (one, two):
+        fleet.arrive(who)
+    seat = fleet.replicas[0]
+    fleet.start_prompt(one, seat, Stage.WHOLE)
+    fleet.end_prompt(one, seat, True)
+    fleet.start_prompt(two, seat, Stage.WHOLE)
+    fleet.set_room(0, CLOSED)
+    assert (seat.prompts, seat.decodes, seat.seats, seat.idle, fleet.free_seats) == (1, 1, 0, False, 0)
+    fleet.retire(0)
+    assert fleet.add(MIXED, Room(1, 3, 4)).id == 1  # its number is not free yet
+    fleet.finish(one, seat)
+    fleet.drop_prompt(two, seat)
+    assert fleet.add(MIXED, Room(1, 3, 4)).id == 0
+
+
+@pytest.mark.parametrize("where", ["prompt", "between", "decode"])
+def test_taken_back_to_the_head_of_its_queue(where):
+    fleet = roster(MIXED, SOLO)
+    first, other = request(0, "a"), request(1, "a")
+    fleet.arrive(first)
+    seat = fleet.replicas[0]
+    fleet.start_prompt(first, seat, Stage.PREFILL)
+    assert fleet.places[0].replica == 0 and not fleet.places[0].decoding
+    if where != "prompt":
+        fleet.end_prompt(first, seat, False)
+        assert fleet.places[0].replica == 0  # where its KV is
+    if where == "decode":
+        fleet.start_decode(first, fleet.replicas[1])
+        assert fleet.places[0].replica == 1 and fleet.places[0].decoding
+    fleet.arrive(other)
+    fleet.take_back(first)
+    assert list(fleet.queues["a"]) == [0, 1] and set(fleet.waiting) == {0, 1}
+    assert not fleet.places and not fleet.handoff and not any(fleet.prefilling.values())
+    assert all(each.load == 0 for each in fleet.replicas)
+
+
+def test_unknown_kinds_are_the_first_one():
+    fleet = roster(MIXED)
+    assert fleet.kind("b") == "b" and fleet.kind("?") == "a"
+    fleet.add_kind("c")
+    late = request(3, "c")
+    fleet.arrive(late)
+    fleet.start_prompt(late, fleet.replicas[0], Stage.WHOLE)
+    assert fleet.replicas[0].prefilling["c"] == 1

@@ -8,11 +8,12 @@ import pytest
 from check_html import read
 from some_runs import ENGINE, empty_run, long_run, served
 
+from headgate.experiment.fleet_plan import decode_targets
 from headgate.record.tables import Run
-from headgate.report import gather, render, runs_page, write
-from headgate.report.runs.scenes import Scene, load_of, scene_of, swept
-from headgate.report.runs.targets import decode_targets
-from headgate.report.terminal.tables import change, number
+from headgate.report.html.page import render, write
+from headgate.report.numbers import change, number
+from headgate.report.runs.page import runs_page
+from headgate.report.runs.scenes import Scene, gather, load_of, scene_of, swept
 from headgate.stats.comparison import compare
 from headgate.stats.metrics import summarise
 
@@ -108,7 +109,7 @@ def test_classes_promises_and_fleets_have_panels():
     for title in (
         "By class",
         "Goodput by class",
-        "Who decodes",
+        "Decoding by class",
         "The fleet",
         "Seats in use across the fleet",
     ):
@@ -139,7 +140,10 @@ def test_several_loads_are_drawn_against_load_with_the_bound():
     assert len(page.chapters) == 4 and page.chapters[0].title == "From 4 requests/s to 64 requests/s"
     found = read(render(page))
     assert "Requests served against load" in found.text and "bound: " in found.text
-    assert "as offered" in found.text and "the best of 3 is named" in page.chapters[0].notes[0]
+    assert (
+        "as offered" in found.text
+        and "not corrected for multiple comparisons (3)" in page.chapters[0].notes[0]
+    )
 
 
 def test_many_loads_show_the_highest_in_full():
@@ -163,7 +167,7 @@ def test_a_scene_knows_the_rate_no_policy_exceeds():
     assert isinstance(scene, Scene) and scene.bound is not None
     run = served("mixed")
     assert len(run.requests["id"]) / run.span()[1] < scene.bound.rate
-    assert replace(scene, runs={"x": [long_run(30)]}).bound is None
+    assert scene_of({"x": [long_run(30)]}).bound is None
 
 
 def late(run: Run) -> Run:
@@ -180,9 +184,9 @@ def test_asynchronous_runs_say_so_and_are_no_seeds_of_others():
 
 def test_the_best_of_several_is_called_that():
     several = runs_page(gather([served("mixed"), served("eb"), served("v0")])).chapters[0]
-    assert any("the best of 2 is named" in note for note in several.notes)
+    assert any("not corrected for multiple comparisons (2)" in note for note in several.notes)
     two = runs_page(gather([served("mixed"), served("eb")])).chapters[0]
-    assert not any("is named" in note for note in two.notes)
+    assert not any("multiple comparisons" in note for note in two.notes)
 
 
 def test_of_many_engines_every_role_is_drawn():

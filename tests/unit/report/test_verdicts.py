@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 from some_runs import served
 
-from headgate.report.runs.load_verdict import load_verdict
 from headgate.report.runs.scenes import scene_of
-from headgate.report.runs.verdict import comparison_verdict, scene_verdict
+from headgate.report.runs.verdict import comparison_verdict, load_verdict, scene_verdict
 from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row
 from headgate.stats.figures import Estimate
 

@@ -2,14 +2,14 @@
 
 import json
 import math
-from io import StringIO
 
 import pytest
 from typer.testing import CliRunner
 
+from as_text import as_text
 from headgate.cli import app
 from headgate.core.errors import InputError, RunError
-from headgate.report.terminal.reproduction import print_report
+from headgate.report.plans.reproduction import published_page
 from headgate.reproduce import EXPERIMENTS, Options, find, reproduce, serving
 from headgate.reproduce.eb import table3, table10
 from headgate.reproduce.eb.published import CARDS, CHOICES, H200, TABLE3
@@ -55,10 +55,9 @@ def test_json_is_strict(report):
 
 
 def test_text_fits_80_columns(report):
-    out = StringIO()
-    print_report(report, out)
-    assert max(len(line) for line in out.getvalue().splitlines()) <= 80
-    assert "\N{HORIZONTAL ELLIPSIS}" not in out.getvalue()
+    out = as_text(published_page(report, []))
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out
 
 
 def test_counts_follow_the_numbers():
@@ -137,9 +136,8 @@ def test_runs_that_stop_have_no_number_and_are_named(monkeypatch):
 
 def test_points_are_shown_as_differences():
     table = Section("t", "s", ("a",), (Row("x", (Cell(1.0, 3.5),)),), points=True)
-    out = StringIO()
-    print_report(Report("n", "t", (), (table,), (), ()), out)
-    assert "+2.5" in out.getvalue()
+    out = as_text(published_page(Report("n", "t", (), (table,), (), ()), []))
+    assert "+2.5" in out
 
 
 def test_command_lists_runs_and_refuses(tmp_path):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from io import StringIO
 
 import pytest
 
-from headgate.report.terminal.reproduction import print_report
+from as_text import as_text
+from headgate.report.plans.reproduction import published_page
 from headgate.reproduce import EXPERIMENTS, Options, find, reproduce
 from headgate.reproduce.wait import fig6 as wait_fig6
 from headgate.reproduce.wait import high as wait_high
@@ -57,10 +57,9 @@ def test_every_experiment_runs_and_its_report_fits(name, small):
     assert all(0 <= count.agree <= count.of for count in report.counts)
     assert all(0 <= ratio < math.inf for section in report.sections for ratio in section.ratios())
     assert json.loads(json.dumps(report.as_dict(), allow_nan=False))["experiment"] == name
-    out = StringIO()
-    print_report(report, out)
-    assert max(len(line) for line in out.getvalue().splitlines()) <= 80
-    assert "\N{HORIZONTAL ELLIPSIS}" not in out.getvalue()
+    out = as_text(published_page(report, []))
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out
 
 
 def test_the_papers_rates_by_what_hardware_can_carry():

@@ -98,6 +98,8 @@ class News:
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         """A new plan is in force."""
+        if self._tell.planned:
+            self._to_policy(self._tell.planned, plan, now, gauges)
         self._to_all(self._hear.planned, plan, now, gauges)
 
     def fell_back(self, reason: str, now: float) -> None:

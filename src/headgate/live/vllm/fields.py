@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -11,9 +11,15 @@ from headgate.settings_base import Seconds, Setting, SettingsModel, Switch, decl
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 
+AUTO = "auto"  # by promises and card: see Settings.named
 OBSERVE = "vllm"  # the name of no policy: vLLM decides, we only watch
 
+MayBe = Literal["class", "ttft", "tbt", "guess"]  # parameters of a request, without their prefix headgate_
+CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
+
 PANEL = "headgate"  # in --help
+DEFAULT = "auto (default): slai with promises, else eb+; keep without a card"
+Status = Literal[503, 429]
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Name = Annotated[str, Field(strict=True, min_length=1)]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
@@ -26,13 +32,27 @@ class Promise(SettingsModel):
     tbt: Seconds | None = None  # time between tokens
 
 
+class Floor(SettingsModel):
+    """The shortest times a request may claim for itself; promises of classes are not cut."""
+
+    ttft: Seconds = 0.1
+    tbt: Seconds = 0.02
+
+
 class Settings(SettingsModel):
     """Everything one may set, in a file, in `--additional-config` or as flags of `headgate serve`."""
 
-    policy: str = declared(PANEL, f"{NAMED} (default: eb+); vllm: let vLLM decide and only watch", "eb+")
+    policy: str = declared(PANEL, f"{NAMED}; {DEFAULT}; vllm: let vLLM decide and only watch", AUTO)
     set: dict[str, Setting] = parameters(PANEL, "a parameter of the policy, NAME=VALUE", "refill=48")
     card: str | None = declared(
-        PANEL, "cost card, for policies that price steps (eb+, eb-online): a name or a file"
+        PANEL, "cost card, for policies that price steps: a name or a file (default: auto learns them)"
+    )
+    ttft: Seconds | None = declared(
+        PANEL, "promised time to first token, such as 500ms, unless a request has its own"
+    )
+    tbt: Seconds | None = declared(PANEL, "promised time between two tokens, such as 100ms, likewise")
+    refuse: Status | None = declared(
+        PANEL, "503 or 429: answer to requests that cannot be in time (default: serve them last)"
     )
     trace: Name | None = declared(PANEL, "write a step trace here, for `headgate trace`")
     watchdog: Seconds = declared(
@@ -44,10 +64,27 @@ class Settings(SettingsModel):
     force: Switch = declared(PANEL, "try a vLLM outside 0.26 to 0.32", False)
     any_card: Switch = declared(PANEL, "take a card of another model, too", False)
     classes: dict[str, Promise] = Field(default_factory=dict)
+    clients_may: tuple[MayBe, ...] = ("class",)  # parameters that requests may set themselves
+    floor: Floor = Floor()
+
+    def learns(self) -> bool:
+        """Whether step times are learned while serving, for want of a card."""
+        return self.card is None and self.named()[0] == "keep"
 
     def named(self) -> tuple[str, dict[str, Any]]:
         """The policy's name and its parameters as they were written, in `policy` and in `set`."""
         from headgate.methods.make import split_name  # all policies; the command line does without them
 
         name, inline = split_name(self.policy)
-        return name, {**self.set, **inline}
+        name = self._automatic() if name == AUTO else name
+        own = {"refuse": "predicted"} if self.refuse and name == "keep" else {}
+        return name, {**own, **self.set, **inline}
+
+    def _automatic(self) -> str:
+        """`slai` where promises and a card are given, else `keep`, which without promises is `eb+`.
+
+        On an H200 `slai` kept more promises than `keep` (benchmarks/h200). `keep` can refuse, and it learns
+        step times where there is no card.
+        """
+        promised = self.ttft or self.tbt or any(each.ttft or each.tbt for each in self.classes.values())
+        return "slai" if promised and self.card is not None and not self.refuse else "keep"

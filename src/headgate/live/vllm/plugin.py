@@ -18,6 +18,7 @@ from headgate.core.view import Limits
 from headgate.live.engine.events import LOG
 from headgate.live.engine.live import Live
 from headgate.live.vllm.knobs import Knobs
+from headgate.live.vllm.refusals import tell_refused
 from headgate.live.vllm.request_map import Books, Promises
 
 ENDS = {
@@ -55,6 +56,7 @@ class Headgate:
     def _headgate_begin(self: Any, duties: Duties) -> None:
         """Called once, when vLLM's own constructor has run."""
         self._headgate_broken = False
+        self._headgate_turned_away: list[Request] = []
         self._headgate_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
         self._headgate_renew = duties.renew
         seats = self._headgate_seats()
@@ -67,6 +69,7 @@ class Headgate:
             duties.observers,
             watchdog=duties.watchdog,
             evict=self._headgate_evict,
+            reject=self._headgate_reject,
         )
         self._headgate_books = Books(self, self._headgate, duties.promises)
         self._headgate_knobs = Knobs(self, self._headgate.ledger, self._headgate_books)
@@ -103,6 +106,9 @@ class Headgate:
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self.num_spec_tokens and ran:
             self._headgate_guarded(books.recount, scheduler_output.num_scheduled_tokens)
+        if self._headgate_turned_away:
+            turned_away, self._headgate_turned_away = self._headgate_turned_away, []
+            tell_refused(turned_away, result)
         return result
 
     def _preempt_request(self: Any, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -166,6 +172,12 @@ class Headgate:
         self.running.remove(request)
         drops = {"drop_stale_output": True} if getattr(self, "requires_kv_delivery", False) else {}
         self._preempt_request(request, time.monotonic(), **drops)
+
+    def _headgate_reject(self: Any, entry: Entry) -> None:
+        """The policy turns it away: vLLM forgets it, and its client hears so with the next tokens."""
+        request = self._headgate_books.requests[entry.id]
+        self._headgate_turned_away.append(request)
+        self.finish_requests([request.request_id], RequestStatus.FINISHED_IGNORED)
 
     def _headgate_seats(self: Any) -> int:
         return int(getattr(self, "max_num_active_reqs", self.max_num_running_reqs))

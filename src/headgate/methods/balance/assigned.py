@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 from headgate.core.fleet import Fleet, Replica
@@ -19,15 +19,18 @@ class Lines:
     """
 
     def __init__(self, engines: Iterable[int], has_room: Callable[[Replica], bool]) -> None:
-        self._lines: dict[int, OrderedDict[int, None]] = {engine: OrderedDict() for engine in engines}
+        self._lines: dict[int, OrderedDict[int, Request]] = {engine: OrderedDict() for engine in engines}
         self._has_room = has_room
         self._given: dict[int, int] = {}  # request: its line
         self._touched: list[int] = []  # engines on which something has changed
 
-    def give(self, id: int, engine: int) -> None:
-        """It waits for that engine."""
-        self._lines[engine][id] = None
-        self._given[id] = engine
+    def give(self, request: Request, engine: int, first: bool = False) -> None:
+        """It waits for that engine, behind the others or before them."""
+        line = self._lines.setdefault(engine, OrderedDict())
+        line[request.id] = request
+        if first:
+            line.move_to_end(request.id, last=False)
+        self._given[request.id] = engine
         self._touched.append(engine)
 
     def drop(self, id: int) -> None:
@@ -41,9 +44,19 @@ class Lines:
         if self._given and engine in self._lines:
             self._touched.append(engine)
 
-    def strangers(self, waiting: Iterable[Mapping[int, Request]]) -> list[Request]:
-        """Waiting requests without an engine: a router that takes over half-way must assign them."""
-        return [request for queue in waiting for request in queue.values() if request.id not in self._given]
+    def clear_up(self, open: Sequence[int]) -> list[Request]:
+        """Those who wait for any other engine than these; they wait in no line any more."""
+        keep: set[int] = set(open)
+        found: list[Request] = []
+        for engine, line in self._lines.items():
+            if engine in keep:
+                self._touched.append(engine)
+                continue
+            found += line.values()
+            for id in line:
+                del self._given[id]
+            line.clear()
+        return found
 
     def next(self, fleet: Fleet) -> tuple[int, int] | None:
         """A request whose engine has room, and that engine; None: there is none now."""
@@ -63,7 +76,7 @@ class Loads:
 
     A heap in which one row of each engine counts, never above what the engine has now. A load that rises
     leaves its row behind until that comes up; only one that falls below its row writes another. Of equals,
-    the one that was chosen longest ago.
+    the one that was chosen longest ago. `only` says which engines may be chosen; the others are counted.
     """
 
     def __init__(self, engines: Sequence[int]) -> None:
@@ -78,12 +91,20 @@ class Loads:
         """Its load changes by so much."""
         self.load[engine] += weight
         self.total += weight
-        if weight < 0 and (row := self._row(engine)) < self._rows[engine]:
+        if weight < 0 and engine in self._rows and (row := self._row(engine)) < self._rows[engine]:
             self._rows[engine] = row
             heappush(self._order, row)
             if len(self._order) > SPARE + 8 * len(self.load):
                 self._order = [*self._rows.values()]
                 heapify(self._order)
+
+    def only(self, engines: Sequence[int], known: int) -> None:
+        """These may be chosen, of `known` engines in all; whoever is new has no load."""
+        for engine in range(known):
+            self.load.setdefault(engine, 0)
+            self._chosen.setdefault(engine, 0)
+        self._rows = {engine: self._row(engine) for engine in engines}
+        self._order = sorted(self._rows.values())
 
     def least(self) -> int:
         """The engine with the least load; it counts as chosen."""

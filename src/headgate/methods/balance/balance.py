@@ -6,7 +6,8 @@ given. None of them looks at more than a few engines, whatever the size of the f
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from zlib import crc32
 
 from headgate.core.errors import InputError
@@ -23,7 +24,9 @@ TOO_FULL = 1.25  # times the mean load, beyond which an engine passes its sessio
 class Balance(RoutePolicy):
     """Chooses an engine when a request arrives; it is sent there as soon as there is room.
 
-    The load of an engine is the sum of `weigh` over the requests assigned to it that have not left.
+    The load of an engine is the sum of `weigh` over the requests assigned to it that have not left. Weights
+    are stored with the request, because what is known of its prompt may change. Engines that are down or
+    take prompts or decodes only are not chosen; if all are, requests wait for one of them.
     """
 
     sends_at_once = True
@@ -32,10 +35,10 @@ class Balance(RoutePolicy):
         if engines < 1:
             raise InputError(f"{engines} engines; give at least 1")
         self.engines = engines
+        self.open: Sequence[int] = range(engines)  # those that may be chosen
         self.loads = Loads(range(engines))
         self._weights: dict[int, tuple[int, int]] = {}  # request: its weight and engine
         self._lines = Lines(range(engines), lambda replica: replica.idle)
-        self._adopted = False
 
     def choose(self, request: Request) -> int:
         """The engine that shall serve it."""
@@ -47,10 +50,25 @@ class Balance(RoutePolicy):
 
     def arrived(self, request: Request, now: float) -> None:
         """It is given to an engine."""
-        engine, weight = self.choose(request), self.weigh(request)
-        self._lines.give(request.id, engine)
-        self._weights[request.id] = engine, weight
-        self.loads.add(engine, weight)
+        self._give(request, self.choose(request))
+
+    def returned(self, request: Request, now: float) -> None:
+        """It goes before those who wait for the engine that is chosen now."""
+        self.lift(request)
+        self._lines.drop(request.id)
+        self._give(request, self.choose(request), first=True)
+
+    def moved(self, request: Request, move: Move, now: float) -> None:
+        """The driver may have sent it elsewhere, or sent one that another router left between engines."""
+        if request.id not in self._weights:
+            self._weigh(request, move.replica)
+        engine, weight = self._weights[request.id]
+        if engine != move.replica:
+            self._weights[request.id] = move.replica, weight
+            self.loads.add(engine, -weight)
+            self.loads.add(move.replica, weight)
+            self._lines.drop(request.id)
+            self._lines.touch(engine)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
         """There may be room for another prompt."""
@@ -70,16 +88,44 @@ class Balance(RoutePolicy):
 
     def route(self, fleet: Fleet) -> Routing:
         """A request whose engine has room, in the order of assignment."""
-        if not self._adopted:
-            self._adopt(fleet)
         found = self._lines.next(fleet)
         return STAY if found is None else Routing((Move(*found),))
 
-    def _adopt(self, fleet: Fleet) -> None:
-        """Requests that waited before this router took over; it was notified of all others."""
-        self._adopted = True
-        for stranger in self._lines.strangers(fleet.queues.values()):
-            self.arrived(stranger, fleet.now)
+    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
+        """Those who are on an engine weigh there; those who wait are given to one."""
+        self._look(fleet)
+        for id, place in fleet.places.items():
+            if id not in fleet.handoff:
+                self._weigh(place.request, place.replica)
+                if place.decoding:
+                    self.prefilled(place.request, place.replica, fleet.now)
+        for queue in fleet.queues.values():
+            for request in queue.values():
+                self.arrived(request, fleet.now)
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        """Who waited for an engine that is closed now is given to another."""
+        self._look(fleet)
+        for request in self._lines.clear_up(self.open):
+            self.lift(request)
+            self.arrived(request, fleet.now)
+
+    def _look(self, fleet: Fleet) -> None:
+        """Which engines may be chosen?"""
+        replicas = fleet.replicas
+        found = [each.id for each in replicas if each.room.prompts > 0 and each.room.decodes > 0]
+        self.engines = len(replicas)
+        self.open = found or range(self.engines)
+        self.loads.only(self.open, self.engines)
+
+    def _give(self, request: Request, engine: int, first: bool = False) -> None:
+        self._lines.give(request, engine, first)
+        self._weigh(request, engine)
+
+    def _weigh(self, request: Request, engine: int) -> None:
+        weight = self.weigh(request)
+        self._weights[request.id] = engine, weight
+        self.loads.add(engine, weight)
 
     def lift(self, request: Request) -> int | None:
         """Take its weight off its engine, which is returned."""
@@ -97,10 +143,10 @@ class RoundRobin(Balance):
         self._next = 0
 
     def choose(self, request: Request) -> int:
-        """The next one."""
-        engine = self._next
-        self._next = (engine + 1) % self.engines
-        return engine
+        """The next one that is open."""
+        place = bisect_left(self.open, self._next) % len(self.open)
+        self._next = (self.open[place] + 1) % self.engines
+        return self.open[place]
 
 
 class AtRandom(Balance):
@@ -112,7 +158,7 @@ class AtRandom(Balance):
 
     def choose(self, request: Request) -> int:
         """Drawn."""
-        return int(self.draw() * self.engines)
+        return self.open[int(self.draw() * len(self.open))]
 
 
 class LeastLoaded(Balance):
@@ -160,7 +206,14 @@ class Affinity(LeastLoaded):
         if not bound >= 1:
             raise InputError(f"router affinity: bound={bound:g} is below the mean load; give 1 or more")
         self.bound = bound
-        names = ((f"{engine}/{point}", engine) for engine in range(engines) for point in range(POINTS))
+        self._make_ring(range(engines))
+
+    def _look(self, fleet: Fleet) -> None:
+        super()._look(fleet)
+        self._make_ring(self.open)
+
+    def _make_ring(self, engines: Sequence[int]) -> None:
+        names = ((f"{engine}/{point}", engine) for engine in engines for point in range(POINTS))
         ring = sorted((crc32(name.encode()), engine) for name, engine in names)
         self._places, self._owners = zip(*ring, strict=True)
 
@@ -168,5 +221,5 @@ class Affinity(LeastLoaded):
         """Its home, or the least loaded."""
         place = bisect_right(self._places, crc32(request.kind.encode())) % len(self._owners)
         home: int = self._owners[place]
-        fair = self.bound * (self.loads.total + 1) / self.engines
+        fair = self.bound * (self.loads.total + 1) / len(self.open)
         return home if self.loads.load[home] < max(1.0, fair) else super().choose(request)

@@ -120,7 +120,6 @@ class AdaptiveExclusive(Exclusive):
         """Count decode iterations."""
         if steps.decodes:
             self._iterations += len(steps.ends)
-        super().stepped(steps)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         """Learn its length; plan anew when enough have left."""

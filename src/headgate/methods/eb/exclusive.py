@@ -7,7 +7,7 @@ from itertools import islice
 
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, NONE, Plan, Until
-from headgate.core.policy import BatchPolicy, End, Steps
+from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
@@ -86,10 +86,14 @@ class Exclusive(BatchPolicy):
         self._grows = True
         self._drop(request)
 
-    def stepped(self, steps: Steps) -> None:
-        """A piece of a refill, or the decode step after it, has run."""
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        """A piece of a refill, or the decode step after it, is composed."""
         if self.pieces:
-            self.pieces.ran(steps)
+            self.pieces.composed(plan)
+
+    def start_over(self) -> None:
+        """Another policy has decided meanwhile: the prompts of an old refill mean nothing."""
+        self._batch = {}
 
     def gauges(self) -> Mapping[str, float]:
         """The threshold, and how many prompts the refill under way still has."""
@@ -139,8 +143,8 @@ class Exclusive(BatchPolicy):
             return Plan(NONE, prompts, until=Until(prefills=len(prompts)))
         if not view.decoding:  # no decode waits until the first prompt is done
             return Plan(NONE, prompts, until=Until(prefills=1))
-        tokens, steps = self.pieces.next_piece(view, prompts)
-        return Plan(NONE, prompts, tokens, until=Until(steps=steps, prefills=len(prompts)))
+        tokens, _ = self.pieces.next_piece(view, prompts)
+        return Plan(NONE, prompts, tokens)  # a step at a time: pieces are counted when they are composed
 
     def _next_batch(self, view: View) -> list[int]:
         if view.prefilling:  # taken over half-way, or the engine refused a part

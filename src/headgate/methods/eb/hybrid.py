@@ -126,6 +126,10 @@ class ExclusivePlus(BatchPolicy):
         """Passed on."""
         self.exclusive.stepped(steps)
 
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        """Passed on."""
+        self.exclusive.planned(plan, now, gauges)
+
     def finished(self, request: Request, now: float, how: End) -> None:
         """One less; a review is due after so many."""
         self.exclusive.finished(request, now, how)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headgate.core.errors import InputError
-from headgate.core.policy import Steps
+from headgate.core.plan import NONE, Plan
 from headgate.core.view import View
 from headgate.cost.model import Shape, StepCost
 
@@ -30,6 +30,8 @@ class Pieces:
         self._cost = cost
         self._tokens = 0  # per step of the piece under way
         self._left = 0  # steps of it that are left; 0: none is under way
+        self._host = cost.host
+        self._after_prompts = False  # the newest tokens of those who decode came with their prompts
 
     def next_piece(self, view: View, prompts: Iterable[int] = ()) -> tuple[int, int]:
         """Tokens per step and steps of the piece to run now; the same until it has run."""
@@ -50,15 +52,30 @@ class Pieces:
         decodes = len(view.decoding) + joining
         held = view.kv_total - view.kv_free + tokens  # what they read, less a token each, and a little more
         after = self._cost.seconds(Shape(decodes, held + decodes))
-        return self._largest(self.max_gap - after, view.limits.batch_tokens)
+        return self._largest(self.max_gap - after - self._lag(view, after), view.limits.batch_tokens)
 
-    def ran(self, steps: Steps) -> None:
-        """Count the piece down; the decode step after it ends the debt."""
-        if steps.decodes:
-            self.decodes_are_due = False
+    def _lag(self, view: View, after: float) -> float:
+        """By how much later than those before it the tokens of the next decode step are seen.
+
+        An asynchronous host looks at them only when it has launched the step with prompts that follows. After
+        decodes it did so the last time, too; after prompts of an empty engine it did not.
+        """
+        if self._host is None or not self._after_prompts:
+            return 0.0
+        return max(0.0, self._host.seconds(Shape(prefill=view.limits.batch_tokens)) - after)
+
+    def composed(self, plan: Plan) -> None:
+        """Count the piece down; the decode step after it ends the debt.
+
+        Steps count when they are composed: an asynchronous engine composes the next one before this has run.
+        """
+        if plan.decode is not NONE:
+            self.decodes_are_due = self._after_prompts = False
         elif self._left:
-            self._left -= len(steps.ends)
-            self.decodes_are_due = self._left <= 0
+            self._left -= 1
+            self.decodes_are_due = not self._left
+        else:
+            self._after_prompts = True
 
     def end(self) -> None:
         """The refill is complete, wherever its last piece stands."""

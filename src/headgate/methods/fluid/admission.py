@@ -34,6 +34,9 @@ class Admission:
     def entered(self, request: Request, now: float) -> None:
         """That one's prompt has started."""
 
+    def adopt(self, fleet: Fleet, before: Admission | None) -> None:
+        """It takes over a running fleet, perhaps from another gate."""
+
     def wake(self, fleet: Fleet) -> float:
         """When to ask again although nothing happens."""
         return inf
@@ -125,7 +128,7 @@ class Occupancy(Admission):
             self._watched += self._shed
         refused: list[int] = []
         for kind in self._watched:
-            queue, most = fleet.queues[kind], self._shed.get(kind, 0)
+            queue, most = fleet.queues.get(kind, {}), self._shed.get(kind, 0)
             if len(queue) > most:
                 refused += [*queue][most:]
         return tuple(refused)
@@ -164,6 +167,14 @@ class TokenBucket(Occupancy):
         """Tokens in the bucket of a throttled kind."""
         tokens, since = self._level[kind]
         return min(BUCKET, tokens + (now - since) * self.throttled[kind])
+
+    def adopt(self, fleet: Fleet, before: Admission | None) -> None:
+        """Levels go on from where they were; a kind that was not throttled before begins as at the start."""
+        now = fleet.now
+        known = before.throttled if isinstance(before, TokenBucket) else {}
+        for kind in self.throttled:
+            level = before.level(kind, now) if isinstance(before, TokenBucket) and kind in known else 1.0
+            self._level[kind] = (level, now)
 
     def lets_in(self, kind: str, fleet: Fleet) -> bool:
         """Kinds served in full always enter."""

@@ -62,6 +62,18 @@ class DensityDeep(RoutePolicy):
         """One fewer, if it was sent anywhere."""
         self._gone(request)
 
+    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
+        """Counts who is on which engine."""
+        self.engines_changed(fleet)
+        for id, place in fleet.places.items():
+            if id not in fleet.handoff:
+                self.moved(place.request, Move(id, place.replica, place.stage), fleet.now)
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        """Engines that take no prompts are not looked at."""
+        found = [each.id for each in fleet.replicas if each.role == ANY and each.room.prompts > 0]
+        self._loads.only(found or range(len(fleet.replicas)), len(fleet.replicas))
+
     def route(self, fleet: Fleet) -> Routing:
         """The best kind to the emptiest engine, while that is not deep enough."""
         kind = self.admission.choose(fleet)

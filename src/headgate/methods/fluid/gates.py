@@ -42,24 +42,51 @@ class Gated(RoutePolicy):
         self.placement = placement
         self.prompts_on = prompts_on
         self.draw = draw
+        self.hands_over = placement is not None
         self._stage = Stage.WHOLE if placement is None else Stage.PREFILL
+        self._apart: set[int] = set()  # prompts in service whose output will ask for a place
 
     def moved(self, request: Request, move: Move, now: float) -> None:
         """Notify gate and placement of a request that entered or found a seat."""
         if move.stage is not Stage.DECODE:
             self.admission.entered(request, now)
+            if move.stage is Stage.PREFILL:
+                self._apart.add(request.id)
         elif self.placement is not None:
             self.placement.gone(request)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """It looks for a seat."""
-        if self.placement is not None:
+        """It looks for a seat, unless it was sent whole."""
+        if self.placement is not None and request.id in self._apart:
+            self._apart.discard(request.id)
             self.placement.prefilled(request)
+
+    def finished(self, request: Request, replica: int, now: float) -> None:
+        """One whose first token was its last never looked for a seat."""
+        self._apart.discard(request.id)
 
     def left(self, request: Request, now: float, how: End) -> None:
         """It looks no more."""
+        self._apart.discard(request.id)
         if self.placement is not None:
             self.placement.gone(request)
+
+    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
+        """Those between two engines look for a seat; a token bucket goes on from the level it had."""
+        for id, place in fleet.places.items():
+            if self.placement is None:
+                break
+            if id in fleet.handoff:
+                self.placement.prefilled(place.request)
+            elif place.stage is Stage.PREFILL:
+                self._apart.add(id)
+        self.admission.adopt(fleet, before.admission if isinstance(before, Gated) else None)
+        self.engines_changed(fleet)
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        """The placement rule may have looked at roles."""
+        if self.placement is not None:
+            self.placement.engines_changed(fleet)
 
     def route(self, fleet: Fleet) -> Routing:
         """One move at a time: a decode if there is a seat for one, else a prompt."""
@@ -72,11 +99,15 @@ class Gated(RoutePolicy):
         if places:
             kind = self.admission.choose(fleet)
             if kind is not None:
-                id = next(iter(fleet.queues[kind]))
-                return Routing((Move(id, pick(places, self.draw), self._stage),))
+                return self.let_in(kind, fleet)
         refused = self.admission.refuse(fleet)
         wake = self.admission.wake(fleet) if places else STAY.wake  # without a place no gate matters
         return STAY if not refused and wake == STAY.wake else Routing((), refused, wake)
+
+    def let_in(self, kind: str, fleet: Fleet) -> Routing:
+        """The oldest of that kind, whatever the gate says; there must be a place."""
+        place = pick(fleet.idle[self.prompts_on], self.draw)
+        return Routing((Move(next(iter(fleet.queues[kind])), place, self._stage),))
 
 
 class Partitioned(Gated):

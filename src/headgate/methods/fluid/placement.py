@@ -18,6 +18,16 @@ def pick(members: Sequence[int], draw: Draw) -> int:
     return members[int(draw() * len(members))] if len(members) > 1 else members[0]
 
 
+def at_home(fleet: Fleet, id: int, places: Sequence[int], draw: Draw) -> int:
+    """The engine that did its prompt if that is among these, which have a seat: nothing need be copied then.
+
+    Ours: the paper draws among all, because its model moves KV in no time.
+    """
+    home = fleet.replicas[fleet.places[id].replica]
+    at_hand = home.seats > 0 and fleet.open[home.role] is places
+    return home.id if at_hand else pick(places, draw)
+
+
 class Placement:
     """Which request decodes where next; asked only while one waits for that."""
 
@@ -34,6 +44,9 @@ class Placement:
     def gone(self, request: Request) -> None:
         """It does not wait any more."""
 
+    def engines_changed(self, fleet: Fleet) -> None:
+        """Engines came, went, or have another role or room."""
+
 
 class SoloFirst(Placement):
     """The greedy router (section 4.2): a free seat on a solo engine, else on a mixed one, else one queue."""
@@ -43,7 +56,8 @@ class SoloFirst(Placement):
         places = fleet.open[SOLO] or fleet.open[MIXED]
         if not places:
             return None
-        return Move(next(iter(fleet.handoff)), pick(places, self.draw), Stage.DECODE)
+        id = next(iter(fleet.handoff))
+        return Move(id, at_home(fleet, id, places, self.draw), Stage.DECODE)
 
 
 class Anywhere(Placement):
@@ -53,7 +67,8 @@ class Anywhere(Placement):
         """The head of the queue."""
         if not fleet.open[ANY]:
             return None
-        return Move(next(iter(fleet.handoff)), pick(fleet.open[ANY], self.draw), Stage.DECODE)
+        id = next(iter(fleet.handoff))
+        return Move(id, at_home(fleet, id, fleet.open[ANY], self.draw), Stage.DECODE)
 
 
 def solo_shares(plan: FluidPlan) -> dict[str, float]:
@@ -90,32 +105,29 @@ class ByPool(Placement):
 
     def next(self, fleet: Fleet) -> Move | None:
         """The next of a pool that has a seat; a pool without engines leaves its requests to the other."""
-        if len(fleet.handoff) > sum(map(len, self._waiting.values())):
-            self._adopt(fleet)
         for pool, other in ((SOLO, MIXED), (MIXED, SOLO)):
             waiting = self._waiting[pool]
             if not waiting:
                 continue
             places = fleet.open[pool] or (fleet.open[other] if not self._exists(fleet, pool) else ())
             if places:
-                return Move(self.head(pool, waiting), pick(places, self.draw), Stage.DECODE)
+                id = self.head(pool, waiting)
+                return Move(id, at_home(fleet, id, places, self.draw), Stage.DECODE)
         return None
-
-    def _adopt(self, fleet: Fleet) -> None:
-        """Taken over half-way: those it has not heard of draw their pool now."""
-        for id, request in fleet.handoff.items():
-            if not any(id in waiting for waiting in self._waiting.values()):
-                self.prefilled(request)
 
     def head(self, pool: str, waiting: OrderedDict[int, str]) -> int:
         """First come, first served."""
         return next(iter(waiting))
 
     def _exists(self, fleet: Fleet, pool: str) -> bool:
-        """Has any engine that role? Looked up once: new roles come with a new router."""
+        """Has any engine that takes decodes that role? Looked up again when engines change."""
         if self._roles is None:
-            self._roles = {replica.role for replica in fleet.replicas}
+            self._roles = {replica.role for replica in fleet.replicas if replica.room.decodes > 0}
         return pool in self._roles
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        """Roles must be looked up again."""
+        self._roles = None
 
 
 class ByPoolAndKind(ByPool):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from headgate.core.errors import InputError
-from headgate.core.fleet import DECODE, PREFILL, STAY, Fleet, Move, RoutePolicy, Routing, Stage
+from headgate.core.fleet import DECODE, PREFILL, STAY, Fleet, Move, Replica, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.methods.balance.assigned import Lines, Loads
@@ -13,11 +15,12 @@ class Split(RoutePolicy):
     """The first `prefill` engines do prompts only, the others outputs only; KV is handed over in between.
 
     A prompt goes to the prefill engine with the fewest prompt tokens to do, an output to the decode engine
-    with the fewest requests, both at once: engines queue. The split never changes; what it should be is the
-    planner's business (`planners.splitting`).
+    with the fewest requests, both at once: engines queue. The split never changes by itself; what it should
+    be is the planner's business (`planners.splitting`). Engines are found by their roles where these change.
     """
 
     sends_at_once = True
+    hands_over = True
 
     def __init__(self, engines: int, prefill: int) -> None:
         if not 0 < prefill < engines:
@@ -29,11 +32,12 @@ class Split(RoutePolicy):
             )
         self.prefill = prefill
         makers, users = range(prefill), range(prefill, engines)
+        self._makers: Sequence[int] = makers
+        self._users: Sequence[int] = users
         self._prompts = Lines(makers, lambda replica: replica.idle)
         self._decodes = Lines(users, lambda replica: replica.seats > 0)
         self._tokens, self._outputs = Loads(makers), Loads(users)
-        self._adopted = False
-        self._prompt_at: dict[int, int] = {}
+        self._prompt_at: dict[int, tuple[int, int]] = {}  # engine, and the tokens it was given with
         self._decode_at: dict[int, int] = {}
 
     def roles(self, engines: int) -> tuple[str, ...]:
@@ -42,19 +46,24 @@ class Split(RoutePolicy):
 
     def arrived(self, request: Request, now: float) -> None:
         """Its prompt is given to an engine."""
-        engine = self._tokens.least()
-        self._tokens.add(engine, request.prompt)
-        self._prompt_at[request.id] = engine
-        self._prompts.give(request.id, engine)
+        self._give_prompt(request)
+
+    def returned(self, request: Request, now: float) -> None:
+        """The same, before the others."""
+        self.left(request, now, End.ABORTED)
+        self._give_prompt(request, first=True)
+
+    def moved(self, request: Request, move: Move, now: float) -> None:
+        """One that is sent whole will not ask for a decode place."""
+        if move.stage is Stage.WHOLE:
+            self._prompt_ended(request)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """Its output is given to an engine."""
-        self._prompt_ended(request)
+        """Its output is given to an engine, unless it was sent whole."""
         self._prompts.touch(replica)
-        engine = self._outputs.least()
-        self._outputs.add(engine, 1)
-        self._decode_at[request.id] = engine
-        self._decodes.give(request.id, engine)
+        if request.id in self._prompt_at:
+            self._prompt_ended(request)
+            self._give_decode(request)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
         """It no longer counts as load."""
@@ -70,25 +79,63 @@ class Split(RoutePolicy):
 
     def route(self, fleet: Fleet) -> Routing:
         """Decodes first, so that prefill engines get rid of their KV."""
-        if not self._adopted:
-            self._adopt(fleet)
         found, stage = self._decodes.next(fleet), Stage.DECODE
         if found is None:
             found, stage = self._prompts.next(fleet), Stage.PREFILL
         return STAY if found is None else Routing((Move(*found, stage),))
 
-    def _adopt(self, fleet: Fleet) -> None:
-        """Requests that waited before this router took over; it was notified of all others."""
-        self._adopted = True
-        for stranger in self._prompts.strangers(fleet.queues.values()):
-            self.arrived(stranger, fleet.now)
-        for stranger in self._decodes.strangers([fleet.handoff]):
-            self.prefilled(stranger, 0, fleet.now)
+    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
+        """Prompts and outputs in service weigh where they are; those who wait are given to an engine."""
+        self._look(fleet)
+        for id, place in fleet.places.items():
+            if id in fleet.handoff:
+                self._give_decode(place.request)
+            elif place.decoding:
+                self._outputs.add(place.replica, 1)
+                self._decode_at[id] = place.replica
+            elif place.stage is Stage.PREFILL:
+                self._weigh_prompt(place.request, place.replica)
+        for queue in fleet.queues.values():
+            for request in queue.values():
+                self._give_prompt(request)
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        """Who waited for an engine that is closed or has another role now is given to another."""
+        self._look(fleet)
+        for request in self._prompts.clear_up(self._makers):
+            self._prompt_ended(request)
+            self._give_prompt(request)
+        for request in self._decodes.clear_up(self._users):
+            self._decode_ended(request)
+            self._give_decode(request)
+
+    def _look(self, fleet: Fleet) -> None:
+        """Who prefills and who decodes? Without any, whoever could; where none is open, wait for them."""
+        replicas = fleet.replicas
+        self._makers = _open(replicas, PREFILL, lambda each: each.room.prompts)
+        self._users = _open(replicas, DECODE, lambda each: each.room.decodes)
+        self._tokens.only(self._makers, len(replicas))
+        self._outputs.only(self._users, len(replicas))
+
+    def _give_prompt(self, request: Request, first: bool = False) -> None:
+        engine = self._tokens.least()
+        self._weigh_prompt(request, engine)
+        self._prompts.give(request, engine, first)
+
+    def _weigh_prompt(self, request: Request, engine: int) -> None:
+        self._tokens.add(engine, request.prompt)
+        self._prompt_at[request.id] = engine, request.prompt
+
+    def _give_decode(self, request: Request) -> None:
+        engine = self._outputs.least()
+        self._outputs.add(engine, 1)
+        self._decode_at[request.id] = engine
+        self._decodes.give(request, engine)
 
     def _prompt_ended(self, request: Request) -> None:
-        engine = self._prompt_at.pop(request.id, None)
+        engine, tokens = self._prompt_at.pop(request.id, (None, 0))
         if engine is not None:
-            self._tokens.add(engine, -request.prompt)
+            self._tokens.add(engine, -tokens)
             self._prompts.touch(engine)
 
     def _decode_ended(self, request: Request) -> None:
@@ -96,3 +143,8 @@ class Split(RoutePolicy):
         if engine is not None:
             self._outputs.add(engine, -1)
             self._decodes.touch(engine)
+
+
+def _open(replicas: Sequence[Replica], role: str, takes: Callable[[Replica], int]) -> Sequence[int]:
+    mine = [each.id for each in replicas if each.role == role and takes(each)]
+    return mine or [each.id for each in replicas if takes(each)] or range(len(replicas))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headgate.report.charts.marks import Mark
+from headgate.report.charts.marks import Mark, ruler
 from headgate.report.charts.scales import Scale
 from headgate.report.document import Figure
 from headgate.report.html.markup import Markup, join, tag
-from headgate.report.terminal.tables import number
+from headgate.report.numbers import number
 
 WIDTH = 420
 LEFT, RIGHT, TOP, STEP, THICK = 8.0, 56.0, 6.0, 36.0, 13.0
@@ -41,16 +41,18 @@ class Bars:
     items: Sequence[Bar]
     mark: Mark | None = None
 
+    @property
+    def named(self) -> str:
+        """Axis and unit."""
+        return f"{self.axis} ({self.unit})" if self.unit else self.axis
+
     def figure(self, title: str, look: str, note: str = "") -> Figure:
         """With a legend where bars have parts."""
         several = any(len(bar.parts) > 1 for bar in self.items)
-        entries = dict.fromkeys(
-            (name, f"block {style}") for bar in self.items for name, style, _ in bar.parts
-        )
-        rows = [
-            [bar.name, name, length, bar.low, bar.high] for bar in self.items for name, _, length in bar.parts
-        ]
-        heads = ["bar", "part", f"{self.axis} ({self.unit})" if self.unit else self.axis, "low", "high"]
+        each = [(bar, *part) for bar in self.items for part in bar.parts]
+        entries = dict.fromkeys((name, f"block {style}") for _, name, style, _ in each)
+        rows = [[bar.name, name, length, bar.low, bar.high] for bar, name, _, length in each]
+        heads = ["bar", "part", self.named, "low", "high"]
         legend = tuple(entries) if several else ()
         return Figure(title, look, self.draw(title), {"heads": heads, "rows": rows}, legend, note=note)
 
@@ -61,15 +63,7 @@ class Bars:
         x = Scale(0.0, most, LEFT, WIDTH - RIGHT)
         bottom = TOP + STEP * len(self.items)
         height = bottom + 40
-        parts: list[Markup] = []
-        for value, label in x.ticks(6):
-            at = float(x(value))
-            parts.append(tag("line", class_="grid", x1=at, x2=at, y1=TOP, y2=bottom))
-            parts.append(tag("text", label, class_="tick", x=at, y=bottom + 15, text_anchor="middle"))
-        named = f"{self.axis} ({self.unit})" if self.unit else self.axis
-        parts.append(
-            tag("text", named, class_="axis", x=(x.start + x.end) / 2, y=height - 6, text_anchor="middle")
-        )
+        parts = ruler(x, x.ticks(6), TOP, bottom, self.named)
         parts += [self._bar(bar, x, TOP + STEP * place) for place, bar in enumerate(self.items)]
         if self.mark:
             at = float(x(self.mark.value))
@@ -84,11 +78,7 @@ class Bars:
         for part, style, length in bar.parts:
             left, right = float(x(done)), float(x(done + max(length, 0.0)))
             done += max(length, 0.0)
-            said = (
-                f"{bar.name}, {part}: {number(length)} {self.unit}"
-                if part
-                else f"{bar.name}: {number(length)} {self.unit}"
-            )
+            said = f"{bar.name}{f', {part}' if part else ''}: {number(length)} {self.unit}"
             box = {"x": left, "y": top + 17, "width": max(right - left, 0.0), "height": THICK}
             parts.append(tag("rect", class_=f"bar {style}", data_tip=said, **box))
         middle = top + 17 + THICK / 2

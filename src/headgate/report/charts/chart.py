@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headgate.report.charts.marks import Mark, draw_marks
+from headgate.report.charts.marks import Mark, draw_marks, ruler
 from headgate.report.charts.scales import LINEAR, LOG, TAIL, Floats, Scale, padded
 from headgate.report.document import Figure
 from headgate.report.html.markup import Markup, position, tag
@@ -82,8 +82,6 @@ class Chart:
     y: Axis
     series: Sequence[Series]
     marks: Sequence[Mark] = ()
-    width: int = WIDTH
-    height: int = HEIGHT
 
     def figure(self, title: str, look: str, note: str = "") -> Figure:
         """With its legend."""
@@ -99,51 +97,33 @@ class Chart:
         across = np.concatenate([each.x for each in self.series] + [np.array(marked["x"], float)])
         ends = [end for each in self.series for end in (each.low, each.high) if end is not None]
         upward = np.concatenate([each.y for each in self.series] + ends + [np.array(marked["y"], float)])
-        return (
-            self.x.scale(across, LEFT, self.width - RIGHT),
-            self.y.scale(upward, self.height - BOTTOM, TOP),
-        )
+        return self.x.scale(across, LEFT, WIDTH - RIGHT), self.y.scale(upward, HEIGHT - BOTTOM, TOP)
 
     def draw(self, title: str) -> Markup:
         """The drawing."""
         x, y = self.scales()
-        parts = [axes(x, y, self.x.label, self.y.label, self.width, self.height)]
+        parts = [axes(x, y, self.x.label, self.y.label)]
         parts += [_draw(each, x, y) for each in sorted(self.series, key=lambda each: each.shape != "band")]
         parts += draw_marks(self.marks, x, y)
-        return tag("svg", *parts, viewBox=f"0 0 {self.width} {self.height}", role="img", aria_label=title)
+        return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title)
 
     def _data(self) -> dict[str, Any]:
         x, y = self.scales()
         return {
             "x": {"label": self.x.label, "kind": self.x.kind, **_ends(x)},
             "y": {"label": self.y.label, "kind": self.y.kind, **_ends(y)},
-            "series": [
-                {
-                    "name": each.name,
-                    "style": each.style,
-                    "x": brief(each.x),
-                    "y": brief(each.y),
-                    **_band(each),
-                }
-                for each in self.series
-            ],
+            "series": [{"name": each.name, "style": each.style, **_values(each)} for each in self.series],
         }
 
 
-def axes(x: Scale, y: Scale, below: str, beside: str, width: int, height: int) -> Markup:
+def axes(x: Scale, y: Scale, below: str, beside: str) -> Markup:
     """Grid lines, tick labels and axis labels."""
-    parts: list[Markup] = []
-    bottom, left = max(y.start, y.end), min(x.start, x.end)
-    for value, label in _spaced(x):
-        at = float(x(value))
-        parts.append(tag("line", class_="grid", x1=at, x2=at, y1=min(y.start, y.end), y2=bottom))
-        parts.append(tag("text", label, class_="tick", x=at, y=bottom + 15, text_anchor="middle"))
+    left = min(x.start, x.end)
+    parts = ruler(x, _spaced(x), min(y.start, y.end), max(y.start, y.end), below)
     for value, label in y.ticks(6):
         at = float(y(value))
         parts.append(tag("line", class_="grid", x1=left, x2=max(x.start, x.end), y1=at, y2=at))
         parts.append(tag("text", label, class_="tick", x=left - 6, y=at + 4, text_anchor="end"))
-    middle = (x.start + x.end) / 2
-    parts.append(tag("text", below, class_="axis", x=middle, y=float(height - 6), text_anchor="middle"))
     turned = f"rotate(-90 11 {position((y.start + y.end) / 2)})"
     where = {"x": 11.0, "y": (y.start + y.end) / 2, "transform": turned}
     parts.append(tag("text", beside, class_="axis", text_anchor="middle", **where))
@@ -203,16 +183,8 @@ def _points(series: Series, across: Floats, up: Floats, y: Scale) -> list[Markup
     if series.low is not None and series.high is not None:
         for at, low, high in zip(across, y(series.low), y(series.high), strict=True):
             if np.isfinite(low) and np.isfinite(high):
-                parts.append(
-                    tag(
-                        "line",
-                        class_=f"whisker {series.style}",
-                        x1=float(at),
-                        x2=float(at),
-                        y1=float(low),
-                        y2=float(high),
-                    )
-                )
+                ends = {"x1": float(at), "x2": float(at), "y1": float(low), "y2": float(high)}
+                parts.append(tag("line", class_=f"whisker {series.style}", **ends))
     for at, height in zip(across, up, strict=True):
         if np.isfinite(at) and np.isfinite(height):
             parts.append(tag("circle", class_=f"dot {series.style}", cx=float(at), cy=float(height), r=3.4))
@@ -223,16 +195,15 @@ def _ends(scale: Scale) -> dict[str, float]:
     return {"low": scale.low, "high": scale.high, "start": scale.start, "end": scale.end}
 
 
-def _band(series: Series) -> dict[str, Any]:
-    ends = {"low": series.low, "high": series.high}
-    return {name: brief(values) for name, values in ends.items() if values is not None}
+def _values(series: Series) -> dict[str, Any]:
+    values = {"x": series.x, "y": series.y, "low": series.low, "high": series.high}
+    return {name: brief(each) for name, each in values.items() if each is not None}
 
 
 def brief(values: Floats) -> list[float | None]:
     """Four digits that matter, None where not known: what a tooltip and a CSV file show."""
-    return [
-        float(f"{value:.4g}") if np.isfinite(value) else None for value in np.asarray(values, float).tolist()
-    ]
+    known = np.asarray(values, float).tolist()
+    return [float(f"{value:.4g}") if np.isfinite(value) else None for value in known]
 
 
 __all__ = ["LINEAR", "LOG", "TAIL", "Axis", "Chart", "Mark", "Series", "axes", "brief", "path"]

@@ -1,4 +1,4 @@
-"""Reference lines across a chart, and where their names fit."""
+"""The grid of an axis, reference lines across a chart, and where their names fit."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ class Mark:
     name: str
     value: float
     along: str = "x"  # the axis the value belongs to
+
+
+def ruler(x: Scale, ticks: Sequence[tuple[float, str]], top: float, bottom: float, name: str) -> list[Markup]:
+    """Upright grid lines with their values below them, and the name of the axis."""
+    parts: list[Markup] = []
+    for value, label in ticks:
+        at = float(x(value))
+        parts.append(tag("line", class_="grid", x1=at, x2=at, y1=top, y2=bottom))
+        parts.append(tag("text", label, class_="tick", x=at, y=bottom + 15, text_anchor="middle"))
+    middle = (x.start + x.end) / 2
+    return [*parts, tag("text", name, class_="axis", x=middle, y=bottom + 34, text_anchor="middle")]
 
 
 def draw_marks(marks: Sequence[Mark], x: Scale, y: Scale) -> list[Markup]:

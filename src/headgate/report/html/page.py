@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from itertools import count
+from itertools import chain, count
+from pathlib import Path
 
-from headgate.report.document import Cell, Chapter, Figure, Grid, Page, Printed, Section
+from headgate.core.errors import InputError
+from headgate.record.whole_file import write_whole
+from headgate.report import document as doc
 from headgate.report.html.markup import Markup, embedded, join, tag
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -20,7 +23,19 @@ TIMELINE_TOOLS = (
 )
 
 
-def render(page: Page) -> str:
+def write(page: doc.Page, path: str | Path) -> Path:
+    """Write the page, whole or not at all; a file that is there is replaced."""
+    target = Path(path)
+    try:
+        write_whole(target, render(page))
+    except OSError as error:
+        raise InputError(
+            f"report {target}: {error.strerror or error}; name a file that can be written"
+        ) from None
+    return target
+
+
+def render(page: doc.Page) -> str:
     """The whole file."""
     numbers = count(1)
     several = len(page.chapters) > 1
@@ -33,16 +48,11 @@ def render(page: Page) -> str:
         tag("title", page.title),
         tag("style", Markup(_shipped("style.css"))),
     )
-    warnings = [tag("li", warning) for warning in page.warnings]
+    chapters = [_chapter(chapter, numbers, several) for chapter in page.chapters]
     body = tag(
         "body",
         _header(page),
-        tag(
-            "main",
-            tag("ul", *warnings, class_="warnings") if warnings else None,
-            *(_chapter(chapter, numbers, several) for chapter in page.chapters),
-            _made(page),
-        ),
+        tag("main", _items(page.warnings, "warnings"), *chapters, _made(page)),
         tag("div", id="tip", hidden="hidden", role="status"),
         tag("script", Markup("\n".join(map(_shipped, SCRIPTS)))),
     )
@@ -53,51 +63,62 @@ def _shipped(name: str) -> str:
     return files("headgate.report.html").joinpath(name).read_text(encoding="utf-8")
 
 
-def _header(page: Page) -> Markup:
+def _header(page: doc.Page) -> Markup:
     switch = tag("button", "Theme", type="button", id="theme", title="Light, dark, or as the system has it")
     words = tag("div", tag("h1", page.title), tag("p", page.about, class_="about"))
     return tag("header", words, switch)
 
 
-def _chapter(chapter: Chapter, numbers: Iterator[int], several: bool) -> Markup:
+def _items(items: Sequence[str], style: str) -> Markup | None:
+    return tag("ul", *(tag("li", item) for item in items), class_=style) if items else None
+
+
+def _chapter(chapter: doc.Chapter, numbers: Iterator[int], several: bool) -> Markup:
     parts: list[Markup | None] = [tag("h2", chapter.title) if several or chapter.title else None]
     parts.append(tag("p", chapter.verdict, class_="verdict"))
-    if chapter.notes:
-        parts.append(tag("ul", *(tag("li", note) for note in chapter.notes), class_="notes"))
+    parts.append(_items(chapter.notes, "notes"))
     parts += [_section(section, numbers) for section in chapter.sections]
     return tag("article", *parts)
 
 
-def _section(section: Section, numbers: Iterator[int]) -> Markup:
+def _section(section: doc.Section, numbers: Iterator[int]) -> Markup | None:
+    """None where nothing stands in it."""
     inside: list[Markup] = []
     figures: list[Markup] = []
-    for block in section.blocks:
-        if isinstance(block, Figure) and not block.wide:
+    made = (block.make() if isinstance(block, doc.Drawn) else (block,) for block in section.blocks)
+    for block in chain.from_iterable(made):
+        if isinstance(block, doc.Figure) and not block.wide:
             figures.append(_figure(block, next(numbers)))
             continue
         if figures:
             inside.append(tag("div", *figures, class_="figures"))
             figures = []
-        if isinstance(block, Figure):
+        if isinstance(block, doc.Figure):
             inside.append(_figure(block, next(numbers)))
         else:
             inside.append(_plain(block))
     if figures:
         inside.append(tag("div", *figures, class_="figures"))
-    if section.closed:
+    if not inside:
+        return None
+    if section.depth > doc.SHOWN:
         return tag("details", tag("summary", section.title), *inside)
-    return tag("section", tag("h3", section.title), *inside)
+    return tag("section", tag("h3", section.title) if section.title else None, *inside)
 
 
-def _plain(block: Grid | Printed | str) -> Markup:
-    if isinstance(block, Grid):
+def _plain(block: doc.Block) -> Markup:
+    if isinstance(block, doc.Grid):
         return _grid(block)
-    if isinstance(block, Printed):
+    if isinstance(block, doc.Code):
         return tag("pre", block.text, tabindex="0")
-    return tag("p", block, class_="words")
+    if isinstance(block, doc.Facts):
+        return tag("dl", *(join(tag("dt", name), tag("dd", said)) for name, said in block.rows))
+    if isinstance(block, doc.Listed):
+        return _items(block.items, "words") or Markup()
+    return tag("p", str(block), class_="words")
 
 
-def _figure(figure: Figure, number: int) -> Markup:
+def _figure(figure: doc.Figure, number: int) -> Markup:
     timeline = "timeline" in figure.data
     kind = "wide" if figure.wide else "bars" if "rows" in figure.data else ""
     entries = [
@@ -126,8 +147,8 @@ def _figure(figure: Figure, number: int) -> Markup:
     )
 
 
-def _grid(grid: Grid) -> Markup:
-    words = [_is_words(cell) for cell in grid.rows[0]] if grid.rows else [False] * len(grid.heads)
+def _grid(grid: doc.Grid) -> Markup:
+    words = [cell.is_words for cell in grid.rows[0]] if grid.rows else [False] * len(grid.heads)
     heads = [
         tag("th", _head(head), scope="col", class_="words" if left else None)
         for head, left in zip(grid.heads, words, strict=True)
@@ -136,12 +157,8 @@ def _grid(grid: Grid) -> Markup:
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
     copy = tag("button", "Copy", type="button", data_copy="tsv", title="Copy for a spreadsheet")
     notes = [tag("p", note, class_="note") for note in grid.notes]
-    caption = tag("div", tag("h4", grid.title), copy, class_="caption")
+    caption = tag("div", tag("h4", grid.title) if grid.title else tag("span"), copy, class_="caption")
     return tag("div", caption, tag("div", table, class_="scroll"), *notes, class_="grid-box")
-
-
-def _is_words(cell: Cell) -> bool:
-    return cell.tone.split(" ")[0] in ("words", "prose")
 
 
 def _head(head: str) -> Markup:
@@ -149,14 +166,14 @@ def _head(head: str) -> Markup:
     return tag("button", name, tag("small", unit) if unit else None, type="button")
 
 
-def _cell(cell: Cell, place: int) -> Markup:
+def _cell(cell: doc.Cell, place: int) -> Markup:
     value = None if cell.value is None else f"{cell.value:.6g}"
     if not place:
         return tag("th", cell.text, scope="row", data_value=value)
     return tag("td", cell.text, class_=cell.tone or None, data_value=value)
 
 
-def _made(page: Page) -> Markup | None:
+def _made(page: doc.Page) -> Markup | None:
     if not page.made:
         return None
     parts = [join(tag("dt", name), tag("dd", value)) for name, value in page.made]

@@ -1,47 +1,41 @@
-"""The report of a reproduction: published numbers beside ours."""
+"""A reproduction: published numbers beside ours, what came out as published, and why not."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from math import isfinite
+from dataclasses import replace
 
 import numpy as np
 
 from headgate.report.charts.chart import LINEAR, LOG, Axis, Chart, Series
-from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Section
-from headgate.report.runs.origin import plan_made
-from headgate.report.terminal.tables import number
-from headgate.reproduce.report import Report
+from headgate.report.document import Block, Cell, Drawn, Figure, Grid, Listed, Page, Section, row, valued
+from headgate.report.runs.origin import plan_page
+from headgate.reproduce.report import Cell as Pair
+from headgate.reproduce.report import Count, Report
+from headgate.reproduce.report import Row as Setting
 from headgate.reproduce.report import Section as Table
 
 WIDE = 20.0  # numbers that differ by more than this factor are drawn on log axes
+QUICK = "--quick: a tenth of the requests; do not quote these numbers"
 
 
 def published_page(report: Report, command: Sequence[str], quick: bool = False) -> Page:
-    """The whole report."""
-    sections = [Section(table.title, _blocks(table)) for table in report.sections]
-    counts = tuple(
-        (Cell(count.what), Cell(f"{count.agree}", count.agree), Cell(f"{count.of}", count.of))
-        for count in report.counts
-    )
-    if counts:
-        heads = ("what", "as published", "of")
-        sections.insert(0, Section("As published", (Grid("What came out as published", heads, counts),)))
-    sections.append(Section("Where they differ, and why", tuple(report.remarks)))
-    notes = [
-        *report.setup,
-        *(["--quick: a tenth of the requests; do not quote these numbers."] if quick else []),
-    ]
-    verdict = f"Quick and rough: {_verdict(report)}" if quick else _verdict(report)
-    shown = tuple(section for section in sections if section.blocks)
-    chapter = Chapter("", verdict, shown, tuple(notes))
-    return Page(
-        f"{report.name}: {report.title}",
-        "Published numbers beside ours",
-        (chapter,),
-        plan_made(command),
-        "reproduce",
-    )
+    """Set-up, tables, what came out as published, remarks."""
+    counts, remarks = tuple(map(_count, report.counts)), tuple(report.remarks)
+    sections = [Section("", report.setup)]
+    sections += [Section(table.title, _blocks(table)) for table in report.sections]
+    sections.append(Section("As published", (Listed(counts),)))
+    sections.append(Section("Where they differ, and why", (Listed(remarks),)))
+    said = f"Quick and rough: {_verdict(report)}" if quick else _verdict(report)
+    shown = [section for section in sections if section.blocks]
+    page = plan_page(report.name, report.title, said, shown, (QUICK,) if quick else (), command)
+    return replace(page, kind="reproduce")
+
+
+def _count(count: Count) -> str:
+    share = f" ({100 * count.agree / count.of:.0f} %)" if count.of else ""
+    return f"{count.what}: {count.agree} of {count.of}{share}"
 
 
 def _verdict(report: Report) -> str:
@@ -49,53 +43,57 @@ def _verdict(report: Report) -> str:
     agree, of = sum(count.agree for count in report.counts), sum(count.of for count in report.counts)
     said = f"{agree} of {of} checked signs, orders and winners came out as published" if of else ""
     if ratios:
-        spread = (
-            f"our number is {np.median(ratios):.2f} times the published one (median of {len(ratios)}, from "
-        )
-        spread += f"{min(ratios):.2f} to {max(ratios):.2f})"
+        spread = f"our number is {np.median(ratios):.2f} times the published one (median of {len(ratios)}, "
+        spread += f"from {min(ratios):.2f} to {max(ratios):.2f})"
         said = f"{said}; {spread}" if said else spread[:1].upper() + spread[1:]
     return f"{said}." if said else "Nothing was published to put beside these numbers."
 
 
 def _blocks(table: Table) -> tuple[Block, ...]:
-    figure = _scatter(table)
-    return (_grid(table),) if figure is None else (_grid(table), figure)
+    return _grid(table), Drawn(lambda: filter(None, (_scatter(table),)))
 
 
 def _grid(table: Table) -> Grid:
-    last = "difference\npoints" if table.points else "ratio\nours over theirs"
-    heads = (
-        (table.first, "column", "ours")
-        if table.bare
-        else (table.first, "column", table.against, "ours", last)
+    """Published, ours and the ratio (or the difference in points) for each column."""
+    shared = table.shared and not table.bare
+    last = "diff." if table.points else "ratio"
+    each = ("ours",) if table.bare else ("ours", last) if shared else (table.against, "ours", last)
+    heads = [table.first, *((table.against,) if shared else ())]
+    heads += [f"{name}\n{word}" for name in table.columns for word in each]
+    rows = tuple(row(setting.setting, *_numbers(setting, table)) for setting in table.rows)
+    return Grid("", tuple(heads), rows, joined=True)
+
+
+def _numbers(setting: Setting, table: Table) -> list[Cell]:
+    if table.bare:
+        return [_brief(pair.ours, table.points) for pair in setting.cells]
+    shown = [_brief(setting.cells[0].published, table.points)] if table.shared else []
+    for pair in setting.cells:
+        shown += [] if table.shared else [_brief(pair.published, table.points)]
+        shown += [_brief(pair.ours, table.points), _off(pair, table.points)]
+    return shown
+
+
+def _brief(value: float, points: bool) -> Cell:
+    """Three digits that matter, whole numbers from a thousand on; percentages with one decimal."""
+    if math.isnan(value):
+        return Cell("-")
+    return valued(
+        f"{value:.1f}" if points else f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}", value
     )
-    rows: list[tuple[Cell, ...]] = []
-    for row in table.rows:
-        for column, cell in zip(table.columns, row.cells, strict=True):
-            own = _cell(cell.ours)
-            if table.bare:
-                rows.append((Cell(row.setting), Cell(column, tone="words"), own))
-                continue
-            change = cell.ours - cell.published if table.points else cell.ratio
-            shown = (
-                Cell(f"{change:+.1f}" if table.points else f"{change:.2f}", change)
-                if isfinite(change)
-                else Cell("-")
-            )
-            rows.append((Cell(row.setting), Cell(column, tone="words"), _cell(cell.published), own, shown))
-    return Grid("Published and ours", heads, tuple(rows))
 
 
-def _cell(value: float) -> Cell:
-    return Cell(number(value), value) if isfinite(value) else Cell("-")
+def _off(pair: Pair, points: bool) -> Cell:
+    value = pair.ours - pair.published if points else pair.ratio
+    return valued("-" if math.isnan(value) else f"{value:+.1f}" if points else f"{value:.2f}", value)
 
 
 def _scatter(table: Table) -> Figure | None:
     """Ours against theirs; None with fewer than three pairs."""
     series = []
     for place, column in enumerate(table.columns):
-        pairs = [(row.cells[place].published, row.cells[place].ours) for row in table.rows]
-        known = np.array([pair for pair in pairs if all(map(isfinite, pair))], float).reshape(-1, 2)
+        pairs = [(each.cells[place].published, each.cells[place].ours) for each in table.rows]
+        known = np.array([pair for pair in pairs if all(map(math.isfinite, pair))], float).reshape(-1, 2)
         if len(known):
             series.append(Series(column, known[:, 0], known[:, 1], place, "points"))
     if sum(len(each.x) for each in series) < 3:
@@ -106,6 +104,5 @@ def _scatter(table: Table) -> Figure | None:
     equal = Series("equal", ends, ends, 7)
     unit = "%" if table.points else table.title.rpartition(": ")[2]
     chart = Chart(Axis(table.against, unit, kind), Axis("ours", unit, kind), [equal, *series])
-    return chart.figure(
-        "Ours against theirs", "Points on the line agree; a common slope off it is a common factor."
-    )
+    look = "Points on the line agree; a common slope off it is a common factor."
+    return chart.figure("Ours against theirs", look)

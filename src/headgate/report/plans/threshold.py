@@ -1,59 +1,204 @@
-"""The report of `plan threshold`: the threshold curve with its optimum, and which mode wins at which load."""
+"""`plan threshold`: when to refill, and which batches serve more at this load, mixed or exclusive."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from math import isfinite
 
 import numpy as np
 
+from headgate.advisor.situation import Situation
 from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
+from headgate.estimators.trend import HazardTrend
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.stationary import phase_share
 from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
-from headgate.report.document import Cell, Chapter, Figure, Grid, Page, Printed, Section
-from headgate.report.runs.origin import plan_made
-from headgate.report.terminal.tables import number, time_unit
+from headgate.report.document import Cell, Drawn, Facts, Figure, Grid, Page, Row, Section, row, valued
+from headgate.report.numbers import fine_time, number, sentence, signed, time_unit
+from headgate.report.runs.origin import plan_page
 
 POINTS = 90
 SHARES = (0.002, 0.98)  # of the seats: what is drawn
 REACH = 12  # phases up to so many times the optimum's
+CAUTION = (
+    f"Differences below about {100 * WITHIN_ERROR:.0f} % are within the error of these predictions on a "
+    "measured card; on published cards and short or regular traces errors of 10 % were seen: check with "
+    "headgate compare."
+)
 
 
-def threshold_page(plan: ThresholdPlan, verdict: str, printed: str, command: Sequence[str]) -> Page:
-    """The whole report."""
-    about = f"{plan.situation.source}, {plan.situation.workload}"
+def threshold_page(plan: ThresholdPlan, command: Sequence[str]) -> Page:
+    """Facts, thresholds, both modes side by side, and the verdict."""
     sections = (
-        Section("The threshold", (_curve(plan), _rates(plan), _crossing(plan))),
-        Section("The numbers", (_modes(plan),)),
-        Section("The whole plan, as printed", (Printed(printed),), closed=True),
+        Section("", (_facts(plan),)),
+        Section("Thresholds", (_thresholds(plan), Drawn(lambda: (_curve(plan), _rates(plan))))),
+        Section("Both modes at this load", (_modes(plan), Drawn(lambda: (_crossing(plan),)))),
     )
-    chapter = Chapter("", verdict, sections, tuple(f"{note[:1].upper()}{note[1:]}." for note in plan.notes))
-    return Page("When to refill", about, (chapter,), plan_made(command), "plan")
+    verdict = " ".join(filter(None, (choice(plan), crossing(plan), _gap(plan))))
+    about, notes = (
+        f"{plan.situation.source}, {plan.situation.workload}",
+        (*map(sentence, plan.notes), CAUTION),
+    )
+    return plan_page("Refill threshold", about, verdict, sections, notes, command)
+
+
+def choice(plan: ThresholdPlan) -> str:
+    """Which mode to run at this load, in one sentence."""
+    where, more = _where(plan), f"{100 * abs(plan.gain):.1f} %"
+    chosen = plan.thresholds.chosen
+    if plan.winner == "exclusive":
+        return (
+            f"{where} exclusive batches serve {more} more than mixed ones: refill {chosen.refill} of "
+            f"{chosen.slots} seats at once (--policy eb --set refill={chosen.refill})."
+        )
+    if plan.winner == "mixed":
+        return f"{where} mixed batches serve {more} more than exclusive ones: stay with --policy mixed."
+    return (
+        f"{where} the difference is within the error (exclusive serves {more} "
+        f"{'more' if plan.gain > 0 else 'less'}): stay with --policy mixed, vLLM's default."
+    )
+
+
+def _where(plan: ThresholdPlan) -> str:
+    load = plan.situation.load
+    if load.clients is not None:
+        return f"At {load.clients:,} clients"
+    if load.rate is not None:
+        if load.rate > max(plan.mixed.rate, plan.exclusive.rate):
+            return f"At {number(load.rate)} requests/s, more than either can serve,"
+        return f"At {number(load.rate)} requests/s (about {plan.concurrent:,} at once)"
+    return "With a queue that never empties"
+
+
+def crossing(plan: ThresholdPlan) -> str:
+    """From which load on exclusive batches win, by us and by the paper."""
+    found = plan.crossing
+    if found.wins is None:
+        said = f"Exclusive batches win at no load up to {found.searched:,} concurrent requests"
+    elif found.wins[1] == found.searched:
+        said = f"Exclusive batches win from {found.wins[0]:,} concurrent requests on"
+    else:
+        said = f"Exclusive batches win from {found.wins[0]:,} to {found.wins[1]:,} concurrent requests"
+    if found.clearly and found.clearly != found.wins:
+        said += f", by more than {100 * WITHIN_ERROR:.0f} % from {found.clearly[0]:,}"
+    low, high = found.paper
+    if not isfinite(low):
+        return f"{said}; by the paper's formulas never."
+    if low == 0:
+        return f"{said}; by the paper's formulas always."
+    bound = f"from {low:,.0f} on" if not isfinite(high) else f"below {high:,.0f}"
+    return f"{said}; by the paper's formulas {bound}."
+
+
+def _gap(plan: ThresholdPlan) -> str:
+    """What a bound on gaps costs."""
+    gap = plan.gap
+    if gap is None:
+        return ""
+    bound, own = fine_time(gap.bound), fine_time(gap.gap)
+    if not gap.refill:
+        return (
+            f"No refill keeps gaps within {bound}: one prompt and the step after it take {own}. Cut prompts "
+            "(eb's max_gap does) or run fewer at once."
+        )
+    if gap.change == 0:
+        return f"That refill keeps gaps within {bound}: {own} for mean prompts."
+    cost = f"costs {-100 * gap.change:.1f} % of the rate" if gap.change < 0 else "costs nothing"
+    return (
+        f"Gaps within {bound}: refill at most {gap.refill:,} at once ({own}), which {cost}; or let eb cut "
+        f"refills into pieces (--set max_gap={gap.bound:g})."
+    )
+
+
+def lengths(about: Situation) -> str:
+    """Mean lengths, and what a decode reads."""
+    found = about.lengths
+    means = f"prompt {number(found.prompt)}, output {number(found.output + 1)} tokens"
+    return f"{means}; a decode reads {number(found.context)}"
+
+
+def _facts(plan: ThresholdPlan) -> Facts:
+    about, costs, memory = plan.situation, plan.costs, plan.memory
+    decodes = about.lengths.output / about.lengths.total
+
+    def cost(fixed: float, each: float, what: str) -> str:
+        return f"{fine_time(fixed)} + {fine_time(each)} per {what}"
+
+    near = f", as a line near {plan.thresholds.chosen.slots:,}"
+    mixed = cost(costs.mixed_fixed, costs.mixed_per_token(decodes), "token")
+    kv = "not given; pass --kv-tokens to bound the seats by it"
+    if memory.safe is not None:
+        kv = f"{about.kv_tokens:,.0f} KV tokens: safe for {memory.safe:,} seats of exclusive batches "
+        kv += f"(by equation (6) {memory.paper:,}); mixed fits {memory.mixed:,}"
+    rows = {
+        "Lengths": lengths(about),
+        **({"Hazard": _trend(plan.trend)} if plan.trend is not None else {}),
+        "Prefill step": cost(costs.prefill_fixed, costs.prefill_per_token, "prompt token"),
+        "Decode step": cost(costs.decode_fixed, costs.decode_per_request, "request") + near,
+        "Mixed step": f"{mixed} at a decode share of {decodes:.2f}",
+        "Memory": kv,
+    }
+    return Facts(tuple(rows.items()))
+
+
+def _trend(trend: HazardTrend) -> str:
+    """Whether long outputs are more likely to end, and how sure that is."""
+    line = trend.line
+    chances = f"Mann-Kendall p = {trend.ranks.chance:.2g}, regression p = {trend.slope_chance:.2g}"
+    fitted = f"{line.base:.3g} {'-' if line.slope < 0 else '+'} {abs(line.slope):.3g} per token of age"
+    return f"{trend.verdict} with the age of an output ({chances}); {fitted}, up to {line.through:,} tokens"
+
+
+def _thresholds(plan: ThresholdPlan) -> Grid:
+    found = plan.thresholds
+    use = {found.chosen is found.stationary: ": use this"}
+    rows = {
+        f"best in a steady state, θ*{use.get(True, '')}": found.stationary,
+        f"base share θ0, equation (3){use.get(False, '')}": found.base,
+        "the paper's θ0 + Δθ, equations (3), (5)": found.paper,
+    }
+    entries = (row(name, valued(f"{e.share:.4f}", e.share), e.refill, e.slots) for name, e in rows.items())
+    return Grid("", ("refill when so many seats are idle", "share", "refill", "of seats"), tuple(entries))
+
+
+def _modes(plan: ThresholdPlan) -> Grid:
+    """One line per figure, mixed and exclusive batches beside each other."""
+    fields = {
+        "requests/s": "rate",
+        "tokens/s, prompt and output": "tokens",
+        "requests/s by the paper's formulas": "paper_rate",
+        "time per token, TPOT": "per_token",
+        "longest gap in a full engine": "longest_gap",
+        "time to first token, TTFT": "first_token",
+    }
+    rows: list[Row] = []
+    for name, field in fields.items():
+        one, other = getattr(plan.mixed, field), getattr(plan.exclusive, field)
+        if one is None or other is None:
+            continue
+        scale, unit = (1.0, "") if "/s" in name else time_unit(max(one, other))
+        change = 100 * (other / one - 1) if one > 0 else 0.0
+        named = f"{name} ({unit})" if unit else name
+        rows.append(row(named, one * scale, other * scale, valued(f"{signed(change)} %", change)))
+    rows.append(row("requests running at once", plan.mixed.running, plan.exclusive.running, Cell("")))
+    return Grid("", ("predicted", "mixed", "exclusive", "difference"), tuple(rows))
 
 
 def _curve(plan: ThresholdPlan) -> Figure:
     """The time a request costs beside what no threshold changes, over its least: (T + g) M(T)."""
     survival, overhead = plan.situation.survival, plan.costs.overhead
-    best = plan.thresholds.stationary
+    best, base = plan.thresholds.stationary, plan.thresholds.base
     mean = max(survival.mean, 2.0)
     phases = np.unique(np.geomspace(1, REACH * mean, POINTS).astype(np.int64)).tolist()
     shares = np.array([phase_share(survival, phase) for phase in phases])
     costs = np.array([(phase + overhead) * survival.renewals(phase) for phase in phases])
     shown = (shares >= SHARES[0]) & (shares <= SHARES[1]) & (costs <= 3 * costs.min())
     extra = 100 * (costs / costs.min() - 1)
-    marks = [
-        Mark(f"θ* = {best.share:.3f}", best.share),
-        Mark(f"θ0 = {plan.thresholds.base.share:.3f}", plan.thresholds.base.share),
-    ]
-    chart = Chart(
-        Axis("seats refilled at once", "share", LOG),
-        Axis("extra time per request", "%", low=0.0),
-        [Series("refill and decode phases", shares[shown], extra[shown])],
-        marks,
-    )
-    look = (
-        "Time that the threshold alone decides. θ* is its optimum, θ0 the base share; a flat bottom forgives."
-    )
+    marks = [Mark(f"θ* = {best.share:.3f}", best.share), Mark(f"θ0 = {base.share:.3f}", base.share)]
+    across, up = Axis("seats refilled at once", "share", LOG), Axis("extra time per request", "%", low=0.0)
+    chart = Chart(across, up, [Series("refill and decode phases", shares[shown], extra[shown])], marks)
+    look = "Extra time per request due to the threshold. θ* is the optimum, θ0 the base share."
     return chart.figure(
         "Threshold curve", look, "Teeth stand where many outputs have nearly the same length."
     )
@@ -62,21 +207,15 @@ def _curve(plan: ThresholdPlan) -> Figure:
 def _rates(plan: ThresholdPlan) -> Figure:
     about, running = plan.situation, max(plan.exclusive.running, 2)
     shares = np.unique(np.clip(np.geomspace(1 / running, SHARES[1], POINTS), 1e-6, SHARES[1]))
-    rates = [
-        exclusive_rate(about.cost, about.lengths, running, float(share), about.budget) for share in shares
-    ]
+    rate = partial(exclusive_rate, about.cost, about.lengths, budget=about.budget)
+    rates = [rate(running, float(share)) for share in shares]
     chosen = plan.thresholds.chosen
     marks = [Mark(f"refill {chosen.refill} of {chosen.slots}", chosen.refill * running / chosen.slots)]
     marks.append(Mark("mixed batches", plan.mixed.rate, "y"))
-    chart = Chart(
-        Axis("prompts refilled at once", "requests", LOG),
-        Axis("predicted", "requests/s"),
-        [Series("exclusive batches", shares * running, np.array(rates))],
-        marks,
-    )
-    return chart.figure(
-        "Requests served against refill", "Above the dashed level exclusive batches serve more than mixed."
-    )
+    across, up = Axis("prompts refilled at once", "requests", LOG), Axis("predicted", "requests/s")
+    chart = Chart(across, up, [Series("exclusive batches", shares * running, np.array(rates))], marks)
+    look = "Above the dashed level exclusive batches serve more than mixed."
+    return chart.figure("Requests served against refill", look)
 
 
 def _crossing(plan: ThresholdPlan) -> Figure:
@@ -84,40 +223,14 @@ def _crossing(plan: ThresholdPlan) -> Figure:
     seats = min(about.slots, plan.memory.mixed or about.slots)
     top = max(chosen.slots, seats)
     running = np.unique(np.geomspace(2, max(top, 3), 60).astype(np.int64)).tolist()
-    share = min(chosen.refill / chosen.slots, SHARES[1])
+    part = min(chosen.refill / chosen.slots, SHARES[1])
     mixed = [mixed_rate(about.cost, about.lengths, min(each, seats), about.budget) for each in running]
-    alone = [
-        exclusive_rate(about.cost, about.lengths, min(each, chosen.slots), share, about.budget)
-        for each in running
-    ]
-    across = np.array(running, float)
-    series = [Series("mixed", across, np.array(mixed)), Series("exclusive", across, np.array(alone), 1)]
-    marks = (
-        [Mark(f"this load: {plan.concurrent:,}", float(plan.concurrent))] if plan.concurrent <= top else []
-    )
-    chart = Chart(
-        Axis("requests in the engine at once", "requests"), Axis("predicted", "requests/s"), series, marks
-    )
+    rate = partial(exclusive_rate, about.cost, about.lengths, budget=about.budget)
+    alone = [rate(min(each, chosen.slots), part) for each in running]
+    x, here = np.array(running, float), plan.concurrent
+    series = [Series("mixed", x, np.array(mixed)), Series("exclusive", x, np.array(alone), 1)]
+    marks = [Mark(f"this load: {here:,}", float(here))] if here <= top else []
+    across = Axis("requests in the engine at once", "requests")
     look = f"Differences below about {100 * WITHIN_ERROR:.0f} % are within the error of these predictions."
+    chart = Chart(across, Axis("predicted", "requests/s"), series, marks)
     return chart.figure("Mixed or exclusive, by load", look)
-
-
-def _modes(plan: ThresholdPlan) -> Grid:
-    fields = {
-        "requests": "rate",
-        "tokens": "tokens",
-        "TPOT": "per_token",
-        "longest gap": "longest_gap",
-        "TTFT": "first_token",
-    }
-    rows = []
-    for name, field in fields.items():
-        one, other = getattr(plan.mixed, field), getattr(plan.exclusive, field)
-        if one is None or other is None:
-            continue
-        scale, unit = (1.0, "per s") if name in ("requests", "tokens") else time_unit(max(one, other))
-        change = 100 * (other / one - 1) if one > 0 else 0.0
-        cells = (Cell(number(one * scale), one * scale), Cell(number(other * scale), other * scale))
-        rows.append((Cell(name), Cell(unit, tone="words"), *cells, Cell(f"{change:+.1f} %", change)))
-    heads = ("predicted", "unit", "mixed", "exclusive", "difference\n%")
-    return Grid("Both modes at this load", heads, tuple(rows))

@@ -1,47 +1,50 @@
-"""The report of `plan wait`: thresholds, and the memory they need beside what there is."""
+"""`plan wait`: thresholds of WAIT and Nested WAIT, and the memory they need beside what there is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 
 from headgate.advisor.wait.plan import Nested, WaitPlan
+from headgate.methods.wait.iteration import offered
+from headgate.methods.wait.nested import walks
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.marks import Mark
-from headgate.report.document import Block, Cell, Chapter, Figure, Grid, Page, Printed, Section
-from headgate.report.runs.origin import plan_made
-from headgate.report.terminal.tables import number
+from headgate.report.document import Block, Code, Drawn, Facts, Figure, Grid, Page, Section, row, valued
+from headgate.report.numbers import fine_time, number, sentence
+from headgate.report.runs.origin import plan_page
+
+WIDE = 78  # columns of a command
 
 
-def wait_page(plan: WaitPlan, printed: str, command: Sequence[str]) -> Page:
-    """The whole report."""
-    grids: list[Block] = [_types(plan)]
-    if plan.nested is not None:
-        grids.append(_segments(plan.nested))
+def wait_page(plan: WaitPlan, command: Sequence[str]) -> Page:
+    """Facts, both tables of thresholds, the memory, and the policies to copy."""
+    rules = (f"{name}: {_list(sizes)}" for name, sizes in plan.rules.items())
+    known: tuple[Block, ...] = (_types(plan), _full(plan), _whole(plan), *rules)
     sections = (
-        Section("The memory", (_memory(plan),)),
-        Section("The thresholds", tuple(grids)),
-        Section("The whole plan, as printed", (Printed(printed),), closed=True),
+        Section("", (_facts(plan), Drawn(lambda: (_memory(plan),)))),
+        Section("WAIT, where output lengths are known by type", known),
+        Section("Nested WAIT, where they are not known", tuple(_nested(plan))),
+        Section("To run it", (_advice(plan), Code(_commands(plan)))),
     )
     about = f"{plan.source}, {plan.workload}, {number(plan.mix.rate)} requests/s"
-    chapter = Chapter("", _verdict(plan), sections, tuple(plan.notes))
-    return Page("How many to wait for", about, (chapter,), plan_made(command), "plan")
+    return plan_page("WAIT", about, _verdict(plan), sections, [*map(sentence, plan.notes)], command)
 
 
 def _verdict(plan: WaitPlan) -> str:
-    sizes = [
-        f"{size:.3g}{f' ({name})' if name else ''}"
-        for name, size in zip(plan.mix.names, plan.thresholds.sizes, strict=True)
-    ]
-    load = plan.mix.rate / plan.most
+    each = zip(plan.mix.names, plan.thresholds.sizes, strict=True)
+    sizes = [f"{size:.3g}{f' ({name})' if name else ''}" for name, size in each]
     waits = f"a threshold of {sizes[0]}" if len(sizes) == 1 else f"thresholds of {', '.join(sizes)}"
-    said = f"At {100 * load:.0f} % of what the card can carry, WAIT with {waits} requests holds at most "
-    said += f"{number(plan.need)} of {plan.capacity:,} KV tokens, if outputs are as long as their type says"
+    said = (
+        f"At {100 * plan.mix.rate / plan.most:.0f} % of what the card can carry, WAIT with {waits} requests "
+    )
+    said += f"holds at most {number(plan.need)} of {plan.capacity:,} KV tokens, if outputs are as long as "
+    said += "their type says"
     if (total := _nested_need(plan)) is not None and plan.nested is not None:
+        said += "; Nested WAIT, which needs no such forecast, holds at most "
         said += (
-            f"; Nested WAIT, which needs no such forecast, holds at most {number(total)} with probability "
+            f"{number(total)} with probability {1 - plan.nested.miss:g} over {number(plan.wishes.horizon)} s"
         )
-        said += f"{1 - plan.nested.miss:g} over {number(plan.wishes.horizon)} s"
     return f"{said}."
 
 
@@ -49,6 +52,126 @@ def _nested_need(plan: WaitPlan) -> float | None:
     """KV tokens that are enough with the probability asked for; None where no memory is."""
     total = None if plan.nested is None else plan.nested.bound.total
     return total if total is not None and isfinite(total) else None
+
+
+def _facts(plan: WaitPlan) -> Facts:
+    fluid, rate = plan.fluid, plan.mix.rate
+    active = f"{number(sum(fluid.active))} active requests (N*)"
+    paces = f"{fine_time(plan.pace.shortest)} to {fine_time(plan.pace.longest)}"
+    rows = {
+        "Rate": f"{number(rate)} requests/s, load {rate / plan.most:.3f} of {number(plan.most)}",
+        "Work": f"{number(offered(plan.mix.parts))} KV tokens touched per second (W)",
+        "Iteration": f"{fine_time(fluid.seconds)} in the fluid equilibrium (DT*)",
+        "Equilibrium": f"{active}, {number(fluid.kv)} KV tokens (M*) of {plan.capacity:,}",
+        "Throughput": f"{number(fluid.decode_rate)} decode tokens/s, all that arrives",
+        "Feasible": f"{paces} per iteration; a longer one is a longer time per token",
+    }
+    return Facts(tuple(rows.items()))
+
+
+def _types(plan: WaitPlan) -> Grid:
+    rows = []
+    for name, part, size in zip(plan.mix.names, plan.mix.parts, plan.thresholds.sizes, strict=True):
+        lengths = (part.rate, part.prompt, part.decodes, part.work, float(part.peak))
+        rows.append(row(name or "all", *map(float, lengths), valued(f"{size:.4g}", size)))
+    heads = ("type", "arrive\nper s", "prompt", "decodes", "KV work", "KV at its end\ntokens", "threshold")
+    return Grid("", heads, tuple(rows))
+
+
+def _full(plan: WaitPlan) -> str:
+    return (
+        f"A full batch takes {fine_time(plan.thresholds.seconds)} and {plan.thresholds.kv:,.0f} KV tokens; "
+        f"with one request more of each type {plan.need:,.0f}, never exceeded where types keep their "
+        f"lengths. Mean latency about {fine_time(plan.latency)}."
+    )
+
+
+def _whole(plan: WaitPlan) -> str:
+    if plan.whole is None:
+        return f"Whole thresholds: none ({plan.why_not})."
+    return (
+        f"Whole thresholds: {_list(plan.whole.sizes)}, {plan.whole.kv:,.0f} KV tokens, "
+        f"{fine_time(plan.whole.seconds)} per full batch."
+    )
+
+
+def _nested(plan: WaitPlan) -> list[Block]:
+    nested = plan.nested
+    if nested is None:
+        return [f"None: {plan.why_not_nested}."]
+    found: list[Block] = [_segments(nested), _bound(plan, nested), _tried(nested)]
+    if nested.active > nested.slots:
+        found.append(
+            f"Full segments hold {nested.active:,.0f} requests, there are {nested.slots} seats: cohorts that "
+            "shrink little will wait for seats; give more --slots."
+        )
+    return found
+
+
+def _segments(nested: Nested) -> Grid:
+    segments, sizes = nested.segments, nested.thresholds.sizes
+    decays = ["-", *(f"{walk.decay:.4g}" for walk in walks(segments, sizes))]
+    stays = [*(f"{stay:.3f}" for stay in segments.stays), "-"]
+    whole = ["-"] * len(sizes) if nested.whole is None else [f"{size:g}" for size in nested.whole.sizes]
+    columns = zip(segments.begins, segments.ends, segments.reach, stays, sizes, whole, decays, strict=True)
+    rows = []
+    for begin, end, reach, stay, size, n, theta in columns:
+        cells = (valued(text, inf) for text in (stay, f"{size:.4g}", n, theta))
+        rows.append(row(f"{begin + 1} to {end}", float(reach), *cells))
+    heads = ("iterations", "reach it\nper s", "go on\nof these", "threshold", "whole", "theta")
+    return Grid("", heads, tuple(rows))
+
+
+def _bound(plan: WaitPlan, nested: Nested) -> str:
+    bound = nested.bound
+    if bound.total == inf:
+        return "No memory is enough: a threshold does not exceed what reaches it (10); give --slack above 0."
+    terms = f"{bound.full:,.0f} in full segments, {bound.waiting:,.0f} and {bound.tail:,.0f} between them"
+    hours = fine_time(plan.wishes.horizon)
+    chance = f"with probability {1 - nested.miss:g}"
+    enough = f"{bound.total:,.0f} KV tokens are enough for {hours} {chance} ({terms})"
+    if nested.overflow >= 1:
+        return f"{enough}; for the card's {plan.capacity:,} nothing is promised: the memory guard may evict."
+    return f"{enough}; the card's {plan.capacity:,} with probability {1 - nested.overflow:.6g}."
+
+
+def _tried(nested: Nested) -> str:
+    found: dict[int, float] = {}
+    for choice in nested.tried:
+        if choice.bound is not None:
+            count = len(choice.segments.ends)
+            found[count] = min(found.get(count, inf), choice.bound.total)
+    if len(found) < 2:
+        some = sum(choice.bound is not None for choice in nested.tried)
+        return f"Ways to cut that keep up: {some} of {len(nested.tried)} tried."
+    each = ", ".join(f"{count}: {number(total)}" for count, total in sorted(found.items()))
+    return f"Memory by number of segments: {each}."
+
+
+def _advice(plan: WaitPlan) -> str:
+    if plan.mix.rate / plan.most < 0.9:
+        return (
+            "At this load every policy serves all that arrives, and mixed batching has the lower latency; "
+            "WAIT pays near saturation, where evictions cost compute."
+        )
+    return "max_pause=0 limits which requests enter and pauses none, which is usually better."
+
+
+def _commands(plan: WaitPlan) -> str:
+    lines = []
+    for name, words in plan.policies().items():
+        settings = "".join(f" \\\n{_folded(f'      --set {word}={value}')}" for word, value in words.items())
+        lines.append(f"  --policy {name}{settings}")
+    return "\n".join(lines)
+
+
+def _folded(line: str) -> str:
+    """A long word goes on at the start of the next line, as shells read it."""
+    return "\\\n".join(line[begin : begin + WIDE] for begin in range(0, len(line), WIDE))
+
+
+def _list(values: tuple[float, ...]) -> str:
+    return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"
 
 
 def _memory(plan: WaitPlan) -> Figure:
@@ -59,28 +182,5 @@ def _memory(plan: WaitPlan) -> Figure:
     if (total := _nested_need(plan)) is not None and plan.nested is not None:
         bars.append(Bar(f"Nested WAIT, with probability {1 - plan.nested.miss:g}", (("", "c2", total),)))
     mark = Mark(f"memory: {number(float(plan.capacity))}", float(plan.capacity))
-    look = "Bars that end before the dashed line fit; nobody is evicted then."
+    look = "Bars that end before the dashed line fit; no request is evicted then."
     return Bars("KV", "tokens", bars, mark).figure("Memory that the thresholds need", look)
-
-
-def _types(plan: WaitPlan) -> Grid:
-    heads = ("type", "stages", "KV at its end\ntokens", "threshold\nrequests")
-    rows = []
-    for name, part, size in zip(plan.mix.names, plan.mix.parts, plan.thresholds.sizes, strict=True):
-        stages, peak = Cell(number(part.stages), float(part.stages)), Cell(number(part.peak), part.peak)
-        rows.append((Cell(name or "all"), stages, peak, Cell(f"{size:.4g}", size)))
-    return Grid("WAIT, by type", heads, tuple(rows))
-
-
-def _segments(nested: Nested) -> Grid:
-    heads = ("iterations", "reach it\nper s", "go on\nof these", "threshold\nrequests")
-    segments, sizes = nested.segments, nested.thresholds.sizes
-    stays = [*(Cell(f"{100 * stay:.1f} %", 100 * stay) for stay in segments.stays), Cell("-")]
-    rows = []
-    for begin, end, reach, stay, size in zip(
-        segments.begins, segments.ends, segments.reach, stays, sizes, strict=True
-    ):
-        rows.append(
-            (Cell(f"{begin + 1} to {end}"), Cell(number(reach), reach), stay, Cell(f"{size:.4g}", size))
-        )
-    return Grid("Nested WAIT, by segment", heads, tuple(rows))

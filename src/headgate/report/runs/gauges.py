@@ -12,7 +12,7 @@ from headgate.report.charts.marks import Mark
 from headgate.report.document import Figure
 from headgate.report.charts.thinning import changes
 from headgate.record.tables import Run
-from headgate.report.terminal.tables import number
+from headgate.report.numbers import number
 
 POINTS = 400
 PREFIX = "gauge."
@@ -28,22 +28,12 @@ class Gauge(NamedTuple):
 
 
 KNOWN = {
-    "exclusive": Gauge(
-        "Mode", "0: mixed, 1: exclusive", "", "Which kind of batch ran; switches follow the load."
-    ),
-    "refill": Gauge(
-        "Refill threshold", "refill", "requests", "It should settle; drift: the traffic changes."
-    ),
+    "exclusive": Gauge("Mode", "0: mixed, 1: exclusive", "", "Which batches ran; switches follow the load."),
+    "refill": Gauge("Refill threshold", "refill", "requests", "It should settle; drift: traffic changes."),
     "share": Gauge("Refill threshold as a share", "θ*", "share of seats", "The optimum for lengths so far."),
-    "slots": Gauge(
-        "Seats that are used", "seats", "requests", "Below the engine's seats: memory limits them."
-    ),
-    "gain": Gauge(
-        "Predicted gain of exclusive batches", "gain", "share", "Above its margin mixed batching ends."
-    ),
-    "demand": Gauge(
-        "Requests in the system, smoothed", "demand", "requests", "What the mode is chosen from."
-    ),
+    "slots": Gauge("Seats that are used", "seats", "requests", "Below the engine's seats: memory limits."),
+    "gain": Gauge("Predicted gain of exclusive batches", "gain", "share", "Above its margin: exclusive."),
+    "demand": Gauge("Requests in the system, smoothed", "demand", "requests", "The mode follows from it."),
     "output": Gauge("Estimated output length", "output", "tokens", "It should approach the workload's mean."),
     "prompt": Gauge("Estimated prompt length", "prompt", "tokens", "It should approach the workload's mean."),
     "step": Gauge("Predicted step", "step", "s", "How long the next full step is thought to take."),

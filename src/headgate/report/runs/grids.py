@@ -1,172 +1,216 @@
-"""The tables of a report: the same numbers as on the terminal, to be sorted and copied."""
+"""The tables of runs: at a glance, every difference, every latency, the engine, the fleet."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import asdict
 
-from headgate.report.document import Cell, Grid
-from headgate.stats.comparison import BETTER, WORSE, Comparison, Row
+from headgate.core.fleet import PREFILL
+from headgate.report.document import BEST, LEVEL, MARKS, TIED, Cell, Facts, Grid, Row, row, share, valued
+from headgate.report.numbers import change, interval, number, percent, time_unit, timed, whole
+from headgate.stats.comparison import BETTER, WORSE, Comparison
+from headgate.stats.comparison import Row as Compared
 from headgate.stats.figures import Figures
-from headgate.stats.metrics import Metrics
-from headgate.report.terminal.tables import BEST, LEVEL, change, interval, number, percent, time_unit
+from headgate.stats.fleet import FleetFigures
+from headgate.stats.measured import Measured
+from headgate.stats.metrics import Engine, Metrics
 
 TONES = {BETTER: "words good", WORSE: "words bad"}
+SHORT = {
+    "request throughput": "requests\n",
+    "total token throughput": "tokens\n",
+    "mean TTFT": "TTFT\nmean, ",
+    "p99 TTFT": "TTFT\np99, ",
+    "mean TPOT": "TPOT\nmean, ",
+    "p99 ITL": "ITL\np99, ",
+    "mean E2E": "E2E\nmean, ",
+    "longest gap": "longest gap\n",
+    "goodput": "goodput\n",
+    "lost requests": "lost requests\n",
+}
+MINOR = ("lost requests", "mean E2E", "total token throughput")  # the last is left out first
 
 
 def overview(found: Comparison, head: str) -> Grid:
     """One line for each that is compared, one column per figure, the best marked."""
-    heads = [head]
-    for row in found.rows:
-        heads.append(f"{row.metric}\n{_unit(row)[1]} {'↑' if row.higher_is_better else '↓'}")
-    rows = [
-        (Cell(name), *(_marked(row, name, found.baseline) for row in found.rows)) for name in found.policies
-    ]
-    marks = f"{BEST} best of its column, {LEVEL} cannot be told from the best by its paired difference; "
-    marks += "no mark in a column: none can be told from the best. ↑ higher is better, ↓ lower is better."
-    return Grid("At a glance", tuple(heads), tuple(rows), (marks, found.rule))
+    heads = {line.metric: _head(line) for line in found.rows}
+    rows = (row(name, *(_marked(line, name, found) for line in found.rows)) for name in found.policies)
+    notes = (f"{MARKS} ↑ higher is better, ↓ lower is better.",)
+    minor = tuple(heads[metric] for metric in MINOR if metric in heads)
+    return Grid("", (head, *heads.values()), tuple(rows), notes, minor=minor)
 
 
 def differences(found: Comparison, head: str) -> Grid:
     """Every difference from the baseline with its interval."""
-    heads = ("figure", head, "value", "unit", "difference\n% [95 % interval]", "verdict")
-    rows: list[tuple[Cell, ...]] = []
-    for row in found.rows:
-        scale, unit = _unit(row)
-        base = row.baseline
-        rows.append(
-            (
-                Cell(row.metric),
-                Cell(found.baseline, tone="words"),
-                _value(base.value, scale),
-                Cell(unit, tone="words"),
-                Cell("" if base.low is None else f"value in {interval(base, scale)}"),
-                Cell("baseline", tone="words"),
-            )
-        )
-        for name, other in row.others.items():
-            shown = Cell(
-                change(other), other.percent.value if other.percent.value == other.percent.value else None
-            )
-            rows.append(
-                (
-                    Cell(row.metric),
-                    Cell(name, tone="words"),
-                    _value(other.value, scale),
-                    Cell(unit, tone="words"),
-                    shown,
-                    Cell(other.verdict, tone=TONES.get(other.verdict, "words")),
-                )
-            )
-    return Grid(f"Every difference from {found.baseline}", heads, tuple(rows), _pairing(found))
+    rows: list[Row] = []
+    for line in found.rows:
+        scale, unit = _unit(line)
+        title = f"{line.metric} ({unit}, {'higher' if line.higher_is_better else 'lower'} is better)"
+        base = line.baseline
+        span = Cell("" if base.low is None else f"value in {interval(base, scale)}", tone="words")
+        value = base.value * scale
+        rows.append(row(title, f"{_mark(line, found.baseline)} {found.baseline}", value, span, "baseline"))
+        for name, other in line.others.items():
+            verdict = Cell(other.verdict, tone=TONES.get(other.verdict, "words"))
+            percents = valued(change(other), other.percent.value, "words")
+            rows.append(row(title, f"{_mark(line, name)} {name}", other.value * scale, percents, verdict))
+    heads = ("figure", head, "value", "difference, %\n[95 % interval]", "verdict")
+    return Grid("", heads, tuple(rows), _pairing(found), grouped=True)
+
+
+def _head(line: Compared) -> str:
+    unit = _unit(line)[1].replace("requests/s", "per s").replace("tokens/s", "per s")
+    return f"{SHORT[line.metric]}{unit}{TIED}{'↑' if line.higher_is_better else '↓'}"
+
+
+def _unit(line: Compared) -> tuple[float, str]:
+    if line.unit == "share":
+        return 100.0, "%"
+    return time_unit(line.baseline.value) if line.unit == "s" else (1.0, line.unit)
+
+
+def _mark(line: Compared, name: str) -> str:
+    if line.winner is None:
+        return " "
+    return BEST if name == line.winner else LEVEL if name in line.level else " "
+
+
+def _marked(line: Compared, name: str, found: Comparison) -> Cell:
+    value = line.baseline.value if name == found.baseline else line.others[name].value
+    value *= _unit(line)[0]
+    mark = _mark(line, name)
+    return valued(f"{number(value)}{mark}", value, {BEST: "best", LEVEL: "level"}.get(mark, ""))
 
 
 def _pairing(found: Comparison) -> tuple[str, ...]:
     """How runs were paired, by figure, and what intervals are."""
     seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
     paired: dict[str, list[str]] = {}
-    for row in found.rows:
-        paired.setdefault(row.method, []).append(row.metric)
+    for line in found.rows:
+        paired.setdefault(line.method, []).append(line.metric)
     how = "; ".join(
         method if metrics[0] in method else f"{', '.join(metrics)} {method}"
         for method, metrics in paired.items()
     )
     limits = "cut where no value can be: below zero, of a difference below -100 %"
-    return (f"95 % intervals, {seeds}, {limits}.", f"Paired: {how}.")
+    return (f"95 % intervals, {seeds}, {limits}.", f"Paired: {how}.", found.rule)
 
 
 def latencies(metrics: Mapping[str, Metrics]) -> Grid:
-    """TTFT, TPOT, ITL and E2E of every run."""
-    heads = ("run", "latency", "unit", "mean", "95 % interval", "median", "p90", "p95", "p99", "longest")
-    rows: list[tuple[Cell, ...]] = []
+    """TTFT, TPOT, ITL and E2E of every run, each in its own unit."""
+    alone, rows = len(metrics) == 1, []
     for name, found in metrics.items():
         parts = {"TTFT": found.ttft, "TPOT": found.tpot, "ITL": found.itl, "E2E": found.e2e}
-        for word, figures in parts.items():
-            rows.append(_latency(name, word, figures, found.longest_gap if word == "ITL" else None))
-    rules = dict.fromkeys(found.rule for found in metrics.values())
-    return Grid("Latencies", heads, tuple(rows), tuple(rules))
+        rows += [(*(() if alone else row(name)), *_latency(*part)) for part in parts.items()]
+    heads = ("latency", "mean", "95 % interval", "median", "p90", "p95", "p99", "std")
+    notes = tuple(dict.fromkeys(found.rule for found in metrics.values()))
+    return Grid("" if alone else "Latencies", heads if alone else ("run", *heads), tuple(rows), notes, grouped=not alone)
 
 
-def _latency(name: str, word: str, found: Figures, longest: float | None) -> tuple[Cell, ...]:
+def _latency(name: str, found: Figures) -> Row:
     scale, unit = time_unit(found.mean.value)
-    values = (found.median, found.p90, found.p95, found.p99)
-    return (
-        Cell(name),
-        Cell(word, tone="words"),
-        Cell(unit, tone="words"),
-        _value(found.mean.value, scale),
-        Cell(interval(found.mean, scale)),
-        *(_value(value, scale) for value in values),
-        Cell("") if longest is None else _value(longest, scale),
-    )
+    values = (value * scale for value in (found.median, found.p90, found.p95, found.p99, found.std))
+    span = Cell(interval(found.mean, scale))
+    return row(f"{name} ({unit})", found.mean.value * scale, span, *values)
 
 
-def rates(metrics: Mapping[str, Metrics]) -> Grid:
+def run_facts(found: Measured) -> Facts:
+    """What is one number in a run, with its unit."""
+    metrics = found.metrics
+    engine, counts = metrics.engine, metrics.counts
+    rates = {"Requests": metrics.request_rate, "Output tokens": metrics.output_rate}
+    rates |= {"All tokens": metrics.total_rate}
+    rows = {name: f"{number(rate.value)} /s {interval(rate)}".rstrip(" -") for name, rate in rates.items()}
+    if metrics.goodput is not None:
+        good = f"{number(metrics.goodput.rate.value)} requests/s with every promise kept"
+        rows["Goodput"] = f"{percent(metrics.goodput.share.value)}: {good}"
+    shares = ", ".join(f"{percent(part)} {name}" for name, part in engine.time.items())
+    measured = f"{number(metrics.seconds)} s measured of {number(metrics.duration)} s"
+    again = f"{percent(engine.wasted_share)} of all tokens computed again"
+    others = {name: getattr(counts, name) for name in ("aborted", "abandoned", "refused", "unfinished")}
+    ended = [f"{many} {name}" for name, many in others.items() if many]
+    rows |= {
+        "Longest gap": f"{timed(metrics.longest_gap)} between two tokens of one request",
+        "KV": _memory(engine),
+        "Busy": f"{percent(engine.utilisation)} of the time, {measured}; steps: {shares}",
+        "Preemptions": f"{engine.preemptions:,}, {again}",
+        "Finished": ", ".join([f"{counts.completed:,} of {counts.total:,} requests", *ended]),
+        "Stationary": f"yes, {metrics.reason}" if metrics.stationary else f"NO: {_why_not(found)}",
+    }
+    if metrics.rough:
+        names = ", ".join(metrics.rough)
+        rows["Intervals"] = f"unreliable: samples are correlated ({names}); use more requests"
+    return Facts(tuple(rows.items()))
+
+
+def _why_not(found: Measured) -> str:
+    said = found.trend.said.removeprefix("Not stationary: ")
+    return f"{said[:1].lower()}{said[1:]}"
+
+
+def _memory(engine: Engine) -> str:
+    """Mean and peak KV, as shares where the size is known."""
+    if math.isnan(engine.kv_tokens):
+        return f"{number(engine.kv_mean)} tokens, peak {number(engine.kv_peak)}"
+    mean, peak = percent(engine.kv_mean / engine.kv_tokens), percent(engine.kv_peak / engine.kv_tokens)
+    return f"{mean}, peak {peak}, of {number(engine.kv_tokens)} tokens"
+
+
+def rates(runs: Mapping[str, Measured]) -> Grid:
     """What each run served, and whether it came to rest."""
-    heads = (
-        *("run", "requests\nper s", "95 % interval", "output tokens\nper s", "all tokens\nper s"),
-        *("served\nrequests", "lost\nrequests", "stationary"),
-    )
     rows = []
-    for name, found in metrics.items():
-        counts = found.counts
+    for name, measured in runs.items():
+        found = measured.metrics
+        counts, rate = found.counts, found.request_rate
+        tokens = (found.output_rate.value, found.total_rate.value)
         lost = counts.abandoned + counts.aborted + counts.refused
-        rows.append(
-            (
-                Cell(name),
-                _value(found.request_rate.value),
-                Cell(interval(found.request_rate)),
-                *(_value(rate.value) for rate in (found.output_rate, found.total_rate)),
-                Cell(f"{counts.completed:,}", float(counts.completed)),
-                Cell(f"{lost:,}", float(lost)),
-                Cell("yes" if found.stationary else "no", tone="" if found.stationary else "bad"),
-            )
-        )
-    reasons = dict.fromkeys(found.reason for found in metrics.values() if not found.stationary)
-    return Grid("Throughput", heads, tuple(rows), tuple(f"Not stationary: {why}." for why in reasons))
+        steady = Cell("yes" if found.stationary else "no", tone="" if found.stationary else "bad")
+        rows.append(row(name, rate.value, Cell(interval(rate)), *tokens, counts.completed, lost, steady))
+    heads = ("run", "requests\nper s", "95 % interval", "output tokens\nper s", "all tokens\nper s")
+    said = dict.fromkeys(f"{each.trend.said}." for each in runs.values() if not each.trend.stationary)
+    return Grid("Throughput", (*heads, "served", "lost", "stationary"), tuple(rows), tuple(said))
 
 
 def engines(metrics: Mapping[str, Metrics]) -> Grid:
     """How each run used the engine."""
-    heads = (
-        *("run", "busy\nof the time", "prefill steps\nof busy time", "decode steps\nof busy time"),
-        *("mixed steps\nof busy time", "KV mean\nof memory", "KV peak\nof memory", "preemptions"),
-        "done again\nof all tokens",
-    )
     rows = []
     for name, found in metrics.items():
         engine = found.engine
-        shares = (engine.utilisation, engine.time["prefill"], engine.time["decode"], engine.time["mixed"])
-        memory = (engine.kv_mean / engine.kv_tokens, engine.kv_peak / engine.kv_tokens)
-        rows.append(
-            (
-                Cell(name),
-                *(_share(share) for share in (*shares, *memory)),
-                Cell(f"{engine.preemptions:,}", float(engine.preemptions)),
-                _share(engine.wasted_share),
-            )
-        )
-    return Grid("The engine", heads, tuple(rows))
+        shares = [engine.utilisation, engine.time["prefill"], engine.time["decode"], engine.time["mixed"]]
+        shares += [engine.kv_mean / engine.kv_tokens, engine.kv_peak / engine.kv_tokens]
+        rows.append(row(name, *map(share, shares), engine.preemptions, share(engine.wasted_share)))
+    heads: tuple[str, ...] = ("run", "busy\nof the time", "prefill steps\nof busy time", "decode steps\nof busy time")
+    heads += ("mixed steps\nof busy time", "KV mean\nof memory", "KV peak\nof memory", "preemptions")
+    return Grid("The engine", (*heads, "computed again\nof all tokens"), tuple(rows))
 
 
-def _unit(row: Row) -> tuple[float, str]:
-    if row.unit == "share":
-        return 100.0, "%"
-    return time_unit(row.baseline.value) if row.unit == "s" else (1.0, row.unit)
+def fleets(figures: Mapping[str, FleetFigures]) -> Grid:
+    """Several fleets, one line per role of each: least, mean and most over its engines."""
+    rows: list[Row] = []
+    priced = any(not math.isnan(found.revenue) for found in figures.values())
+    for name, found in figures.items():
+        router = f", router {found.router}" if found.router and found.router not in name else ""
+        for place, pool in enumerate(found.pools):
+            spreads = (pool.decodes, pool.requests)
+            decodes, served = (" / ".join(map(whole, asdict(part).values())) for part in spreads)
+            decodes, served = ("", "prompts only") if pool.role == PREFILL else (decodes, served)
+            busy = valued(whole(100 * pool.busy.mean), 100 * pool.busy.mean)
+            revenue = Cell("") if place else valued(number(found.revenue_per_engine), found.revenue_per_engine)
+            cells = (Cell(decodes), Cell(served), *((revenue,) if priced else ()))
+            rows.append(row(f"{name}{router}", f"{pool.engines} {pool.role}", busy, *cells))
+    heads: tuple[str, ...] = ("fleet", "engines", "busy\n%", "decodes at once\nleast / mean / most")
+    heads += ("requests served\nleast / mean / most", *(("revenue /s\nper engine",) if priced else ()))
+    notes = dict.fromkeys(note for found in figures.values() for note in _earned(found))
+    return Grid("", heads, tuple(rows), tuple(notes), grouped=True)
 
 
-def _marked(row: Row, name: str, baseline: str) -> Cell:
-    scale, _ = _unit(row)
-    value = row.baseline.value if name == baseline else row.others[name].value
-    if row.winner is None or not (name == row.winner or name in row.level):
-        return _value(value, scale)
-    best = name == row.winner
-    cell = _value(value, scale)
-    return Cell(f"{cell.text} {BEST if best else LEVEL}", cell.value, "best" if best else "level")
-
-
-def _value(value: float, scale: float = 1.0) -> Cell:
-    return Cell(number(value * scale), value * scale if value == value else None)
-
-
-def _share(share: float) -> Cell:
-    return Cell(percent(share), 100 * share if share == share else None)
+def _earned(found: FleetFigures) -> list[str]:
+    """At which prices, so that no reader takes the defaults for money; by class where there are several."""
+    if not found.prices:
+        return []
+    notes = ["Revenue: {prompt:g} per prompt token, {output:g} per output token.".format(**found.prices)]
+    if len(found.kind_revenue) > 1:
+        each = ", ".join(f"{name or '-'} {number(value)}" for name, value in found.kind_revenue.items())
+        notes.append(f"{found.router}: revenue {number(found.revenue)} /s: {each}.")
+    return notes

@@ -1,43 +1,38 @@
-"""Panels by class of request and by tenant: who waits, who is served well, who holds the engine."""
+"""By class of request, by tenant and by engine: waits, goodput, and what holds the engines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from headgate.experiment.fleet_plan import decode_targets
+from headgate.record.tables import Flags, Run
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
-from headgate.report.runs.compared import compared
-from headgate.report.document import Cell, Figure, Grid
 from headgate.report.charts.scales import Floats
-from headgate.report.runs.targets import decode_targets
+from headgate.report.charts.thinning import over_time
+from headgate.report.document import Cell, Figure, Grid, row, share
+from headgate.report.numbers import number, time_unit
+from headgate.report.runs.scenes import compared
+from headgate.report.runs.timeline import engine_name
+from headgate.stats.measured import Measured
 from headgate.stats.metrics import Metrics
-from headgate.stats.promises import Latencies
-from headgate.record.tables import Run
-from headgate.report.terminal.tables import number, percent, time_unit
-from headgate.stats.windows import choose
 
 COLUMNS = 160  # of a picture over time
 MOST = 12  # tenants drawn one by one
+MOST_BARS = 16  # engines drawn one by one
 MOST_RUNS = 3  # whose occupancy is drawn
 
 
-def class_blocks(runs: Mapping[str, Run], metrics: Mapping[str, Metrics]) -> list[Grid | Figure]:
-    """Of runs with several kinds of requests: figures by kind, and who decodes over time."""
+def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
+    """Figures by kind of request, where there are several kinds."""
     if not any(len(found.kinds) > 1 for found in metrics.values()):
         return []
-    blocks: list[Grid | Figure] = [_grid(metrics, compared(runs.values()).head)]
-    blocks += _waits(metrics)
-    blocks += [_occupancy(name, run) for name, run in list(runs.items())[:MOST_RUNS]]
-    return blocks
-
-
-def _grid(metrics: Mapping[str, Metrics], head: str) -> Grid:
-    heads = (
-        *("class", head, "requests\nmeasured", "promised\nTTFT, TPOT", "TTFT mean\nms", "TTFT p99\nms"),
-        *("TPOT mean\nms", "TPOT p99\nms", "E2E mean\ns", "longest gap\nms", "goodput\nof requests"),
-    )
+    heads: tuple[str, ...] = ("class", head, "requests\nmeasured", "promised\nTTFT, TPOT")
+    heads += ("TTFT\nmean, ms", "TTFT\np99, ms", "TPOT\nmean, ms", "TPOT\np99, ms")
+    heads += ("E2E\nmean, s", "longest gap\nms", "goodput")
     rows = []
     for place in range(max(len(found.kinds) for found in metrics.values())):
         for name, found in metrics.items():
@@ -46,20 +41,25 @@ def _grid(metrics: Mapping[str, Metrics], head: str) -> Grid:
             kind = found.kinds[place]
             promised = ", ".join(map(_promise, (kind.first_token, kind.between_tokens))).replace("-, -", "-")
             times = (kind.ttft.mean.value, kind.ttft.p99, kind.tpot.mean.value, kind.tpot.p99)
-            good = kind.goodput.share.value if kind.goodput else np.nan
-            rows.append(
-                (
-                    Cell(kind.name or "-"),
-                    Cell(name, tone="words"),
-                    Cell(f"{kind.measured:,}", float(kind.measured)),
-                    Cell(promised),
-                    *(_cell(1000 * value) for value in times),
-                    _cell(kind.e2e.mean.value),
-                    _cell(1000 * kind.longest_gap),
-                    Cell(percent(good), None if np.isnan(good) else 100 * good),
-                )
-            )
-    return Grid("Every class", heads, tuple(rows))
+            cells = (*(1000 * value for value in times), kind.e2e.mean.value, 1000 * kind.longest_gap)
+            good = share(kind.goodput.share.value if kind.goodput else np.nan)
+            rows.append(row(kind.name or "-", name, kind.measured, Cell(promised), *cells, good))
+    grid = Grid("", heads, tuple(rows), grouped=True, minor=(heads[2], heads[8], heads[9], heads[3]))
+    return [grid if len(metrics) > 1 else _without_names(grid)]
+
+
+def _without_names(grid: Grid) -> Grid:
+    """Of a single run its name says nothing."""
+    rows = tuple((each[0], *each[2:]) for each in grid.rows)
+    return replace(grid, heads=(grid.heads[0], *grid.heads[2:]), rows=rows, grouped=False)
+
+
+def class_figures(runs: Mapping[str, Measured]) -> list[Figure]:
+    """Of runs with several kinds of requests: waits by kind, and which kind decodes over time."""
+    if not any(len(found.metrics.kinds) > 1 for found in runs.values()):
+        return []
+    waits = _waits({name: found.metrics for name, found in runs.items()})
+    return [*waits, *(_occupancy(name, found.run) for name, found in list(runs.items())[:MOST_RUNS])]
 
 
 def _promise(value: float | None) -> str:
@@ -67,10 +67,6 @@ def _promise(value: float | None) -> str:
         return "-"
     scale, unit = time_unit(value)
     return f"{value * scale:g} {unit}"
-
-
-def _cell(value: float) -> Cell:
-    return Cell(number(value), None if np.isnan(value) else value)
 
 
 def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
@@ -83,9 +79,9 @@ def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
             if not np.isnan(kind.ttft.p99):
                 late.append(Bar(label, (("p99 TTFT", style, kind.ttft.p99),)))
             if kind.goodput is not None and not np.isnan(kind.goodput.share.value):
-                share = kind.goodput.share
-                ends = [None if end is None else 100 * end for end in (share.low, share.high)]
-                kept.append(Bar(label, (("kept", style, 100 * share.value),), *ends))
+                good = kind.goodput.share
+                ends = [None if end is None else 100 * end for end in (good.low, good.high)]
+                kept.append(Bar(label, (("kept", style, 100 * good.value),), *ends))
     found_figures = []
     if late:
         scale, unit = time_unit(min(bar.length for bar in late))
@@ -128,10 +124,15 @@ def _present(since: Floats, until: Floats, edges: Floats) -> Floats:
     return np.asarray(np.diff(spent(begin) - spent(end)) / np.diff(edges))
 
 
-def _occupancy(name: str, run: Run) -> Figure:
+def _columns(run: Run) -> tuple[Floats, Floats]:
+    """The edges and middles of the columns of a picture over time."""
     low, high = run.span()
     edges = np.linspace(low, max(high, low + 1e-9), COLUMNS + 1)
-    middle = (edges[:-1] + edges[1:]) / 2
+    return edges, (edges[:-1] + edges[1:]) / 2
+
+
+def _occupancy(name: str, run: Run) -> Figure:
+    edges, middle = _columns(run)
     series = [
         Series(kind, middle, decoding, place)
         for place, (kind, (_, decoding)) in enumerate(occupancy(run, edges).items())
@@ -142,39 +143,97 @@ def _occupancy(name: str, run: Run) -> Figure:
     if marks:
         look = "Whether each class settles at what the linear program would have it hold (dashed)."
     chart = Chart(Axis("time since the start", "s"), Axis("decoding", "requests", low=0.0), series, marks)
-    return chart.figure(f"Who decodes: {name}", look)
+    return chart.figure(f"Decoding by class: {name}", look)
 
 
-def tenant_blocks(runs: Mapping[str, Run]) -> list[Grid | Figure]:
+def tenant_grid(runs: Mapping[str, Measured]) -> list[Grid]:
     """Where requests say whose they are (a column `tenant`): what each tenant got."""
-    held = {name: run for name, run in runs.items() if "tenant" in run.requests}
+    held = {name: found for name, found in runs.items() if "tenant" in found.run.requests}
     if not held:
         return []
-    head = compared(held.values()).head
-    heads = ("tenant", head, "requests", "tokens\nper s", "TTFT mean\nms", "TTFT p99\nms")
-    rows, bars = [], []
-    for colour, (name, run) in enumerate(held.items()):
-        keep, ttft = choose(run).keep, Latencies.of(run).ttft
-        seconds = max(run.span()[1] - run.span()[0], 1e-9)
-        tokens = np.where(run.completed(), run.requests["prompt"] + run.requests["output"], 0)
-        for tenant in np.unique(run.requests["tenant"]).tolist()[:MOST]:
-            mine = run.requests["tenant"] == tenant
-            waits = ttft[mine & keep & ~np.isnan(ttft)]
-            mean, tail = (
-                (float(waits.mean()), float(np.quantile(waits, 0.99))) if len(waits) else (np.nan, np.nan)
-            )
-            rate = float(tokens[mine].sum()) / seconds
-            cells = (_cell(rate), _cell(1000 * mean), _cell(1000 * tail))
-            rows.append(
-                (
-                    Cell(str(tenant)),
-                    Cell(name, tone="words"),
-                    Cell(f"{int(mine.sum()):,}", float(mine.sum())),
-                    *cells,
-                )
-            )
-            bars.append(Bar(f"tenant {tenant}, {name}", (("tokens", f"c{colour % COLOURS}", rate),)))
-    figure = Bars("served", "tokens/s", _sorted(bars)).figure(
-        "Service by tenant", "Equal bars: equal shares of the engine."
-    )
-    return [Grid("Every tenant", heads, tuple(rows)), figure]
+    rows = []
+    for name, found in held.items():
+        for tenant, mine, rate in _tenants(found.run):
+            ttft = found.latencies.ttft
+            waits = ttft[mine & found.window.keep & ~np.isnan(ttft)]
+            mean, tail = (waits.mean(), np.quantile(waits, 0.99)) if len(waits) else (np.nan, np.nan)
+            rows.append(row(tenant, name, int(mine.sum()), rate, 1000 * float(mean), 1000 * float(tail)))
+    head = compared(found.run for found in held.values()).head
+    heads = ("tenant", head, "requests", "tokens\nper s", "TTFT\nmean, ms", "TTFT\np99, ms")
+    return [Grid("", heads, tuple(rows))]
+
+
+def tenant_figures(runs: Mapping[str, Measured]) -> list[Figure]:
+    """How even the service is between tenants."""
+    bars = [
+        Bar(f"tenant {tenant}, {name}", (("tokens", f"c{colour % COLOURS}", rate),))
+        for colour, (name, found) in enumerate(runs.items())
+        if "tenant" in found.run.requests
+        for tenant, _, rate in _tenants(found.run)
+    ]
+    look = "Equal bars: equal shares of the engine."
+    figure = Bars("served", "tokens/s", _sorted(bars)).figure("Service by tenant", look)
+    return [figure] if bars else []
+
+
+def _tenants(run: Run) -> Iterator[tuple[str, Flags, float]]:
+    """Each tenant with its requests and its tokens per second."""
+    seconds = max(run.span()[1] - run.span()[0], 1e-9)
+    tokens = np.where(run.completed(), run.requests["prompt"] + run.requests["output"], 0)
+    for tenant in np.unique(run.requests["tenant"]).tolist()[:MOST]:
+        mine = run.requests["tenant"] == tenant
+        yield str(tenant), mine, float(tokens[mine].sum()) / seconds
+
+
+def fleet_figures(runs: Mapping[str, Run]) -> list[Figure]:
+    """Of runs with several engines; nothing for the others."""
+    held = {name: run for name, run in runs.items() if len(_engines(run)) > 1}
+    return [*_fleet_over_time(held), *(_busy(name, run) for name, run in held.items())] if held else []
+
+
+def _engines(run: Run) -> list[int]:
+    return [int(number) for number in np.unique(run.steps["replica"])]
+
+
+def _fleet_over_time(runs: Mapping[str, Run]) -> list[Figure]:
+    """Engines that run prompts, and seats in use: their mean, least and most over the engines."""
+    prefilling, seats = [], []
+    for colour, (name, run) in enumerate(runs.items()):
+        edges, middle = _columns(run)
+        prompts, decodes = [], []
+        for engine in _engines(run):
+            rows = run.steps["replica"] == engine
+            start, seconds = (run.steps[word][rows].astype(float) for word in ("start", "seconds"))
+            prompts.append(over_time(start, seconds, (run.steps["prefill"][rows] > 0) * 1.0, edges).mean)
+            decodes.append(over_time(start, seconds, run.steps["decodes"][rows].astype(float), edges).mean)
+        prefilling.append(Series(name, middle, np.sum(prompts, axis=0), colour))
+        low, mean, high = (getattr(np, name)(decodes, axis=0) for name in ("min", "mean", "max"))
+        seats += [Series(name, middle, mean, colour, "band", low, high), Series(name, middle, mean, colour)]
+    time = Axis("time since the start", "s")
+    first = Chart(time, Axis("engines running prompts", "engines", low=0.0), prefilling)
+    second = Chart(time, Axis("decoding", "requests per engine", low=0.0), seats)
+    prefills = "How much of the fleet prefills, and whether that swings."
+    uneven = "A wide band means some engines idle while others are full."
+    return [
+        first.figure("Engines that take prompts", prefills),
+        second.figure("Seats in use across the fleet", uneven),
+    ]
+
+
+def _busy(name: str, run: Run) -> Figure:
+    """Every engine's time by phase; the first of a large fleet."""
+    bars = []
+    low, high = run.span()
+    steps = run.steps
+    decodes, prompts = steps["decodes"] > 0, steps["prefill"] > 0
+    phases = {"prefill": prompts & ~decodes, "decode": decodes & ~prompts, "mixed": decodes & prompts}
+    for engine in _engines(run)[:MOST_BARS]:
+        mine = steps["replica"] == engine
+        parts = tuple(
+            (phase, phase, 100 * float(steps["seconds"][mine & rows].sum()) / max(high - low, 1e-9))
+            for phase, rows in phases.items()
+        )
+        bars.append(Bar(engine_name(run, engine), parts))
+    note = f"The first {MOST_BARS} of {len(_engines(run))} engines." if len(_engines(run)) > MOST_BARS else ""
+    look = "Engines of one role should look alike; a short bar is an engine that waits for work."
+    return Bars("time in steps", "% of the run", bars).figure(f"What each engine did: {name}", look, note)

@@ -11,14 +11,12 @@ from headgate.report.charts.chart import LOG, TAIL, Axis, Chart, Mark, Series
 from headgate.report.document import Figure
 from headgate.report.charts.scales import Floats
 from headgate.report.charts.thinning import HIGHEST, LOWEST, distribution
-from headgate.stats.gaps import Gaps
-from headgate.stats.promises import Latencies
-from headgate.record.tables import Flags, Integers, Run
-from headgate.report.terminal.tables import time_unit
-from headgate.stats.windows import choose
+from headgate.record.tables import Integers
+from headgate.report.numbers import time_unit
+from headgate.stats.measured import Measured
 
 
-class Sample(NamedTuple):
+class Pooled(NamedTuple):
     """Values and how often each occurred."""
 
     values: Floats
@@ -26,80 +24,58 @@ class Sample(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """One kind of waiting: where its values come from and which promise is about it."""
+    """One kind of waiting: which promise is about it, the share of what, and where its values come from."""
 
     name: str
     long: str
-    whose: str  # the share of what
-    look: str
     promise: str | None
-    read: Callable[[Run, Flags], Sample]
+    whose: str
+    read: Callable[[Measured], Pooled]
+    look: str
 
 
-def _per_request(field: str) -> Callable[[Run, Flags], Sample]:
-    def read(run: Run, keep: Flags) -> Sample:
-        values = getattr(Latencies.of(run), field)[keep]
+def _per_request(field: str) -> Callable[[Measured], Pooled]:
+    def read(found: Measured) -> Pooled:
+        values = getattr(found.latencies, field)[found.window.keep]
         known = values[~np.isnan(values)]
-        return Sample(known, np.ones(len(known), np.int64))
+        return Pooled(known, np.ones(len(known), np.int64))
 
     return read
 
 
-def _gaps(run: Run, keep: Flags) -> Sample:
-    found = Gaps(run).sample(keep)
-    return Sample(found.values, found.weights)
+def _gaps(found: Measured) -> Pooled:
+    return Pooled(found.gap_sample.values, found.gap_sample.weights)
 
 
-TTFT = Latency(
-    "TTFT",
-    "Time to first token",
-    "share of requests",
-    "Further left is sooner; where a curve crosses 99 % is its p99.",
-    "first_token",
-    _per_request("ttft"),
-)
-ITL = Latency(
-    "ITL",
-    "Time between two tokens",
-    "share of tokens",
-    "A step to the right near the top is a pause that few tokens, but many users, meet.",
-    None,
-    _gaps,
-)
-E2E = Latency(
-    "E2E",
-    "From sending to the last token",
-    "share of requests",
-    "All of it together; long outputs make the upper end.",
-    None,
-    _per_request("e2e"),
-)
-TPOT = Latency(
-    "TPOT",
-    "Time per output token",
-    "share of requests",
-    "The pace at which a request's text appears, on average.",
-    "between_tokens",
-    _per_request("tpot"),
-)
+REQUESTS, TOKENS = "share of requests", "share of tokens"
+LATENCIES = (
+    Latency("TTFT", "Time to first token", "first_token", REQUESTS, _per_request("ttft"),
+            "Further left is sooner; where a curve crosses 99 % is its p99."),
+    Latency("ITL", "Time between two tokens", None, TOKENS, _gaps,
+            "A step to the right near the top is a pause that few tokens, but many users, meet."),
+    Latency("E2E", "From sending to the last token", None, REQUESTS, _per_request("e2e"),
+            "All of it together; long outputs make the upper end."),
+    Latency("TPOT", "Time per output token", "between_tokens", REQUESTS, _per_request("tpot"),
+            "The pace at which a request's text appears, on average."),
+)  # fmt: skip
 
 
-def distributions(runs: Mapping[str, Sequence[Run]]) -> list[Figure]:
+def distributions(runs: Mapping[str, Sequence[Measured]]) -> list[Figure]:
     """One figure for each kind of waiting that any run has; TPOT only where promised. Seeds are pooled."""
     found = []
-    for latency in (TTFT, ITL, E2E, TPOT):
+    for latency in LATENCIES:
         samples = {name: _pooled(latency, own) for name, own in runs.items()}
         samples = {name: sample for name, sample in samples.items() if len(sample.values)}
         if samples:
-            kinds = [kind for own in runs.values() for kind in own[0].kinds]
+            kinds = [kind for own in runs.values() for kind in own[0].run.kinds]
             promises = _promised(kinds, latency.promise)
-            if promises or latency is not TPOT:
+            if promises or latency.name != "TPOT":
                 found.append(curves(latency, samples, list(runs), promises))
     return found
 
 
 def curves(
-    latency: Latency, samples: Mapping[str, Sample], order: Sequence[str], promises: Mapping[str, float]
+    latency: Latency, samples: Mapping[str, Pooled], order: Sequence[str], promises: Mapping[str, float]
 ) -> Figure:
     """The curves of several samples in one figure, each in the colour of its place in `order`."""
     first = next(iter(samples.values()))
@@ -117,11 +93,9 @@ def curves(
     return chart.figure(f"{latency.long} ({latency.name})", latency.look)
 
 
-def _pooled(latency: Latency, own: Sequence[Run]) -> Sample:
-    parts = [latency.read(run, choose(run).keep) for run in own]
-    return Sample(
-        np.concatenate([part.values for part in parts]), np.concatenate([part.weights for part in parts])
-    )
+def _pooled(latency: Latency, own: Sequence[Measured]) -> Pooled:
+    values, weights = zip(*(latency.read(one) for one in own), strict=True)
+    return Pooled(np.concatenate(values), np.concatenate(weights))
 
 
 def _promised(kinds: Sequence[dict[str, object]], promise: str | None) -> dict[str, float]:

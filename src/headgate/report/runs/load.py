@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
-from headgate.report.document import Cell, Figure, Grid
+from headgate.report.document import Cell, Figure, Grid, Row, row, share
+from headgate.report.numbers import interval, number, time_unit
 from headgate.report.charts.scales import Floats
-from headgate.report.runs.scenes import AT_ONCE, CLIENTS, RATE, Scene, what_differs
-from headgate.stats.figures import Estimate
+from headgate.report.runs.scenes import AT_ONCE, CLIENTS, POLICIES, RATE, Scene
+from headgate.stats.figures import Estimate, Spread
+from headgate.stats.measured import Measured
 from headgate.stats.metrics import Metrics
-from headgate.report.terminal.tables import interval, number, percent, time_unit
 
 Read = Callable[[Metrics], Estimate]
+UNKNOWN = Estimate(float("nan"))
+SEVERAL = "Means over seeds; the intervals are those of these means."
 AXES = {RATE: Axis("offered load", "requests/s"), CLIENTS: Axis("closed loop", "clients")}
 NOTE = (
     "The bound is for all requests together, the rates are from the middle of each run: where that middle "
@@ -43,7 +46,7 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
         )
     ]
     if any(metrics.goodput for scene in scenes for metrics in scene.metrics.values()):
-        kept = _series(scenes, order, _kept)
+        kept = _series(scenes, order, lambda found: found.goodput.rate if found.goodput else UNKNOWN)
         lines = [*([diagonal] if diagonal else []), *kept]
         chart = Chart(along, Axis("with every promise kept", "requests/s", low=0.0), lines, marks)
         found.append(
@@ -58,75 +61,64 @@ def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis, what:
     found = []
     reads: dict[str, tuple[Read, str]] = {
         "p99 TTFT": (lambda found: Estimate(found.ttft.p99), "Where it turns upward, queues begin."),
-        "mean TPOT": (
-            lambda found: found.tpot.mean,
-            "Fuller steps take longer: it rises before TTFT.",
-        ),
+        "mean TPOT": (lambda found: found.tpot.mean, "Fuller steps take longer: it rises before TTFT."),
         "p99 ITL": (lambda found: Estimate(found.itl.p99), "How long prompts interrupt answers that run."),
     }
     for name, (read, look) in reads.items():
-        series = _series(scenes, order, read)
-        values = np.concatenate([each.y for each in series])
-        if not np.any(np.isfinite(values) & (values > 0)):
-            continue
-        scale, unit = time_unit(float(np.nanmedian(values)))
-        scaled = [
-            Series(each.name, each.x, each.y * scale, each.colour, each.shape, *_scaled(each, scale))
-            for each in series
-        ]
-        found.append(Chart(along, Axis(name, unit, LOG), scaled).figure(f"{name} against {what}", look))
+        values = np.concatenate([each.y for each in _series(scenes, order, read)])
+        if np.any(np.isfinite(values) & (values > 0)):
+            scale, unit = time_unit(float(np.nanmedian(values)))
+            chart = Chart(along, Axis(name, unit, LOG), _series(scenes, order, read, scale))
+            found.append(chart.figure(f"{name} against {what}", look))
     return found
-
-
-def _scaled(series: Series, scale: float) -> tuple[Floats | None, Floats | None]:
-    low, high = series.low, series.high
-    return (None, None) if low is None or high is None else (low * scale, high * scale)
 
 
 def load_grid(scenes: Sequence[Scene]) -> Grid:
     """One line per load and whatever is compared."""
     promised = any(found.goodput for scene in scenes for found in scene.metrics.values())
-    heads = (
-        *("load", what_differs(scenes).head, "requests\nper s", "95 % interval"),
-        *(("goodput\nof requests",) if promised else ()),
-        *("TTFT mean\nms", "TTFT p99\nms", "TPOT mean\nms", "ITL p99\nms", "busy\nof the time"),
-    )
-    rows = []
+    head = next((scene.compared.head for scene in scenes if len(scene.runs) > 1), POLICIES.head)
+    heads: tuple[str, ...] = ("load", head, "requests\nper s", "95 % interval")
+    heads += ("goodput",) if promised else ()
+    heads += ("TTFT\nmean, ms", "TTFT\np99, ms", "TPOT\nmean, ms", "ITL\np99, ms", "busy")
+    rows: list[Row] = []
     for scene in scenes:
-        for name, found in scene.metrics.items():
-            rate = found.request_rate
-            times = (found.ttft.mean.value, found.ttft.p99, found.tpot.mean.value, found.itl.p99)
-            good = found.goodput.share.value if found.goodput else float("nan")
-            rows.append(
-                (
-                    Cell(scene.load.short, scene.load.value),
-                    Cell(name, tone="words"),
-                    Cell(number(rate.value), _known(rate.value)),
-                    Cell(interval(rate)),
-                    *((Cell(percent(good), _known(100 * good)),) if promised else ()),
-                    *(Cell(number(1000 * value), _known(1000 * value)) for value in times),
-                    Cell(percent(found.engine.utilisation), _known(100 * found.engine.utilisation)),
-                )
-            )
-    return Grid("Every load", heads, tuple(rows))
+        for name, own in scene.runs.items():
+            rate = _over_seeds(own, lambda found: found.request_rate)
+            kept = _over_seeds(own, lambda found: found.goodput.share if found.goodput else UNKNOWN)
+            good = [share(kept.value)] if promised else []
+            times = (1000 * _over_seeds(own, read).value for read in TIMES)
+            busy = share(_over_seeds(own, lambda found: Estimate(found.engine.utilisation)).value)
+            at = Cell(scene.place or scene.load.short, scene.load.value)
+            rows.append(row(at, name, rate.value, Cell(interval(rate)), *good, *times, busy))
+    several = any(len(own) > 1 for scene in scenes for own in scene.runs.values())
+    return Grid("", heads, tuple(rows), (SEVERAL,) if several else (), grouped=True, minor=heads[3:4])
 
 
-def _known(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+TIMES: tuple[Read, ...] = (
+    lambda found: found.ttft.mean,
+    lambda found: Estimate(found.ttft.p99),
+    lambda found: found.tpot.mean,
+    lambda found: Estimate(found.itl.p99),
+)
 
 
-def _kept(found: Metrics) -> Estimate:
-    return found.goodput.rate if found.goodput else Estimate(float("nan"))
+def _over_seeds(own: Sequence[Measured], read: Read) -> Estimate:
+    """Of one run as it is; of several their mean, with the interval that they give."""
+    found = [read(one.metrics) for one in own]
+    if len(found) == 1:
+        return found[0]
+    return Spread.of_values(np.array([each.value for each in found])).estimate().cut()
 
 
-def _series(scenes: Sequence[Scene], order: Sequence[str], read: Read) -> list[Series]:
+def _series(scenes: Sequence[Scene], order: Sequence[str], read: Read, scale: float = 1.0) -> list[Series]:
     found = []
     for colour, name in enumerate(order):
-        held = [(scene.load.value, read(scene.metrics[name])) for scene in scenes if name in scene.metrics]
-        x = np.array([load for load, _ in held])
-        y = np.array([estimate.value for _, estimate in held])
-        ends = [[np.nan if end is None else end for end in (each.low, each.high)] for _, each in held]
-        low, high = np.array(ends, float).T
+        held = [scene for scene in scenes if name in scene.runs]
+        each = [_over_seeds(scene.runs[name], read) for scene in held]
+        known = [(one.value, np.nan if one.low is None else one.low, np.nan if one.high is None else one.high)
+                 for one in each]  # fmt: skip
+        y, low, high = scale * np.array(known, float).T
+        x = np.array([scene.load.value for scene in held])
         found.append(Series(name, x, y, colour, "linked", low, high))
     return found
 

@@ -9,6 +9,7 @@ from shlex import join as shell
 from headgate.core.version import VERSION
 from headgate.record.tables import Run
 from headgate.experiment.coverage import warning
+from headgate.report.document import Chapter, Page, Section
 
 MOST = 4  # warnings listed one by one
 Facts = tuple[tuple[str, str], ...]
@@ -19,9 +20,7 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
     meta = [run.meta for run in runs]
     facts = {
         "Report": shell(["headgate", *command]) if command else "",
-        "Runs": _each(
-            shell(["headgate", *map(str, one.get("command") or ())]) for one in meta if one.get("command")
-        ),
+        "Runs": _each(shell(["headgate", *map(str, one["command"])]) for one in meta if one.get("command")),
         "Dates": _dates([str(one["date"]) for one in meta if one.get("date")]),
         "Policies": _each(_named(one, "policy", "parameters") for one in meta),
         "Routers": _each(_named(one, "router", "router_parameters") for one in meta),
@@ -37,10 +36,13 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
     return tuple((name, value) for name, value in facts.items() if value)
 
 
-def plan_made(command: Sequence[str]) -> Facts:
-    """The same of a plan, which has no run."""
+def plan_page(
+    title: str, about: str, verdict: str, sections: Sequence[Section], notes: Sequence[str], command: Sequence[str]
+) -> Page:
+    """The document of a plan, which has no run: one chapter and how it was made."""
     versions = f"headgate {VERSION}, Python {platform.python_version()}"
-    return ("Command", shell(["headgate", *command])), ("Versions", versions)
+    facts = ("Command", shell(["headgate", *command])), ("Versions", versions)
+    return Page(title, about, (Chapter("", verdict, tuple(sections), tuple(notes)),), facts, "plan")
 
 
 def warnings(runs: Iterable[Run]) -> tuple[str, ...]:
@@ -69,12 +71,8 @@ def _dates(dates: Sequence[str]) -> str:
 
 def _named(meta: dict[str, object], name: str, settings: str) -> str:
     """A policy or a router with its parameters."""
-    parameters = meta.get(settings)
-    shown = (
-        ", ".join(f"{key}={value}" for key, value in parameters.items())
-        if isinstance(parameters, dict)
-        else ""
-    )
+    given = meta.get(settings)
+    shown = ", ".join(f"{key}={value}" for key, value in given.items()) if isinstance(given, dict) else ""
     return f"{meta.get(name) or ''}{f' ({shown})' if shown else ''}"
 
 
@@ -90,12 +88,8 @@ def _engine(meta: dict[str, object]) -> str:
     engine = meta.get("engine")
     if not isinstance(engine, dict):
         return ""
-    names = {
-        "running": "seats",
-        "batch_tokens": "tokens a step",
-        "kv_tokens": "KV tokens",
-        "max_model_len": "tokens a request",
-    }
+    names = {"running": "seats", "batch_tokens": "tokens a step", "kv_tokens": "KV tokens"}
+    names["max_model_len"] = "tokens a request"
     facts = [f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int)]
     count = meta.get("engines")
     if isinstance(count, int) and facts:
@@ -107,10 +101,8 @@ def _workload(meta: dict[str, object]) -> str:
     about = meta.get("workload")
     if not isinstance(about, dict):
         return ""
-    plain = {
-        key: value for key, value in about.items() if isinstance(value, str | int | float) and key != "name"
-    }
-    listed = ", ".join(f"{key} {value}" for key, value in plain.items())
+    plain = {key: value for key, value in about.items() if isinstance(value, str | int | float)}
+    listed = ", ".join(f"{key} {value}" for key, value in plain.items() if key != "name")
     return f"{about.get('name', '')} ({listed})" if listed else str(about.get("name", ""))
 
 

@@ -3,22 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.methods.bounds.capacity import Bound, Requests, engine_bound
-from headgate.report.runs.compared import Compared, compared
-from headgate.stats.comparison import Comparison, compare
-from headgate.stats.metrics import Metrics, summarise
 from headgate.record.tables import Run
+from headgate.stats.comparison import Comparison, compare
+from headgate.stats.measured import Measured
+from headgate.stats.metrics import Metrics
 
 RATE, CLIENTS, AT_ONCE = "rate", "clients", "all-at-once"
+
+
+class Compared(NamedTuple):
+    """One of those that are compared, several, and the head of the column that names them."""
+
+    one: str
+    many: str
+    head: str
+
+
+POLICIES = Compared("policy", "policies", "policy")
+ROUTERS = Compared("router", "routers", "router")
+BOTH = Compared("combination", "combinations of router and policy", "router, policy")
+SETUPS = Compared("setup", "setups", "setup")
+
+
+def compared(runs: Iterable[Run]) -> Compared:
+    """Runs of different engines are setups, whatever else differs; of one engine, routers or policies."""
+    meta = [run.meta for run in runs]
+
+    def differ(*words: str) -> bool:
+        return len({repr([_plain(one.get(word)) for word in words]) for one in meta}) > 1
+
+    if differ("engine", "engines", "asynchronous", "card"):
+        return SETUPS
+    if not differ("router", "router_parameters"):
+        return POLICIES
+    return BOTH if differ("policy", "parameters") else ROUTERS
+
+
+def _plain(value: Any) -> Any:
+    """Settings in one order, and what is not said as what is off."""
+    return sorted(value.items()) if isinstance(value, dict) else value or None
 
 
 class Load(NamedTuple):
@@ -52,26 +85,35 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """Runs on the same requests: by policy, or what else is compared, then by seed; the baseline first."""
+    """Runs on the same requests: by policy, or what else is compared, then by seed; the baseline first.
+
+    What is worked out from them is kept, so that terminal, JSON and HTML say the same and share the work.
+    """
 
     title: str
     load: Load
-    runs: Mapping[str, Sequence[Run]]
+    runs: Mapping[str, Sequence[Measured]]
+    place: str = ""  # in a sweep: the swept word and its value
 
     @property
-    def first(self) -> dict[str, Run]:
+    def first(self) -> dict[str, Measured]:
         """One run of each, that of the first seed."""
         return {name: own[0] for name, own in self.runs.items()}
 
     @property
+    def tables(self) -> dict[str, Run]:
+        """The tables of those."""
+        return {name: own[0].run for name, own in self.runs.items()}
+
+    @property
     def compared(self) -> Compared:
         """What its runs differ in."""
-        return compared(self.first.values())
+        return compared(self.tables.values())
 
-    @cached_property
+    @property
     def metrics(self) -> dict[str, Metrics]:
-        """The figures of those."""
-        return {name: summarise(run) for name, run in self.first.items()}
+        """The figures of the first seed."""
+        return {name: own.metrics for name, own in self.first.items()}
 
     @cached_property
     def comparison(self) -> Comparison | str | None:
@@ -81,8 +123,8 @@ class Scene:
         broken = [
             name
             for name, own in self.runs.items()
-            for run in own
-            if run.meta.get("outcome", "finished") != "finished"
+            for one in own
+            if one.run.meta.get("outcome", "finished") != "finished"
         ]
         if broken:
             return f"not every run came to its end ({', '.join(dict.fromkeys(broken))})"
@@ -94,13 +136,13 @@ class Scene:
     @property
     def engines(self) -> int:
         """How many there are."""
-        run = next(iter(self.first.values()))
+        run = next(iter(self.tables.values()))
         return int(run.meta.get("engines") or max(1, len(np.unique(run.steps["replica"]))))
 
     @cached_property
     def bound(self) -> Bound | None:
         """The rate no policy exceeds on these requests; None where the card does not tell."""
-        run = next(iter(self.first.values()))
+        run = next(iter(self.tables.values()))
         limits = dict(run.meta.get("engine") or {})
         done = run.completed() & (run.requests["output"] >= 1)
         if not limits or not np.any(done):
@@ -120,7 +162,7 @@ def what_differs(scenes: Sequence[Scene]) -> Compared:
     found = {scene.compared for scene in scenes if len(scene.runs) > 1}
     if len(found) == 1:
         return next(iter(found))
-    return compared(run for scene in scenes for run in scene.first.values())
+    return compared(run for scene in scenes for run in scene.tables.values())
 
 
 def load_of(run: Run) -> Load:
@@ -161,20 +203,23 @@ def gather(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Scen
     return [scene_of(own) for own in found.values()]
 
 
-def scene_of(own: Mapping[str, Sequence[Run]], title: str = "") -> Scene:
+def scene_of(own: Mapping[str, Sequence[Run | Measured]], title: str = "") -> Scene:
     """Runs that are known to be on the same requests."""
-    run = next(iter(own.values()))[0]
-    return Scene(title or title_of(run), load_of(run), own)
+    runs = {name: [Measured.of(run) for run in each] for name, each in own.items()}
+    run = next(iter(runs.values()))[0].run
+    return Scene(title or title_of(run), load_of(run), runs)
 
 
-def swept(own: Mapping[str, Sequence[Run]], word: str, at: object) -> Scene:
+def swept(own: Mapping[str, Sequence[Run | Measured]], word: str, at: object) -> Scene:
     """The runs at one place of a sweep; a word that is not the load is named, and stands for it."""
     scene = scene_of(own)
-    if not word or word in (RATE, CLIENTS, "scale_rate"):
+    if not word:
         return scene
-    named = f"{scene.title}, {word.replace('_', ' ')} {at}"
+    scene = replace(scene, place=f"{word.replace('_', '-')} {at}")
+    if word in (RATE, CLIENTS, "scale_rate"):
+        return scene
     load = Load(word.replace("_", " "), float(at)) if isinstance(at, int | float) else scene.load
-    return Scene(named, load, own)
+    return replace(scene, title=f"{scene.title}, {word.replace('_', ' ')} {at}", load=load)
 
 
 def _key(run: Run) -> tuple[object, ...]:

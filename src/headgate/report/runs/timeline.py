@@ -7,18 +7,20 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from headgate.report.charts.chart import path, style_of
+from headgate.report.charts.marks import ruler
 from headgate.report.html.markup import Markup, position, tag
 from headgate.report.document import Figure
 from headgate.report.charts.scales import Floats, Scale
 from headgate.report.charts.thinning import Columns, over_time
 from headgate.stats.flow import waiting
 from headgate.record.tables import Integers, Run
-from headgate.report.terminal.tables import number
+from headgate.report.numbers import number
 
 ROWS = 110_000  # steps that one report carries for zooming, over all its runs
 FEWEST = 2_000  # of one run
@@ -32,12 +34,7 @@ LOOK = (
     "Height is share of time: prefill, decode and mixed steps, grey where the engine was idle. "
     "Decodes stand still during prefill, so wide prefill blocks are the gaps users see."
 )
-KEYS = (
-    ("prefill", "block prefill"),
-    ("decode", "block decode"),
-    ("mixed", "block mixed"),
-    ("idle", "block idle-key"),
-)
+KEYS = (*((phase, f"block {phase}") for phase in PHASES), ("idle", "block idle-key"))
 
 
 @dataclass(frozen=True)
@@ -150,46 +147,35 @@ def _stretched(strip: Strip, most: int) -> Strip:
     """Equal stretches of time; each phase of a stretch becomes one step as long as its share of it."""
     begin, end = float(strip.start[0]), float(strip.start[-1] + strip.seconds[-1])
     edges = np.linspace(begin, end, most // len(PHASES) + 1)
-    by = [
-        over_time(strip.start, strip.seconds, (strip.phase == phase) * 1.0, edges).mean for phase in range(3)
-    ]
+    mean = partial(_means, strip, edges)
+    by = [mean((strip.phase == phase) * 1.0) for phase in range(3)]
     busy = np.maximum(sum(by), 1e-12)
-    level = {
-        name: over_time(strip.start, strip.seconds, getattr(strip, name), edges).mean / busy
-        for name in ("seats", "queue", "kv")
-    }
     width = edges[1] - edges[0]
     seconds = np.stack(by, axis=1) * width
     start = edges[:-1, None] + np.cumsum(seconds, axis=1) - seconds
     kept = (seconds > 1e-9 * width).ravel()
     phase = np.tile(np.arange(3), len(edges) - 1)[kept]
-    seats, queue, kv = (np.repeat(level[name], 3)[kept] for name in ("seats", "queue", "kv"))
+    levels = (mean(level) / busy for level in (strip.seats, strip.queue, strip.kv))
+    seats, queue, kv = (np.repeat(level, 3)[kept] for level in levels)
     times = start.ravel()[kept], seconds.ravel()[kept]
     return Strip(strip.name, strip.colour, *times, phase, seats, queue, kv, True)
+
+
+def _means(strip: Strip, edges: Floats, values: Floats) -> Floats:
+    return over_time(strip.start, strip.seconds, values, edges).mean
 
 
 def _packed(
     strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float
 ) -> dict[str, Any]:
     """For timeline.js: whole numbers, levels as differences, bytes of equal weight together, deflated."""
-    tick = max(1e-5, (high - low) / 2e9)
-    kv_tick = max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e4)
-    return {
-        "low": low,
-        "high": high,
-        "tick": tick,
-        "kv_tick": kv_tick,
-        "panels": list(panels),
-        "runs": [
-            {
-                "name": strip.name,
-                "style": strip.style,
-                "rows": len(strip.start),
-                "data": _pack(strip, low, tick, kv_tick),
-            }
-            for strip in strips
-        ],
-    }
+    ticks = max(1e-5, (high - low) / 2e9), max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e4)
+    runs = [
+        {"name": strip.name, "style": strip.style, "rows": len(strip.start), "data": _pack(strip, low, *ticks)}
+        for strip in strips
+    ]
+    axis = {"low": low, "high": high, "tick": ticks[0], "kv_tick": ticks[1]}
+    return {**axis, "panels": list(panels), "runs": runs}
 
 
 def _pack(strip: Strip, low: float, tick: float, kv_tick: float) -> str:
@@ -209,15 +195,7 @@ def _draw(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float,
     bottom = TOP + len(strips) * STRIP_STEP + len(panels) * PANEL_STEP
     x = Scale(low, high, LEFT, WIDTH - RIGHT)
     edges = np.linspace(low, high, COARSE + 1)
-    parts: list[Markup] = []
-    for value, label in x.ticks(10):
-        at = float(x(value))
-        parts.append(tag("line", class_="grid", x1=at, x2=at, y1=TOP, y2=bottom))
-        parts.append(tag("text", label, class_="tick", x=at, y=bottom + 15, text_anchor="middle"))
-    middle = (x.start + x.end) / 2
-    parts.append(
-        tag("text", "time since the start (s)", class_="axis", x=middle, y=bottom + 32, text_anchor="middle")
-    )
+    parts = ruler(x, x.ticks(10), TOP, bottom, "time since the start (s)")
     for place, strip in enumerate(strips):
         parts += _phases(strip, x, edges, TOP + place * STRIP_STEP)
     top = TOP + len(strips) * STRIP_STEP + 8
@@ -227,13 +205,8 @@ def _draw(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float,
             for strip in strips
         ]
         parts += _panel(panel, found, x, top + place * PANEL_STEP)
-    return tag(
-        "svg",
-        *parts,
-        viewBox=f"0 0 {WIDTH} {position(bottom + 36)}",
-        role="img",
-        aria_label="Phases over time",
-    )
+    box = f"0 0 {WIDTH} {position(bottom + 36)}"
+    return tag("svg", *parts, viewBox=box, role="img", aria_label="Phases over time")
 
 
 def _phases(strip: Strip, x: Scale, edges: Floats, top: float) -> list[Markup]:
@@ -242,9 +215,7 @@ def _phases(strip: Strip, x: Scale, edges: Floats, top: float) -> list[Markup]:
     left, size = x(edges[:-1]), (x.end - x.start) / (len(edges) - 1)
     base = np.full(len(left), top + STRIP)
     for phase, name in enumerate(PHASES):
-        tall = STRIP * np.clip(
-            over_time(strip.start, strip.seconds, (strip.phase == phase) * 1.0, edges).mean, 0, 1
-        )
+        tall = STRIP * np.clip(_means(strip, edges, (strip.phase == phase) * 1.0), 0, 1)
         outline = "".join(
             f"M{position(at)} {position(foot - high)}h{size:.2f}v{position(high)}h-{size:.2f}z"
             for at, foot, high in zip(left.tolist(), base.tolist(), tall.tolist(), strict=True)

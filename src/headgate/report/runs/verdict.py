@@ -1,17 +1,19 @@
-"""The verdict in one sentence, with its uncertainty."""
+"""The verdict in one sentence, with its uncertainty: of a comparison, of a run, and over several loads."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import NamedTuple
 
-from headgate.report.runs.compared import POLICIES, Compared
-from headgate.report.runs.scenes import Scene
+from headgate.record.tables import Run
+from headgate.report.numbers import listed, number, percent, timed
+from headgate.report.runs.scenes import POLICIES, RATE, Compared, Scene, what_differs
 from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row
 from headgate.stats.metrics import Metrics
-from headgate.record.tables import Run
-from headgate.report.terminal.tables import number, percent, time_unit
 
+KEPT_UP = 0.97  # of what was offered; the window of a short run is not exact to more
 NEGLIGIBLE = 1.0  # percent of throughput
 MATTER = {  # what a gain may cost, or what is left to win where throughput is not
     "goodput": "the share of kept promises",
@@ -28,7 +30,7 @@ def scene_verdict(scene: Scene) -> str:
         return comparison_verdict(found, scene.compared)
     if found is None:
         name, run = next(iter(scene.first.items()))
-        return run_verdict(name, run, scene.metrics[name])
+        return run_verdict(name, run.run, run.metrics)
     return f"No verdict: {found}. The figures of each run stand below."
 
 
@@ -40,17 +42,15 @@ def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
         return f"{ended}No request of {metrics.counts.total:,} was served to its end."
     rate = metrics.request_rate
     said = f"{name} serves {number(rate.value)} requests/s{_span(rate.low, rate.high)}"
-    first, last = _timed(metrics.ttft.mean.value), _timed(metrics.ttft.p99)
+    first, last = timed(metrics.ttft.mean.value), timed(metrics.ttft.p99)
     said += f": a first token after {first} on average (p99 {last})"
     if not math.isnan(metrics.tpot.mean.value):
-        said += f", then one every {_timed(metrics.tpot.mean.value)}"
+        said += f", then one every {timed(metrics.tpot.mean.value)}"
     if metrics.goodput:
-        share = metrics.goodput.share
-        said += f"; {percent(share.value)} of the requests got what they were promised"
+        said += f"; {percent(metrics.goodput.share.value)} of the requests got what they were promised"
     busy = metrics.engine.utilisation
     spare = ", so there is time to spare" if busy < 0.8 else ""
-    said += f". The engine is busy {percent(busy)} of the time{spare}."
-    return ended + said
+    return f"{ended}{said}. The engine is busy {percent(busy)} of the time{spare}."
 
 
 def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
@@ -61,11 +61,10 @@ def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
         return "No request was served to its end, so there is nothing to compare."
     if all(other.verdict == TOO_FEW for other in served.others.values()):
         return f"Too few requests to tell the {of.many} apart: {_values(served, found)}."
-    winner = winner_of(served)
-    if winner is None:
+    if (winner := winner_of(served)) is None:
         return _nothing_to_gain(found, rows, of)
     gain = served.others[winner]
-    said = f"{winner} serves {amount(gain)} more requests than {found.baseline}{percents(gain)}"
+    said = f"{winner} serves {gain.percent.value:.1f} % more requests than {found.baseline}{percents(gain)}"
     said += f", the most of {len(served.others)} tried" if len(served.others) > 1 else ""
     said += price(rows, winner)
     alike = [name for name in served.level if name != found.baseline]
@@ -151,8 +150,8 @@ def _paid(rows: Mapping[str, Row], winners: Sequence[str]) -> str:
 
 def price(rows: Mapping[str, Row], winner: str) -> str:
     """What else changes with a gain; "" when nothing can be said."""
-    each = [_price(rows[metric], winner, name) for metric, name in MATTER.items() if metric in rows]
-    told = [part for part in each if part]
+    each = (_price(rows[metric], winner, name) for metric, name in MATTER.items() if metric in rows)
+    told = list(filter(None, each))
     return f", with {listed(told)}" if told else ""
 
 
@@ -173,11 +172,6 @@ def _change(name: str, other: Difference) -> str:
     return f"{name} {abs(change):.1f} % {'higher' if change > 0 else 'lower'}"
 
 
-def amount(gain: Difference) -> str:
-    """A gain in percent."""
-    return f"{gain.percent.value:.1f} %"
-
-
 def percents(other: Difference) -> str:
     """Its interval, in brackets; "" where there is none."""
     low, high = other.percent.low, other.percent.high
@@ -188,16 +182,94 @@ def _span(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" (95 % interval {number(low)} to {number(high)})"
 
 
-def _timed(seconds: float) -> str:
-    scale, unit = time_unit(seconds)
-    return f"{number(seconds * scale)} {unit}"
-
-
 def _values(row: Row, found: Comparison) -> str:
     values = {found.baseline: row.baseline.value} | {name: other.value for name, other in row.others.items()}
     return ", ".join(f"{name} {number(value)} requests/s" for name, value in values.items())
 
 
-def listed(words: Sequence[str]) -> str:
-    """As one says it: a, b and c."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+class Gain(NamedTuple):
+    """Who surely serves more than the baseline, where, and by how much."""
+
+    winner: str
+    scene: Scene
+    more: Difference
+
+
+def load_verdict(scenes: Sequence[Scene]) -> str:
+    """The largest gain with its price, and the loads without one; of a single policy, what it serves."""
+    compared = [scene for scene in scenes if isinstance(scene.comparison, Comparison)]
+    if not compared:
+        return _alone(scenes)
+    gains = [gain for scene in compared if (gain := _gain(scene))]
+    places = [gain.scene for gain in gains]
+    without = [scene for scene in compared if all(scene is not place for place in places)]
+    baseline = _comparison(compared[-1]).baseline
+    if not gains:
+        said = f"No {what_differs(scenes).one} is seen to serve more requests than {baseline}"
+        return f"{said}{unseen_at(_at(without), _room(without))}.{_latencies(compared[-1])}"
+    best = max(gains, key=lambda gain: gain.more.percent.value)
+    said = (
+        f"At {best.scene.load.short} {best.winner} serves {best.more.percent.value:.1f} % more requests than {baseline}"
+    )
+    said += f"{percents(best.more)}{', the most of all loads' if len(gains) > 1 else ''}"
+    said += price(_rows(best.scene), best.winner)
+    return f"{said}; {_at(without)} {unseen(_room(without))}." if without else f"{said}."
+
+
+def _gain(scene: Scene) -> Gain | None:
+    served = served_by(scene.comparison)
+    winner = None if served is None else winner_of(served)
+    return None if served is None or winner is None else Gain(winner, scene, served.others[winner])
+
+
+def _comparison(scene: Scene) -> Comparison:
+    assert isinstance(scene.comparison, Comparison)
+    return scene.comparison
+
+
+def _rows(scene: Scene) -> dict[str, Row]:
+    return {row.metric: row for row in _comparison(scene).rows}
+
+
+def _room(scenes: Sequence[Scene]) -> float:
+    return max(room_for(served_by(scene.comparison)) for scene in scenes)
+
+
+def _at(scenes: Sequence[Scene]) -> str:
+    """At which loads."""
+    values, unit = listed([f"{scene.load.value:,.4g}" for scene in scenes]), scenes[0].load.unit
+    return f"at {values} {unit}" if unit else f"at {scenes[0].load.kind} {values}"
+
+
+def _latencies(scene: Scene) -> str:
+    """What differs all the same, where load is highest."""
+    differs = what_else(_rows(scene))
+    return f" At {scene.load.short} {differs}." if differs else ""
+
+
+def _alone(scenes: Sequence[Scene]) -> str:
+    """Of one policy: up to which load it keeps up, or where it serves most."""
+    known = [scene for scene in scenes if len(scene.runs) == 1 and _rate(scene) > 0]
+    if not known:
+        return ""
+    name, most = next(iter(known[0].runs)), max(known, key=_rate)
+    peak = f"serves most at {most.load.short}: {number(_rate(most))} requests/s"
+    if most.load.kind != RATE:
+        return f"{name} {peak}."
+    kept = list(takewhile(_keeps_up, known))
+    if len(kept) == len(known):
+        return f"{name} keeps up with every load tried, up to {known[-1].load.short}."
+    behind = known[len(kept)].load.short
+    if not kept:
+        return f"{name} falls behind at {behind} already; it {peak}."
+    return f"{name} keeps up with {kept[-1].load.short} and falls behind at {behind}; it {peak}."
+
+
+def _keeps_up(scene: Scene) -> bool:
+    """Does it serve what is offered, as far as the run can tell?"""
+    found, offered = next(iter(scene.metrics.values())).request_rate, scene.load.value
+    return found.value >= KEPT_UP * offered or (found.high is not None and found.high >= offered)
+
+
+def _rate(scene: Scene) -> float:
+    return next(iter(scene.metrics.values())).request_rate.value

@@ -102,12 +102,16 @@ class Replica(Residents):
             )
         self.plan = plan
         self.asked_now = True
+        for id in plan.reject:
+            self.leave(ledger.known(id), self.now, End.REFUSED)
         self.lease.begin(plan.until if self._leases else EACH_STEP)
         for id in plan.evict:
             self.evict(ledger.known(id))
         if plan.decode is not ALL or ledger.held:
             self._choose_decodes()
         self._prompts = [*map(ledger.known, reversed(plan.prefill))]
+        if plan.reject and not self.occupied:
+            self.asked_now = False  # nobody is left to run
         gauges = self.policy.gauges() if self._has_gauges else NO_GAUGES
         for hook in self.hear.planned:
             hook(plan, self.now, gauges)

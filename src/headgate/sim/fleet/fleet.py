@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-from headgate.core.dispatch import Dispatch
+from headgate.core.dispatch import Dispatch, simulated_rooms
 from headgate.core.errors import InputError, RunError, one_line
 from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.ledger import Entry, Ledger
@@ -60,8 +60,11 @@ class FleetSimulator:
         self.arrivals = Arrivals(workload)
         kinds = [kind.name for kind in workload.kinds]
         self.recorder = FleetRecorder(len(workload), kinds, engines)
-        told = self._send, self._turn_away, self._push_wake
-        self.dispatch = Dispatch(router, engines, engine.running, kinds, len(workload), *told)
+        roles = router.roles(engines)
+        if len(roles) != engines:
+            raise InputError(f"{len(roles)} roles for {engines} engines; the router must give each one")
+        rooms, told = simulated_rooms(router, engine.running), (self._send, self._turn_away, self._push_wake)
+        self.dispatch = Dispatch(router, roles, rooms, kinds, *told)
         self._porter = Porter(transfer.checked(), self._push_landing, self._reach, self._joined)
         self._lengths: list[int] = workload.output.tolist()
         self.stations: list[Station] = []
@@ -210,8 +213,9 @@ class FleetSimulator:
             self._push(entry.arrival + self._abort[id], TIMER, (id, True))
         self.dispatch.arrived(entry, now)
 
-    def _send(self, entry: Entry, move: Move) -> None:
+    def _send(self, entry: Request, move: Move) -> None:
         """The router has chosen an engine."""
+        assert isinstance(entry, Entry)  # the roster holds what it was given
         station = self.stations[move.replica]
         if move.stage is Stage.DECODE:
             self._porter.bind(entry.id, station)

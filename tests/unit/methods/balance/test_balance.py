@@ -52,7 +52,7 @@ class Desk:
         if move.stage is Stage.DECODE:
             self.roster.start_decode(entry, seat)
         else:
-            self.roster.start_prompt(entry, seat)
+            self.roster.start_prompt(entry, seat, move.stage)
         self.router.moved(entry, move, 0.0)
         return move.replica
 

@@ -1,6 +1,6 @@
 """Gates and decode routers: known decisions."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import cycle
 from math import inf
 from types import SimpleNamespace
@@ -10,10 +10,10 @@ import pytest
 from fleet_worlds import draws, make_router
 from fluid_worlds import CODE, EXTRACT, instance
 from headgate.core.errors import InputError
-from headgate.core.fleet import MIXED, SOLO, Stage
+from headgate.core.fleet import MIXED, SOLO, Room, Stage
 from headgate.methods.fluid.admission import BackPressure, FirstCome, Occupancy, Strict, TokenBucket
 from headgate.methods.fluid.levels import Levels
-from headgate.methods.fluid.placement import ByPool, ByPoolAndKind, SoloFirst, pick, solo_shares
+from headgate.methods.fluid.placement import Anywhere, ByPool, ByPoolAndKind, SoloFirst, pick, solo_shares
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.names import ROUTE
 
@@ -29,11 +29,16 @@ def fleet(running=(0, 0), waiting=(1, 1), handoff=0, free=100, now=0.0):
         queues=queues,
         prefilling={f"class{place}": count for place, count in enumerate(running)},
         handoff={1000 + place: None for place in range(handoff)},
+        places=defaultdict(lambda: SimpleNamespace(replica=0)),
         free_seats=free,
         idle={MIXED: [0], "any": [0]},
         open={SOLO: [1], MIXED: [0], "any": [0]},
-        replicas=[SimpleNamespace(role=MIXED), SimpleNamespace(role=SOLO)],
+        replicas=[engine(0, MIXED), engine(1, SOLO)],
     )
+
+
+def engine(id: int, role: str, seats: int = 4):
+    return SimpleNamespace(id=id, role=role, seats=seats, room=Room(1, seats, seats))
 
 
 def one(id: int, kind: str = "class0"):
@@ -159,6 +164,32 @@ def test_solo_seats_first():
     assert router.next(full) is None
 
 
+@pytest.mark.parametrize("make", [SoloFirst, Anywhere])
+def test_decodes_stay_where_their_kv_is_if_they_can(make):
+    role = MIXED if make is SoloFirst else "any"
+    here = fleet(handoff=1)
+    here.replicas = [engine(number, role) for number in range(5)]
+    here.open = {SOLO: [], MIXED: [0, 1, 2, 3, 4], "any": [0, 1, 2, 3, 4]}
+    here.places[1000].replica = 3
+    router = make(lambda: pytest.fail("nothing to draw"))
+    assert router.next(here) == (1000, 3, Stage.DECODE)
+    here.replicas[3].seats = 0
+    here.open[role].remove(3)
+    assert make(lambda: 0.99).next(here) == (1000, 4, Stage.DECODE)
+
+
+def test_a_token_bucket_goes_on_from_the_level_it_had():
+    plan = plan_fluid(instance(1, 1))
+    before, after, stranger = (TokenBucket(plan, 20) for _ in range(3))
+    (kind,) = before.throttled
+    for _ in range(5):
+        before.entered(one(0, kind), 100.0)
+    after.adopt(fleet(now=100.0), before)
+    assert after.level(kind, 100.0) == before.level(kind, 100.0) == 0.0
+    stranger.adopt(fleet(now=100.0), None)
+    assert stranger.level(kind, 100.0) == 1.0  # not what a hundred seconds would have brought
+
+
 def test_shares_of_the_pools():
     assert list(solo_shares(BASE).values()) == pytest.approx([0.856164, 0.856164], rel=1e-5)
     fair = plan_fluid(instance(), Levels(decode_fairness=1.0))
@@ -189,7 +220,7 @@ def test_a_pool_without_engines_leaves_its_requests_to_the_other():
     router = ByPool(BASE, lambda: 0.1)
     router.prefilled(one(1000))
     here = fleet(handoff=1)
-    here.open, here.replicas = {SOLO: [], MIXED: [0]}, [SimpleNamespace(role=MIXED)]
+    here.open, here.replicas = {SOLO: [], MIXED: [0]}, [engine(0, MIXED)]
     assert router.next(here) == (1000, 0, Stage.DECODE)
 
 

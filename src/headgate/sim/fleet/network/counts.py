@@ -25,6 +25,11 @@ COUNTS = (
     "solo_done",  # S_ds
     "to_mixed",  # Sw s→m
     "to_solo",  # Sw m→s
+    "waiting_again",  # of those below: their engine failed, and they wait for their prompt once more
+    "lost_prompts",
+    "lost_handoffs",
+    "lost_mixed",
+    "lost_solo",
 )
 LEVELS = ("waiting", "prefilling", "handoff", "mixed", "solo")  # Q_p, X, Q_d, Y_m, Y_s
 WAITING, PREFILLING, HANDOFF, MIXED, SOLO = range(len(LEVELS))
@@ -90,6 +95,9 @@ class Books:
             "mixed": c["mixed_started"] - c["mixed_done"] + c["to_mixed"] - c["to_solo"],
             "solo": c["solo_started"] - c["solo_done"] + c["to_solo"] - c["to_mixed"],
         }
+        levels["waiting"] += c["waiting_again"]
+        for name, lost in (("prefilling", "prompts"), ("handoff", "handoffs"), ("mixed",) * 2, ("solo",) * 2):
+            levels[name] -= c[f"lost_{lost}"]
         for name, found in levels.items():
             if found.tolist() != self.levels[LEVELS.index(name)]:
                 raise RunError(f"the books do not balance: {name} is {self.levels[LEVELS.index(name)]}")

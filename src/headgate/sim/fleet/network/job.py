@@ -51,6 +51,7 @@ class Job(Identity):
     __slots__ = (
         "clock",
         "decode_patience",
+        "done_at",
         "end",
         "number",
         "output",
@@ -64,6 +65,7 @@ class Job(Identity):
     clock: Clock
     seat: Seat
     end: float
+    done_at: float  # when its prompt will be done, if its engine lives so long
     evictions = 0
     wasted = 0
     cached = 0

@@ -8,7 +8,7 @@ phases make this the Markov chain of section 2.3; any other law works too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
@@ -16,22 +16,30 @@ from typing import Any
 
 from headgate.core.ask_router import Asking
 from headgate.core.errors import InputError, RunError
-from headgate.core.fleet import FleetObserver, Move, RoutePolicy, Stage, room
+from headgate.core.fleet import CLOSED, FleetObserver, Move, Room, RoutePolicy, Stage, room
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Roster, Seat
 from headgate.methods.fluid.flows import Instance
 from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Books, Page, Window
 from headgate.sim.fleet.network.job import DECODING, GONE, IN_PREFILL, WAITS_DECODE, WAITS_PROMPT, Clock, Job
+from headgate.sim.fleet.network.outages import Outage, lose_all
 from headgate.sim.fleet.network.source import Block, Source
 
-PROMPT_DONE, DUE, GIVES_UP, DROPS, WAKE = range(5)
+PROMPT_DONE, DUE, GIVES_UP, DROPS, WAKE, OUTAGE = range(6)
 
 
 class Network:
     """Runs a router against a source of requests; `windows` and `books` say what happened."""
 
-    def __init__(self, instance: Instance, engines: int, router: RoutePolicy, source: Source) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        engines: int,
+        router: RoutePolicy,
+        source: Source,
+        outages: Sequence[Outage] = (),
+    ) -> None:
         seats = instance.pace.seats
         if engines < 1:
             raise InputError(f"{engines} engines; give at least 1")
@@ -46,10 +54,16 @@ class Network:
         self._clocks = [Clock(self.fleet, self._fast) for _ in range(engines)]
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
-        self._asking = Asking(router, self.fleet, self._move, self._turn_away, self._push_wake)
+        self._asking = Asking(
+            router, self.fleet, self._move, self._turn_away, self._push_wake, self._set_role
+        )
         self._source = source
         self._sent = 0
         self._turn_page()
+        for outage in outages:
+            outage.checked(engines)
+            self._push(outage.start, OUTAGE, outage)
+            self._push(outage.end, OUTAGE, outage)
         listens = type(router)
         self._tell_arrived = None if listens.arrived is FleetObserver.arrived else router.arrived
         self._tell_finished = None if listens.finished is FleetObserver.finished else router.finished
@@ -117,7 +131,10 @@ class Network:
         if what == DUE:
             return self._decode_done(now, who)
         if what == PROMPT_DONE:
-            return self._prompt_done(now, who)
+            return who.state == IN_PREFILL and who.done_at == now and self._prompt_done(now, who)
+        if what == OUTAGE:
+            self._outage(now, who)
+            return True
         if what == WAKE:
             self._asking.woken(now)
             return True
@@ -186,7 +203,7 @@ class Network:
             self.fleet.start_decode(job, seat)
             self._join(job, seat, now, HANDOFF)
         else:
-            self.fleet.start_prompt(job, seat)
+            self.fleet.start_prompt(job, seat, move.stage)
             books.counts["prompts_started"][kind] += 1
             books.move(WAITING, PREFILLING, kind, now)
             job.state, job.whole = IN_PREFILL, move.stage is Stage.WHOLE
@@ -194,8 +211,36 @@ class Network:
                 books.switch(seat.decoding.values(), True, now)
                 self._clocks[seat.id].set_speed(now, self._slow)
                 self._schedule(self._clocks[seat.id])
-            self._push(now + job.seconds, PROMPT_DONE, job)
+            job.done_at = now + job.seconds
+            self._push(job.done_at, PROMPT_DONE, job)
         self.router.moved(job, move, now)
+
+    def _set_role(self, engine: int, role: str) -> bool:
+        seat = self.fleet.seat(engine)
+        if seat.role == role:
+            return False
+        self.fleet.set_role(engine, role, CLOSED if seat.room == CLOSED else self._room(role))
+        self.router.engines_changed(self.fleet)
+        return True
+
+    def _room(self, role: str) -> Room:
+        return room(role, self.instance.pace.seats)
+
+    def _outage(self, now: float, outage: Outage) -> None:
+        """An engine fails, drains or comes back."""
+        seat = self.fleet.replicas[outage.engine]
+        if now >= outage.end:
+            self.fleet.set_room(seat.id, self._room(seat.role))
+        else:
+            self.fleet.set_room(seat.id, CLOSED)
+            if not outage.drain:
+                for job in lose_all(self.fleet, self.books, self._clocks[seat.id], seat, now):
+                    self.fleet.take_back(job)
+                    self.router.returned(job, now)
+                    if job.patience < inf:
+                        self._push(now + job.patience, GIVES_UP, job)
+                self._clocks[seat.id].set_speed(now, self._fast)
+        self.router.engines_changed(self.fleet)
 
     def _join(self, job: Job, seat: Seat, now: float, out: int) -> None:
         """Its first token is under way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from itertools import chain
 from math import inf
@@ -62,7 +63,9 @@ LAWS: dict[str, Callable[[np.random.Generator, int], Floats]] = {
 class Poisson:
     """Arrivals of every class at its rate; the same requests for every router under the same seed."""
 
-    def __init__(self, instance: Instance, engines: int, seed: int, law: str = "exponential") -> None:
+    def __init__(
+        self, instance: Instance, engines: int, seed: int, law: str = "exponential", start: float = 0.0
+    ) -> None:
         self._rates = np.array([flow.rate for flow in instance.flows]) * engines
         self._prompts = np.array(instance.seconds())
         self._outputs = np.array([flow.output for flow in instance.flows])
@@ -71,7 +74,7 @@ class Poisson:
         self._law = LAWS[law]
         names = ("arrivals", "kinds", "prompts", "outputs", "patience", "decode-patience")
         self._streams = [stream(seed, f"network-{name}") for name in names]
-        self._now = 0.0
+        self._now = start
 
     def next_block(self) -> Block:
         """The next few thousand; it never ends."""
@@ -89,6 +92,27 @@ class Poisson:
             (self._patience[kind] * patience.standard_exponential(BLOCK)).tolist(),
             (self._decode_patience[kind] * decode.standard_exponential(BLOCK)).tolist(),
         )
+
+
+class Shifting:
+    """Requests of one instance until a moment, and of another from then on; the classes are the same."""
+
+    def __init__(self, before: Instance, after: Instance, when: float, engines: int, seed: int) -> None:
+        self._when = when
+        self._before = Poisson(before, engines, seed)
+        self._after = Poisson(after, engines, seed + 1_000_003, start=when)
+        self._shifted = False
+
+    def next_block(self) -> Block:
+        """The next few thousand; it never ends."""
+        if not self._shifted:
+            block = self._before.next_block()
+            early = bisect_left(block.time, self._when)
+            self._shifted = early < len(block.time)
+            if early:
+                time, kind, *rest = block
+                return Block(time[:early], kind[:early], *(column[:early] for column in rest))
+        return self._after.next_block()
 
 
 def _means(rates: list[float]) -> Floats:

@@ -1,0 +1,1 @@
+"""Promises through the real HTTP server: arms take turns in one `vllm serve`."""

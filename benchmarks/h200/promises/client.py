@@ -1,0 +1,116 @@
+"""Clients in processes of their own: send each request on time, note when its tokens come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+from benchmarks.h200.promises.load import Load
+
+AHEAD = 5.0  # seconds before the first arrival: processes start and write their requests
+OK = b"HTTP/1.1 200"
+EVENT = b'data: {"'
+
+
+class Answer(NamedTuple):
+    """What one client saw; times in seconds from the request's arrival, `status` 0 when nothing came."""
+
+    arrival: float
+    status: int
+    first: float | None
+    gaps: list[float]  # between two readings with tokens
+    last: float | None
+    whole: bool
+
+
+class Target(NamedTuple):
+    """Where requests go."""
+
+    port: int
+    model: str
+    vocabulary: int
+
+
+def serve(load: Load, target: Target, processes: int, drain: float, seed: int) -> list[Answer]:
+    """All requests of a run, from so many processes; waits `drain` seconds for the last ones."""
+    rows = [
+        (float(at), int(prompt), int(output))
+        for at, prompt, output in zip(load.arrival, load.prompt, load.output, strict=True)
+    ]
+    begin = time.monotonic() + AHEAD
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        parts = [
+            pool.submit(_part, rows[number::processes], target, begin, drain, seed + number)
+            for number in range(processes)
+        ]
+        answers = [answer for part in parts for answer in part.result()]
+    return sorted(answers)
+
+
+def _part(
+    rows: list[tuple[float, int, int]], target: Target, begin: float, drain: float, seed: int
+) -> list[Answer]:
+    rng = random.Random(seed)
+    bodies = [(at, _body(prompt, output, target, rng)) for at, prompt, output in rows]
+    return asyncio.run(_all(bodies, target.port, begin, drain))
+
+
+def _body(prompt: int, output: int, target: Target, rng: random.Random) -> bytes:
+    words: dict[str, Any] = {
+        "model": target.model,
+        "prompt": [rng.randrange(10, target.vocabulary) for _ in range(prompt)],
+        "max_tokens": output,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": True,
+    }
+    text = json.dumps(words).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{target.port}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + text
+
+
+async def _all(bodies: list[tuple[float, bytes]], port: int, begin: float, drain: float) -> list[Answer]:
+    tasks = [asyncio.create_task(_one(port, at, body, begin)) for at, body in bodies]
+    if not tasks:
+        return []
+    last = begin + bodies[-1][0] + drain
+    _, late = await asyncio.wait(tasks, timeout=max(0.0, last - time.monotonic()))
+    for task in late:
+        task.cancel()
+    return list(await asyncio.gather(*tasks))
+
+
+async def _one(port: int, at: float, body: bytes, begin: float) -> Answer:
+    """One request; a cancelled one keeps what it has seen."""
+    due = begin + at
+    status, first, last, gaps, whole = 0, None, None, [], False
+    writer = None
+    try:
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1])
+        while data := await reader.read(1 << 16):
+            now = time.monotonic() - due
+            if EVENT in data:
+                if last is None:
+                    first = now
+                else:
+                    gaps.append(now - last)
+                last = now
+            whole = whole or b"data: [DONE]" in data
+    except (asyncio.CancelledError, OSError, asyncio.IncompleteReadError):
+        pass
+    finally:
+        if writer is not None:
+            writer.close()
+    return Answer(at, status, first, gaps, last, whole)

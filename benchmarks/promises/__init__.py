@@ -1,0 +1,1 @@
+"""How many requests a second each policy serves with its promises kept (simulated)."""

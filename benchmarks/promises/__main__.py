@@ -1,0 +1,134 @@
+"""Highest rate at which each policy keeps its promises: `python -m benchmarks.promises --help`.
+
+Simulated on a calibrated H200 card, asynchronous. Each search appends a line to results/capacity.jsonl
+when it ends; lines that are there are not made again. `--table` prints the table of what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.promises.table import overload_table, table
+from benchmarks.promises.worlds import LEVELS, POLICIES, QUICK, WORKLOADS, World, world
+from headgate.advisor.capacity.search import Search
+from headgate.advisor.capacity.slo import measure
+from headgate.core.errors import InputError
+from headgate.experiment.library import simulate
+from headgate.methods.make import make_policy, split_name
+
+RESULTS = Path(__file__).parent / "results"
+NEAR = (0.98, 1.015)  # of a rate near the answer: tried first
+LOADS = (0.91, 1.06, 1.24)  # of the bound, for --overload
+Line = dict[str, Any]
+
+
+def options(argv: list[str]) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.promises", description=__doc__)
+    add = parser.add_argument
+    add("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
+    add("--policies", nargs="+", default=list(POLICIES), help="as on the command line")
+    add("--promise", default="100ms", choices=LEVELS)
+    add("--seeds", type=int, default=4)
+    add("--first-seed", type=int, default=0)
+    add("--precision", type=float, default=0.02, help="of the bracket of a search, as a share of the rate")
+    add("--around", type=float, help="a rate near the answer, to begin the search with")
+    add("--quick", action="store_true", help=f"one seed, {QUICK} requests, nothing is written")
+    add("--overload", action="store_true", help="shares in time at fixed rates, not a search")
+    add("--synchronous", action="store_true", help="an engine that composes no step ahead")
+    add("--table", action="store_true", help="print the table of the results that are there")
+    add("--out", type=Path, default=RESULTS)
+    return parser.parse_args(argv)
+
+
+def tasks(asked: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
+    """Workload, policy and seed; all policies of a seed one after the other."""
+    for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
+        for name in asked.workloads:
+            for policy in asked.policies:
+                yield name, policy, seed
+
+
+def run(where: World, policy: str, rate: float, seed: int, synchronous: bool) -> Line:
+    """One run at one rate: every level, and how far the worst is from its limit."""
+    made, _ = make_policy(*split_name(policy), where.engine)
+    found = simulate(where.engine, made, where.traffic.at(rate, seed), asynchronous=not synchronous)
+    kept = measure(found, where.levels)
+    return {"rate": rate, "ratio": kept.ratio, "values": kept.values, "shares": kept.shares}
+
+
+def capacity(asked: argparse.Namespace, where: World, policy: str, seed: int) -> Line:
+    """The highest rate at which all levels are kept."""
+    search, tried = Search(where.bound, asked.precision), []
+    near = [asked.around * share for share in NEAR] if asked.around else []
+    while (rate := near.pop(0) if near else search.next()) is not None:
+        tried.append(run(where, policy, rate, seed, asked.synchronous))
+        search.tell(rate, tried[-1]["ratio"])
+    return {"kept": search.answer, "tried": tried}
+
+
+def overload(asked: argparse.Namespace, where: World, policy: str, seed: int) -> Line:
+    """Shares in time at fixed loads."""
+    loads = [run(where, policy, load * where.bound, seed, asked.synchronous) for load in LOADS]
+    return {"loads": LOADS, "tried": loads}
+
+
+def main(argv: list[str]) -> None:
+    """Run what is missing, or print the table."""
+    asked = options(argv)
+    file = asked.out / ("overload.jsonl" if asked.overload else "capacity.jsonl")
+    lines = [json.loads(row) for row in file.read_text().splitlines()] if file.exists() else []
+    if not asked.table:
+        if asked.quick:
+            asked.seeds, lines = 1, []
+        try:
+            _fill(asked, file, lines)
+        except InputError as error:
+            sys.exit(f"error: {error}")
+    print((overload_table if asked.overload else table)(lines, asked.promise, asked.synchronous))
+
+
+def _fill(asked: argparse.Namespace, file: Path, lines: list[Line]) -> None:
+    """Every task that has no line yet."""
+    known = {
+        tuple(line[key] for key in ("workload", "policy", "seed", "promise", "synchronous")) for line in lines
+    }
+    worlds: dict[str, World] = {}
+    for name, policy, seed in tasks(asked):
+        if (name, policy, seed, asked.promise, asked.synchronous) in known:
+            continue
+        if name not in worlds:
+            worlds[name] = world(name, asked.promise, QUICK if asked.quick else None)
+        began, where = perf_counter(), worlds[name]
+        found = (overload if asked.overload else capacity)(asked, where, policy, seed)
+        line = {
+            "workload": name,
+            "policy": policy,
+            "seed": seed,
+            "promise": asked.promise,
+            "synchronous": asked.synchronous,
+            "requests": where.traffic.requests,
+            "bound": where.bound,
+            **found,
+        }
+        lines.append(line)
+        if not asked.quick:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a") as out:
+                out.write(json.dumps(line) + "\n")
+        answer = f"{line['kept']:.2f}/s" if "kept" in line else ""
+        print(
+            f"{name} {policy} seed {seed}: {answer} ({perf_counter() - began:.0f} s)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

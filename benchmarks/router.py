@@ -1,0 +1,149 @@
+"""What the router costs: CPU per relayed event, transit added, CPU of a short request. Ratios within one run.
+
+Run: python -m benchmarks.router [--streams 100 --rate 2000 --seconds 10]
+
+The engine, the router and the client are processes of their own; `direct` is the client at the engine. Where
+vllm-router (Rust) is installed it is measured beside ours. On a shared machine only CPU and ratios are sound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+TICKS = os.sysconf("SC_CLK_TCK")
+SERVE = "from headgate.cli import main; main()"
+
+
+def cpu(process: subprocess.Popen[str]) -> float:
+    """Seconds of CPU it has used."""
+    with open(f"/proc/{process.pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def part(*words: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.router_parts", *words]
+
+
+def started(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def ours(engine: int) -> tuple[subprocess.Popen[str], int]:
+    """`headgate route` before the engine, and its port."""
+    router = started(
+        [sys.executable, "-c", SERVE, "route", "--engine", f"http://127.0.0.1:{engine}", "--seats", "4096",
+         "--port", "0", "--admin", "127.0.0.1:0"]
+    )  # fmt: skip
+    assert router.stdout is not None
+    for line in router.stdout:
+        if "listening on" in line:
+            return router, int(line.split("http://127.0.0.1:")[1].split(",")[0])
+    raise RuntimeError("the router did not start")
+
+
+def vllm_router(engine: int) -> tuple[subprocess.Popen[str], int]:
+    """The Rust router before the engine."""
+    port = 20_000 + os.getpid() % 10_000
+    router = started(
+        [
+            "vllm-router",
+            "--worker-urls",
+            f"http://127.0.0.1:{engine}",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
+    )
+    for _ in range(200):
+        with suppress(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+            return router, port
+        time.sleep(0.1)
+    router.kill()
+    raise RuntimeError("vllm-router did not start")
+
+
+def measured(port: int, router: subprocess.Popen[str] | None, streams: int, seconds: float) -> dict[str, Any]:
+    """The client's figures, and the router's CPU per event and per request."""
+    before = cpu(router) if router else 0.0
+    done = subprocess.run(
+        part("client", "--port", str(port), "--streams", str(streams), "--seconds", str(seconds)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    used = (cpu(router) if router else 0.0) - before
+    found["us_per_event"] = 1e6 * used / max(found["events"], 1)
+    found["us_per_request"] = 1e6 * used / max(found["requests"], 1)
+    return found
+
+
+def race(streams: int, rate: float, seconds: float, tokens: int) -> dict[str, dict[str, Any]]:
+    """Direct, ours and vllm-router, one after the other, before the same engine."""
+    engine = started(part("engine", "--tokens", str(tokens), "--gap", str(streams / rate)))
+    assert engine.stdout is not None
+    port = int(engine.stdout.readline())
+    found: dict[str, dict[str, Any]] = {}
+    makers: dict[str, Callable[[int], tuple[subprocess.Popen[str], int]]] = {"headgate route": ours}
+    if shutil.which("vllm-router"):
+        makers["vllm-router"] = vllm_router
+    try:
+        found["direct"] = measured(port, None, streams, seconds)
+        for name, make in makers.items():
+            router, at = make(port)
+            try:
+                measured(at, router, streams, min(2.0, seconds))  # warm
+                found[name] = measured(at, router, streams, seconds)
+            finally:
+                router.kill()
+                router.wait()
+    finally:
+        engine.kill()
+        engine.wait()
+    return found
+
+
+def show(title: str, found: dict[str, dict[str, Any]], column: str) -> None:
+    print(f"\n{title}")
+    for name, each in found.items():
+        times = f"transit p50 {each['p50_ms']:7.2f} ms  p99 {each['p99_ms']:7.2f} ms"
+        print(
+            f"  {name:<15} {each['events']:>8} events  {times}"
+            + (f"  CPU {each[column]:6.0f} us" if name != "direct" else "")
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--rate", type=float, default=2000.0, help="events per second")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    given = parser.parse_args()
+    long = race(given.streams, given.rate, given.seconds, tokens=200)
+    show(f"{given.streams} streams, {given.rate:.0f} events/s: CPU per event", long, "us_per_event")
+    short = race(8, 4000.0, given.seconds, tokens=1)
+    show("requests of one event, 8 at a time: CPU per request", short, "us_per_request")
+    mine = long["headgate route"]
+    print(f"\nadded transit p50: {mine['p50_ms'] - long['direct']['p50_ms']:.2f} ms")
+    if "vllm-router" in long:
+        ratio = mine["us_per_event"] / long["vllm-router"]["us_per_event"]
+        print(f"CPU per event, ours over vllm-router: {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Processes of the router's benchmark: a fake engine and a client over raw sockets."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from contextlib import suppress
+
+EVENT = 280  # bytes
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def _event(number: int) -> bytes:
+    """One event of a fixed size that tells when it was sent."""
+    text = f'data: {{"sent":{time.monotonic_ns():020d},"n":{number},"choices":[{{"text":"'.encode()
+    data = text + b"x" * (EVENT - len(text) - 8) + b'"}]}\n\n'
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Engine(asyncio.Protocol):
+    """Answers POST with a stream at a fixed pace, GET with 200."""
+
+    def __init__(self, tokens: int, gap: float) -> None:
+        self.tokens, self.gap, self.data = tokens, gap, b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.handle: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It went."""
+        if self.handle is not None:
+            self.handle.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """A request, perhaps in parts."""
+        self.data += data
+        head, found, rest = self.data.partition(b"\r\n\r\n")
+        if not found:
+            return
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
+        if len(rest) < length:
+            return
+        self.data = rest[length:]
+        if head.startswith(b"GET"):
+            self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            return
+        self.transport.write(HEAD)
+        self.began = asyncio.get_running_loop().time()
+        self.sent = 0
+        self._next()
+
+    def _next(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.transport.write(_event(self.sent))
+        self.sent += 1
+        if self.sent < self.tokens:
+            self.handle = loop.call_at(self.began + self.sent * self.gap, self._next)
+        else:
+            self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def engine(tokens: int, gap: float) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Engine(tokens, gap), "127.0.0.1", 0, backlog=2048)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.Event().wait()
+
+
+async def client(port: int, streams: int, seconds: float) -> None:
+    """So many streams at a time; prints events, requests and the transit times in ms."""
+    body = json.dumps({"model": "m", "prompt": "hello " * 50, "stream": True, "max_tokens": 100}).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+    ask, transit, counts = request % (len(body), body), list[float](), [0, 0]
+    end = time.monotonic() + seconds
+
+    async def one(first: float) -> None:
+        await asyncio.sleep(first)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+        while time.monotonic() < end:
+            writer.write(ask)
+            while True:
+                line = await reader.readline()
+                if not line:
+                    return
+                if line.startswith(b"data: {"):
+                    counts[0] += 1
+                    if counts[0] % 7 == 0:
+                        transit.append((time.monotonic_ns() - int(line[14:34])) / 1e6)
+                elif line == b"0\r\n":
+                    await reader.readline()
+                    break
+            counts[1] += 1
+        writer.close()
+
+    await asyncio.gather(*(one(number / streams) for number in range(streams)), return_exceptions=True)
+    transit.sort()
+    middle, high = (transit[int(share * (len(transit) - 1))] for share in (0.5, 0.99))
+    print(json.dumps({"events": counts[0], "requests": counts[1], "p50_ms": middle, "p99_ms": high}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=["engine", "client"])
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--gap", type=float, default=0.05)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    given = parser.parse_args()
+    with suppress(KeyboardInterrupt):
+        if given.part == "engine":
+            asyncio.run(engine(given.tokens, given.gap))
+        else:
+            asyncio.run(client(given.port, given.streams, given.seconds))
+
+
+if __name__ == "__main__":
+    main()

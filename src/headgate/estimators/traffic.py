@@ -1,0 +1,237 @@
+"""What comes and how it behaves, learned while it runs: rates, lengths and patience by class of requests.
+
+Everything is an exponential window in time: what was seen s seconds ago counts exp(-s / T). Output
+lengths and patience are ratios of endings to exposure (tokens decoded, seconds waited), so requests that
+still run or wait count as far as they have come. A mean over completed requests alone would be too short
+after every start or shift, because short requests end first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import exp, isfinite, log
+from typing import NamedTuple
+
+from headgate.core.errors import InputError
+from headgate.core.request import Request
+
+PRIOR = 10.0  # requests of a class that what is assumed of it counts for at the start; they fade like others
+ENOUGH = 30  # arrivals, or exits from a queue of which nobody was assumed to leave, before these are believed
+TINY = 1e-9  # of what is left of a window: too little to divide by
+LONGEST_PATIENCE = 3600.0  # seconds; a class that is more patient than that counts as never giving up
+
+
+class Seen(NamedTuple):
+    """One class of requests, as estimated."""
+
+    rate: float  # arrivals per second
+    prompt: float  # tokens
+    output: float  # tokens
+    impatience: float  # 1 / mean patience in seconds; 0: nobody gives up
+
+
+class Decaying:
+    """A sum whose terms fade away."""
+
+    __slots__ = ("_at", "_seconds", "_value")
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` is the time constant."""
+        self._seconds, self._value, self._at = seconds, 0.0, 0.0
+
+    def add(self, x: float, now: float) -> None:
+        """One more term."""
+        self._value = self.value(now) + x
+        self._at = now
+
+    def lasted(self, level: float, since: float, now: float) -> None:
+        """A level that lasted from `since` to now, as an integral over time."""
+        held = self._seconds * -_shrunk(now - since, self._seconds)
+        self.add(level * held, now)
+
+    def value(self, now: float) -> float:
+        """What is left of it."""
+        return self._value * exp((self._at - now) / self._seconds)
+
+
+def _shrunk(time: float, seconds: float) -> float:
+    return exp(-time / seconds) - 1.0
+
+
+class WindowRate:
+    """Events per second by exponential window; a window that is not full yet counts as long as it is."""
+
+    __slots__ = ("_events", "_seconds", "_start", "count")
+
+    def __init__(self, half_life: float) -> None:
+        self._seconds = _time_constant(half_life)
+        self._events = Decaying(self._seconds)
+        self._start: float | None = None
+        self.count = 0
+
+    def update(self, now: float) -> None:
+        """One more event."""
+        if self._start is None:
+            self._start = now
+        self._events.add(1.0, now)
+        self.count += 1
+
+    def value(self, now: float, since: float | None = None) -> float:
+        """Events per second, counted from the first event or from `since`; at least one second long."""
+        start = self._start if since is None else since
+        if start is None or self._start is None:
+            return 0.0
+        return self._events.value(now) / -(self._seconds * _shrunk(max(now - start, 1.0), self._seconds))
+
+
+class ClassTraffic:
+    """One class. What is assumed of it counts as a few requests that were seen before the start."""
+
+    def __init__(self, assumed: Seen, half_life: float, now: float, weight: float = PRIOR) -> None:
+        seconds = _time_constant(half_life)
+        self.assumed, self._half_life, self._began = assumed, half_life, now
+        self._rate = WindowRate(half_life)
+        self._prompts, self._came = Decaying(seconds), Decaying(seconds)
+        self._tokens, self._ended = Decaying(seconds), Decaying(seconds)
+        self._waited, self._gave_up = Decaying(seconds), Decaying(seconds)
+        self._waiting, self._since = 0, now
+        self._exits = 0
+        for total, x in (
+            (self._prompts, assumed.prompt),
+            (self._came, 1.0),
+            (self._tokens, assumed.output),
+            (self._ended, 1.0),
+        ):
+            total.add(weight * x, now)
+        if assumed.impatience > 0:
+            self._waited.add(weight / assumed.impatience, now)
+            self._gave_up.add(weight, now)
+
+    def arrived(self, prompt: int, now: float) -> None:
+        """One joins the queue."""
+        self._rate.update(now)
+        self._prompts.add(float(prompt), now)
+        self._came.add(1.0, now)
+        self._queue(1, now)
+
+    def queued(self, now: float) -> None:
+        """One that had left the queue is in it again; it is no arrival."""
+        self._queue(1, now)
+
+    def started(self, now: float) -> None:
+        """One leaves the queue for an engine."""
+        self._queue(-1, now)
+
+    def gave_up(self, now: float) -> None:
+        """One leaves the queue because it has waited too long."""
+        self._queue(-1, now)
+        self._gave_up.add(1.0, now)
+        self._exits += 1
+
+    def decoded(self, tokens: int, since: float, now: float, ended: bool) -> None:
+        """So many output tokens of one request since then, one by one, and whether it has all of them now."""
+        if now > since:
+            self._tokens.lasted(tokens / (now - since), since, now)
+        else:
+            self._tokens.add(float(tokens), now)
+        if ended:
+            self._ended.add(1.0, now)
+
+    def seen(self, now: float) -> Seen:
+        """The estimates; a rate is as assumed until enough came, or a half-life has passed."""
+        self._queue(0, now)
+        rate, prompt, output, impatience = self.assumed
+        if self._rate.count >= ENOUGH or now - self._began >= self._half_life:
+            rate = self._rate.value(now, self._began)
+        came, ended, waited = self._came.value(now), self._ended.value(now), self._waited.value(now)
+        if came > TINY:
+            prompt = self._prompts.value(now) / came
+        if ended > TINY:
+            output = self._tokens.value(now) / ended
+        if waited > TINY and (impatience > 0 or self._exits >= ENOUGH):
+            impatience = self._gave_up.value(now) / waited
+        impatience = impatience if impatience > 1 / LONGEST_PATIENCE else 0.0
+        return Seen(rate, max(prompt, 1.0), max(output, 1.0), impatience)
+
+    def _queue(self, change: int, now: float) -> None:
+        self._waited.lasted(self._waiting, self._since, now)
+        self._waiting += change
+        self._since = now
+
+
+class Traffic:
+    """All classes, fed by what a router hears."""
+
+    def __init__(self, assumed: Mapping[str, Seen], half_life: float, now: float = 0.0) -> None:
+        self._half_life = half_life
+        self.kinds = {kind: ClassTraffic(seen, half_life, now) for kind, seen in assumed.items()}
+        self._waiting: set[int] = set()
+        self._running: dict[int, tuple[Request, int, float]] = {}  # tokens that are counted, and until when
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It joins the queue. A class nobody has heard of begins with what its first request shows."""
+        self._waiting.add(request.id)
+        self._kind(request, now).arrived(request.prompt, now)
+
+    def adopt(self, request: Request, now: float, waits: bool) -> None:
+        """It was there before we looked: it is no arrival, and its tokens count from now on."""
+        kind = self._kind(request, now)
+        if waits:
+            self._waiting.add(request.id)
+            kind.queued(now)
+        else:
+            self._running[request.id] = request, request.generated, now
+
+    def started(self, request: Request, now: float) -> None:
+        """It was sent to an engine; again when its decode is sent to another."""
+        if request.id in self._waiting:
+            self._waiting.discard(request.id)
+            self.kinds[request.kind].started(now)
+            self._running[request.id] = request, request.generated, now
+
+    def returned(self, request: Request, now: float) -> None:
+        """Its engine failed it; it waits again and its tokens do not count."""
+        if request.id not in self._waiting:
+            self._running.pop(request.id, None)
+            self._waiting.add(request.id)
+            self.kinds[request.kind].queued(now)
+
+    def finished(self, request: Request, now: float) -> None:
+        """It has all its tokens."""
+        self._count(request, now, True)
+        self._running.pop(request.id, None)
+
+    def left(self, request: Request, now: float, gave_up: bool) -> None:
+        """It went away, from the queue or from an engine."""
+        kind = self.kinds[request.kind]
+        if request.id in self._waiting:
+            self._waiting.discard(request.id)
+            (kind.gave_up if gave_up else kind.started)(now)
+        else:
+            self._count(request, now, False)
+            self._running.pop(request.id, None)
+
+    def seen(self, now: float) -> dict[str, Seen]:
+        """Every class, those who run counted as far as they have come."""
+        for request, *_ in [*self._running.values()]:
+            self._count(request, now, False)
+        return {kind: each.seen(now) for kind, each in self.kinds.items()}
+
+    def _kind(self, request: Request, now: float) -> ClassTraffic:
+        if request.kind not in self.kinds:
+            first = Seen(0.0, float(request.prompt), 1.0, 0.0)
+            self.kinds[request.kind] = ClassTraffic(first, self._half_life, now, weight=0.0)
+        return self.kinds[request.kind]
+
+    def _count(self, request: Request, now: float, ended: bool) -> None:
+        found = self._running.get(request.id)
+        if found is not None:
+            tokens = request.generated
+            self.kinds[request.kind].decoded(tokens - found[1], found[2], now, ended)
+            self._running[request.id] = request, tokens, now
+
+
+def _time_constant(half_life: float) -> float:
+    if not (isfinite(half_life) and half_life > 0):
+        raise InputError(f"half_life={half_life}; it must be finite and > 0, give seconds")
+    return half_life / log(2)

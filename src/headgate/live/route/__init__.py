@@ -1,0 +1,1 @@
+"""An OpenAI-compatible router: the simulator's routers before real engines."""

@@ -1,0 +1,70 @@
+"""One JSON line per request, without prompts, keys or raw header values; the trace file is made likewise."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from headgate.core.errors import InputError
+
+CONTROL = re.compile(r"[^\x20-\x7e]")
+LONGEST = 128
+FLUSH_EVERY = 64  # lines
+
+
+def clean(text: str) -> str:
+    """A text from outside, fit for a log: printable ASCII, at most 128 characters."""
+    return CONTROL.sub("?", text[:LONGEST])
+
+
+class JsonLines:
+    """A file of JSON objects, one a line. A full disk stops the log, not the router."""
+
+    def __init__(self, path: str | None) -> None:
+        self.lost = 0
+        self._file: TextIO | None = None
+        self._since = 0
+        if path == "-":
+            self._file = sys.stdout
+        elif path is not None:
+            try:
+                self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (open as long as the router runs)
+            except OSError as error:
+                raise InputError(
+                    f"{path}: cannot be written, {error.strerror}; choose another file"
+                ) from None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is written at all."""
+        return self._file is not None
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One more line."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+            self._since += 1
+            if self._since >= FLUSH_EVERY:
+                self.flush()
+        except (OSError, ValueError):
+            self.lost += 1
+
+    def flush(self) -> None:
+        """Whatever is buffered goes to the file."""
+        self._since = 0
+        try:
+            if self._file is not None:
+                self._file.flush()
+        except (OSError, ValueError):
+            self.lost += 1
+
+    def close(self) -> None:
+        """Write the rest."""
+        self.flush()
+        if self._file is not None and self._file is not sys.stdout:
+            self._file.close()

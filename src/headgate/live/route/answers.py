@@ -1,0 +1,64 @@
+"""What the router itself answers, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    411: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    502: "server_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    508: "server_error",
+}
+
+
+class RefusedError(Exception):
+    """A request the router answers itself; `reason` is a short label for metrics."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+
+
+class Answer(NamedTuple):
+    """Status, headers and body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def error_object(status: int, message: str, code: str | int | None = None) -> dict[str, object]:
+    """`{"error": ...}` as OpenAI's clients read it."""
+    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {
+        "error": {"message": message, "type": kind, "param": None, "code": status if code is None else code}
+    }
+
+
+def answer(error: RefusedError) -> Answer:
+    """A refusal as a response."""
+    headers = {"Content-Type": "application/json"}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    return Answer(error.status, headers, json.dumps(error_object(error.status, error.message)).encode())
+
+
+def error_event(status: int, message: str, torn: bool = False) -> bytes:
+    """The event that ends a broken stream; no `[DONE]` follows it.
+
+    A torn event is closed first, so that this one is read by itself.
+    """
+    body = {"error": {"message": message, "type": "server_error", "param": None, "code": status}}
+    return (b"\n\n" if torn else b"") + b"data: " + json.dumps(body).encode() + b"\n\n"

@@ -1,0 +1,258 @@
+"""The router as a whole: its parts, their start and end, reload and drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from headgate.core.errors import InputError
+from headgate.live.route.access_log import JsonLines
+from headgate.live.route.addresses import address
+from headgate.live.route.admin import Admin
+from headgate.live.route.body_bytes import BodyBytes
+from headgate.live.route.classes import Classes
+from headgate.live.route.config import Config, EngineAt
+from headgate.live.route.discovery import discover
+from headgate.live.route.front import Front
+from headgate.live.route.gate import ClassLimits, EngineState, Gate
+from headgate.live.route.job import Job
+from headgate.live.route.keys import read_keys
+from headgate.live.route.legs import Legs
+from headgate.live.route.metrics import Metrics
+from headgate.live.route.policy import LivePolicy
+from headgate.live.route.reload import changes
+from headgate.live.route.server import GuardedServer, engine_tls, server_tls
+from headgate.live.route.service import Service
+from headgate.live.route.upstream import Upstream
+from headgate.live.route.watch import Watch
+
+log = logging.getLogger("headgate.route")
+KEEP_ALIVE = 4.0  # seconds: below the 5 s after which vLLM's server closes an idle connection
+SPARE = 1 / 16  # of its seats that the gate may queue inside an engine
+
+
+class RouterApp:
+    """One router in one event loop. `start` listens; `drain` and `stop` end it."""
+
+    def __init__(self, config: Config, reread: Callable[[], Config] | None = None) -> None:
+        self.config, self._reread = config, reread
+        self.now = time.monotonic
+        self.origin = self.now()
+        self.keys = read_keys(config.front.key_file)
+        self.classes = Classes(config, self.keys.required)
+        self.metrics = Metrics()
+        self.access_log, self.trace = JsonLines(config.front.access_log), JsonLines(config.front.trace)
+        self.body_bytes = BodyBytes(config.limits.inflight_bytes)
+        self.upstreams: dict[int, Upstream] = {}
+        self.draining = False
+        self._runners: list[web.BaseRunner] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Find engines, probe them, listen on both addresses."""
+        engines = await discover(self.config)
+        if not engines:
+            raise InputError("no engine was found; check [discovery] or give --engine")
+        self._make_parts(len(engines))
+        for spec in engines:
+            self._add(spec)
+        await self.watch.start(self.upstreams.values())
+        await self._listen()
+        self._tasks += [asyncio.create_task(self._follow()), asyncio.create_task(self._flush())]
+
+    def _make_parts(self, engines: int) -> None:
+        front = self.config.front
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=engine_tls(front))
+        self.session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.config.limits.connect),
+        )
+        self.policy = LivePolicy(self.config, engines)
+        self.gate = Gate(
+            self.policy.router, self._kinds(), limits=self._class_limits(), clock=self.now, on_fall=self._fell
+        )
+        self.watch = Watch(self.session, self.config.health, self.set_room, self.now)
+        self.legs = Legs(self.session, self.config, self.metrics, self.watch.tell, self.now)
+        self.service = Service(self.gate, self.upstreams, self.legs, self.now)
+        self.front = Front(self)
+        self.server = GuardedServer(self.front.handle, front)
+
+    async def _listen(self) -> None:
+        front = self.config.front
+        runner = web.ServerRunner(self.server)
+        await self._bind(runner, front.host, front.port, server_tls(front))
+        admin = web.AppRunner(Admin(self).application(), access_log=None)
+        await self._bind(admin, *address(front.admin), None)
+        self.port = runner.addresses[0][1]
+        self.admin_port = admin.addresses[0][1]
+
+    async def _bind(self, runner: web.BaseRunner, host: str, port: int, tls: Any) -> None:
+        await runner.setup()
+        self._runners.append(runner)
+        try:
+            await web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024).start()
+        except OSError as error:
+            raise InputError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
+            ) from None
+
+    # -- engines -----------------------------------------------------------------------------------------
+
+    def _add(self, spec: EngineAt) -> Upstream:
+        prompts = spec.prompts_at_once or self.policy.prompts_at_once(spec.seats)
+        upstream = Upstream(self.gate.add_engine(EngineState(spec.seats, prompts, spec.role)), spec)
+        _ = upstream.authorization  # a missing key is said at the start
+        self.gate.set_engine(upstream.id, up=False)
+        self.upstreams[upstream.id] = upstream
+        return upstream
+
+    def set_room(self, upstream: Upstream) -> None:
+        """Tell the gate what an engine may be sent now."""
+        if upstream.retired:
+            return
+        seats, now = upstream.spec.seats, self.now()
+        allowed = upstream.seats(now)
+        full = allowed >= seats
+        taken = 0 if full else ceil(seats * (1 + SPARE)) - allowed
+        self.gate.set_engine(upstream.id, up=allowed > 0, taken=taken)
+
+    def drain_engine(self, upstream: Upstream, draining: bool) -> None:
+        """Nothing more is sent there, or again."""
+        upstream.draining = draining
+        self.watch.tell(upstream)
+
+    def _set_engines(self, specs: tuple[EngineAt, ...]) -> None:
+        """Engines are matched by URL: new ones are added, absent ones drained, others changed."""
+        here = {each.url: each for each in self.upstreams.values() if not each.retired}
+        for spec in specs:
+            known = here.pop(spec.url, None)
+            if known is None:
+                log.warning("engine %s is added", spec.url)
+                self.watch.add(self._add(spec))
+            elif known.spec != spec:
+                known.spec = spec
+                self.gate.set_engine(known.id, seats=spec.seats, prompts=spec.prompts_at_once, role=spec.role)
+                self.set_room(known)
+        for gone in here.values():
+            log.warning("engine %s is drained and retired", gone.url)
+            gone.retired = True
+            self.watch.drop(gone)
+            self.gate.retire(gone.id)
+
+    # -- while it runs -------------------------------------------------------------------------------------
+
+    async def reload(self) -> list[str]:
+        """Read the configuration again, check all of it, then apply it. A bad one changes nothing."""
+        try:
+            new = self._reread() if self._reread is not None else self.config
+            found = changes(self.config, new)
+            keys, engines = read_keys(new.front.key_file), await discover(new)
+            if not engines:
+                raise InputError("no engine would be left; keep at least one")
+            self.policy.check(new, len(engines))
+        except InputError as error:
+            self.metrics.reloads.labels("refused").inc()
+            log.error("reload: %s; the old configuration stays", error)
+            raise
+        old, self.config, self.keys = self.config, new, keys
+        self.classes = Classes(new, keys.required)
+        self.legs.config, self.watch.health = new, new.health
+        self.body_bytes.most, self.service.budget.share = new.limits.inflight_bytes, new.limits.retry_share
+        self.gate.set_classes(self._kinds(), self._class_limits())
+        self._set_engines(engines)
+        if old.router != new.router or old.classes != new.classes:
+            self.policy.swap(new, len(engines), self.gate)
+        self.metrics.reloads.labels("done").inc()
+        for line in found.lines:
+            log.warning("reload: %s", line)
+        return found.lines
+
+    async def _follow(self) -> None:
+        """Engines of [discovery] come and go by themselves."""
+        while True:
+            await asyncio.sleep(self.config.discovery.every)
+            if self.config.discovery.file or self.config.discovery.dns:
+                try:
+                    engines = await discover(self.config)
+                    if engines:
+                        self._set_engines(engines)
+                except InputError as error:
+                    log.error("discovery: %s; the engines stay as they are", error)
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.access_log.flush()
+            self.trace.flush()
+
+    def _kinds(self) -> tuple[str, ...]:
+        return (self.config.default.name, *(each.name for each in self.config.classes))
+
+    def _class_limits(self) -> dict[str, ClassLimits]:
+        limits = self.config.limits
+        every = (*self.config.classes, self.config.default)
+        return {each.name: ClassLimits(each.queue or limits.queue, limits.queue_ttl) for each in every}
+
+    def _fell(self, reason: str) -> None:
+        log.error("router %s is disabled, least-loaded goes on: %s", self.config.router.name, reason)
+
+    def wrote(self, job: Job) -> None:
+        """A request has ended: count it and write it down."""
+        now, kind = self.now(), job.kind.name
+        self.metrics.requests.labels(kind, job.outcome).inc()
+        self.metrics.total.labels(kind).observe(now - job.arrived)
+        if job.placed is not None:
+            self.metrics.queued.labels(kind).observe(job.placed - job.arrived)
+        if job.first_token is not None and job.asked.stream:
+            self.metrics.first_token.labels(kind).observe(job.first_token - job.arrived)
+        if job.output:
+            self.metrics.prompt_tokens.labels(kind).inc(job.prompt)
+            self.metrics.output_tokens.labels(kind).inc(job.output)
+        if self.access_log.wanted:
+            self.access_log.write(job.log_record(now))
+        if self.trace.wanted:
+            mean = self.service.estimates.output(kind)
+            self.trace.write(job.trace_record(now, self.origin, self.config.router.name, mean))
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    async def drain(self) -> bool:
+        """Refuse new requests after a delay, wait for the others. True if all of them ended by themselves."""
+        front = self.config.front
+        self.draining = True
+        await asyncio.sleep(front.drain_delay)
+        self.front.refusing = True
+        deadline = self.now() + front.drain_timeout
+        while self.front.inflight and self.now() < deadline:
+            await asyncio.sleep(0.05)
+        clean = not self.front.inflight
+        self.legs.break_off()
+        return clean
+
+    async def stop(self) -> None:
+        """Close everything."""
+        self.draining = True
+        if hasattr(self, "front"):
+            self.front.refusing = True
+            self.legs.break_off()
+            await self.watch.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for runner in self._runners:
+            await runner.cleanup()
+        if hasattr(self, "session"):
+            await asyncio.gather(*self.service.splitter.background, return_exceptions=True)
+            await self.session.close()
+        self.access_log.close()
+        self.trace.close()

@@ -1,0 +1,158 @@
+"""What the router reads of a request's body; the bytes themselves are passed on untouched."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from headgate.live.route.answers import RefusedError
+
+DEPTH = 64
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
+LOOKED_AT = (
+    "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens",
+    "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
+)  # fmt: skip
+UNBOUNDED = 1 << 20  # output tokens of a request without a limit
+ABSENT = msgspec.Raw()
+
+
+class Fields(msgspec.Struct):
+    """The fields that decide something; lengths of texts are taken from their raw bytes."""
+
+    model: msgspec.Raw = ABSENT
+    prompt: msgspec.Raw = ABSENT
+    messages: msgspec.Raw = ABSENT
+    input: msgspec.Raw = ABSENT
+    max_tokens: msgspec.Raw = ABSENT
+    max_completion_tokens: msgspec.Raw = ABSENT
+    max_output_tokens: msgspec.Raw = ABSENT
+    stream: msgspec.Raw = ABSENT
+    n: msgspec.Raw = ABSENT
+    best_of: msgspec.Raw = ABSENT
+    use_beam_search: msgspec.Raw = ABSENT
+    echo: msgspec.Raw = ABSENT
+    prompt_logprobs: msgspec.Raw = ABSENT
+    kv_transfer_params: msgspec.Raw = ABSENT
+    metadata: msgspec.Raw = ABSENT
+
+
+_DECODER = msgspec.json.Decoder(Fields)
+_ANY = msgspec.json.Decoder()
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """One request as the gate and the relay need it."""
+
+    body: bytes
+    model: str
+    stream: bool
+    prompt_bytes: int  # of the prompt or the messages as JSON
+    limit: int  # output tokens at most
+    splittable: bool  # may its prompt and its output be on two engines
+    field_class: str | None  # metadata.class
+    prompt_tokens: int | None = None  # exact, where the prompt is a list of token ids
+
+
+def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
+    """Understand a JSON body once. Refuses what is not an object, nests too deeply or repeats a field."""
+    _check_depth(body)
+    try:
+        fields = _DECODER.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise RefusedError(400, "json", "the body is not a JSON object") from None
+    _check_duplicates(body)
+    if _value(fields.kv_transfer_params) is not None and not allow_kv_params:
+        raise RefusedError(400, "kv_params", "kv_transfer_params is not accepted from clients")
+    text = next((raw for raw in (fields.prompt, fields.messages, fields.input) if bytes(raw)), ABSENT)
+    model, metadata = _value(fields.model), _value(fields.metadata)
+    field_class = metadata.get("class") if isinstance(metadata, dict) else None
+    return Asked(
+        body=body,
+        model=model if isinstance(model, str) else "",
+        stream=_value(fields.stream) is True,
+        prompt_bytes=len(bytes(text)),
+        limit=_limit(fields),
+        splittable=_splittable(fields, path),
+        field_class=field_class if isinstance(field_class, str) else None,
+        prompt_tokens=_token_ids(fields.prompt),
+    )
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    """One small field decoded; None for null or a missing one."""
+    try:
+        return _ANY.decode(raw) if bytes(raw) else None
+    except msgspec.DecodeError:
+        raise RefusedError(400, "json", "the body is not a JSON object") from None
+
+
+def _limit(fields: Fields) -> int:
+    """Output tokens at most, over all choices."""
+    for raw in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
+        value = _value(raw)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return min(value, UNBOUNDED)
+    return UNBOUNDED
+
+
+def _splittable(fields: Fields, path: str) -> bool:
+    """Whether KV parameters describe this request fully: one prompt, one output, nothing about the prompt."""
+    if path not in ("/v1/completions", "/v1/chat/completions") or bytes(fields.kv_transfer_params):
+        return False
+    if _value(fields.n) not in (None, 1) or _value(fields.best_of) not in (None, 1):
+        return False
+    if any(_value(raw) for raw in (fields.use_beam_search, fields.echo)):
+        return False
+    if _value(fields.prompt_logprobs) is not None:
+        return False
+    return not bytes(fields.prompt).lstrip().startswith(b"[") or _is_tokens(fields.prompt)
+
+
+def _is_tokens(prompt: msgspec.Raw) -> bool:
+    """Whether a list is one prompt of token ids, not several prompts."""
+    inside = bytes(prompt).lstrip()[1:].lstrip()
+    return bool(inside) and inside[:1] in b"0123456789"
+
+
+def _token_ids(prompt: msgspec.Raw) -> int | None:
+    if not bytes(prompt).lstrip().startswith(b"[") or not _is_tokens(prompt):
+        return None
+    return bytes(prompt).count(b",") + 1
+
+
+def _check_depth(body: bytes) -> None:
+    """Refuse deep nesting before anything recurses into it. Bodies with few brackets cannot be deep."""
+    if body.count(b"[") + body.count(b"{") <= DEPTH:
+        return
+    brackets = STRING.sub(b"", body).translate(None, NOT_BRACKETS)
+    for _ in range(DEPTH):
+        if not brackets:
+            return
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    if brackets:
+        raise RefusedError(
+            400, "depth", f"the body nests deeper than {DEPTH} levels or its brackets do not match"
+        )
+
+
+def _check_duplicates(body: bytes) -> None:
+    """Refuse a field that stands twice, where parsers may disagree on which one counts.
+
+    The exact check costs a full parse and is made only where a name could stand twice: it occurs more than
+    once, or letters are written as escapes.
+    """
+    if b"\\u00" not in body and all(body.count(b'"%b"' % name.encode()) < 2 for name in LOOKED_AT):
+        return
+    try:
+        pairs = json.loads(body, object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        raise RefusedError(400, "json", "the body is not a JSON object") from None
+    names = [name for name, _ in pairs]
+    for name in LOOKED_AT:
+        if names.count(name) > 1:
+            raise RefusedError(400, "duplicate", f"field {name!r} stands twice in the body")

@@ -1,0 +1,261 @@
+"""What `headgate route` is told: one TOML file, or flags for the simple case."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headgate.core.errors import InputError, first_fault
+from headgate.live.route.addresses import Address, Name, Url, address
+from headgate.live.route.units import Bytes, Count, Delay, Seconds, Switch
+
+MOST_CLASSES = 64
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Part(BaseModel):
+    """A table of the file; unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Front(Part):
+    """Where clients connect, and how much one request may be."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    admin: Address = "127.0.0.1:9300"
+    key_file: str | None = None
+    open: Switch = False  # no keys on an address that others can reach
+    body_limit: Bytes = 32 << 20
+    header_limit: Bytes = 8190
+    headers: Count = 64
+    connections: Count = 10_000
+    head_timeout: Seconds = 10.0
+    body_timeout: Seconds = 30.0
+    keep_alive: Seconds = 15.0
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    client_ca: str | None = None  # clients must show a certificate of this authority
+    engine_ca: str | None = None
+    engine_cert: str | None = None  # shown to engines, with its key
+    engine_cert_key: str | None = None
+    pass_authorization: Switch = False
+    allow_kv_params: Switch = False
+    show_engine: Switch = False  # name the engine in x-headgate-engine
+    access_log: str | None = None  # a file, or - for standard output
+    trace: str | None = None  # a file that headgate trace and compare --trace read
+    drain_delay: Delay = 5.0
+    drain_timeout: Seconds = 120.0
+
+
+class Limits(Part):
+    """Bounds on queues, memory, time and tries."""
+
+    queue: Count = 256
+    queue_ttl: Seconds = 30.0
+    inflight: Count = 4096
+    inflight_bytes: Bytes = 1 << 30
+    connect: Seconds = 5.0
+    first_token: Seconds = 120.0
+    idle: Seconds = 60.0
+    tries: Annotated[int, Field(strict=True, ge=1, le=10)] = 3
+    retry_share: Share = 0.2
+    retry_500: Switch = False
+    answer_buffer: Bytes = 4 << 20  # of an answer that is no stream and can still be retried
+    event: Bytes = 1 << 20
+
+
+class Prices(Part):
+    """What a token earns; gate-and-route maximises this."""
+
+    prompt: Price = 1.0
+    output: Price = 2.0
+
+
+class Router(Part):
+    """The policy, and how often its plan is made anew."""
+
+    name: str = "least-loaded"
+    settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    replan: Seconds = 10.0
+    card: str | None = None
+    prices: Prices = Prices()
+
+
+class Match(Part):
+    """Which requests a class takes; all that is given must hold."""
+
+    key: str | tuple[str, ...] = ()
+    header: str | None = None  # the value of x-headgate-class
+    model: str | tuple[str, ...] = ()
+    field: str | None = None  # the value of metadata.class
+    prompt: tuple[int, int] | None = None  # tokens, estimated: at least, and below
+
+
+class Class(Part):
+    """One class of requests: who belongs to it, what it is promised, what is assumed before it was seen."""
+
+    name: Name
+    match: Match = Match()
+    prompt: Annotated[float, Field(gt=0)] | None = None
+    output: Annotated[float, Field(gt=0)] | None = None
+    rate: Annotated[float, Field(gt=0)] | None = None
+    patience: Seconds | None = None
+    queue: Count | None = None
+    priority: Annotated[int, Field(strict=True, ge=-1000, le=1000)] = 0
+    first_token: Seconds | None = None
+    between_tokens: Seconds | None = None
+
+
+class EngineAt(Part):
+    """One engine."""
+
+    url: Url
+    seats: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 256
+    prompts_at_once: Count | None = None
+    role: Literal["auto", "any", "mixed", "solo", "prefill", "decode"] = "auto"
+    kv_group: str | None = None
+    key_env: str | None = None  # the environment variable that holds its key
+
+
+class Kv(Part):
+    """How KV goes from one engine to another."""
+
+    connector: Literal["nixl"] = "nixl"
+    lease: Seconds = 30.0
+    reuse_tokens: Switch = False  # send the prefiller's prompt_token_ids with the decode
+
+
+class Discovery(Part):
+    """Engines that are not in this file."""
+
+    file: str | None = None  # one URL a line, or the [[engines]] tables of a TOML file
+    dns: str | None = None  # HOST:PORT, one engine per address
+    every: Seconds = 5.0
+    seats: Count = 256
+    kv_group: str | None = None
+
+    @model_validator(mode="after")
+    def _dns_has_port(self) -> Discovery:
+        if self.dns is not None:
+            address(self.dns)
+        return self
+
+
+class Health(Part):
+    """How engines are watched."""
+
+    every: Seconds = 1.0
+    timeout: Seconds = 2.0
+    fails: Count = 3  # probes in a row before an engine is down
+    outlier: Annotated[float, Field(gt=1)] = 5.0  # times the median time to first token
+    outlier_share: Share = 0.34  # at most this share of engines is ejected
+    eject: Seconds = 30.0
+
+
+class Config(Part):
+    """The whole file."""
+
+    front: Front = Front()
+    limits: Limits = Limits()
+    router: Router = Router()
+    classes: tuple[Class, ...] = ()
+    default: Class = Class(name="default")
+    engines: tuple[EngineAt, ...] = ()
+    kv: Kv = Kv()
+    discovery: Discovery = Discovery()
+    health: Health = Health()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Config:
+        _distinct("class", [each.name for each in (*self.classes, self.default)])
+        _distinct("engine", [each.url for each in self.engines])
+        if len(self.classes) >= MOST_CLASSES:
+            raise ValueError(
+                f"{len(self.classes)} classes; {MOST_CLASSES - 1} beside the default are the most"
+            )
+        if not self.engines and not self.discovery.file and not self.discovery.dns:
+            raise ValueError("no engines; give --engine URL, an [[engines]] table or [discovery]")
+        front = self.front
+        if bool(front.tls_cert) != bool(front.tls_key):
+            raise ValueError("tls_cert and tls_key go together; give both")
+        if front.host not in LOOPBACK and not (front.key_file or front.open or front.client_ca):
+            raise ValueError(
+                f"{front.host} is open to others and there are no keys; give key_file, client_ca or open"
+            )
+        return self
+
+
+def _distinct(what: str, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{what} {name!r} is there twice; drop one")
+
+
+def read_config(
+    path: str | Path | None, flags: dict[str, dict[str, Any]], engines: list[dict[str, Any]]
+) -> Config:
+    """The file with the flags laid over it; `engines` are added to those of the file."""
+    where, given = "", dict[str, Any]()
+    if path is not None:
+        where = f"{path}: "
+        given = parsed(path)
+    for table, values in flags.items():
+        known = given.setdefault(table, {})
+        if not isinstance(known, dict):
+            raise InputError(f"{where}{table} is not a table; write [{table}]")
+        known.update(values)
+    if engines:
+        listed = given.setdefault("engines", [])
+        if not isinstance(listed, list):
+            raise InputError(f"{where}engines is not a list of tables; write [[engines]]")
+        listed.extend(engines)
+    return checked(given, where)
+
+
+def checked(given: dict[str, Any], where: str = "") -> Config:
+    """A configuration from its tables; the first mistake is said in one line."""
+    try:
+        return Config.model_validate(given)
+    except ValidationError as error:
+        raise InputError(where + first_fault(error.errors(include_url=False), _fields)) from None
+
+
+def parsed(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file, not yet checked."""
+    try:
+        return tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; give a readable file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not TOML, {error}; fix the line") from None
+
+
+def _fields(place: tuple[int | str, ...]) -> list[str]:
+    """What may stand at a place of the file."""
+    model: Any = Config
+    for part in place:
+        if isinstance(part, int):
+            continue
+        found = model.model_fields.get(part) if hasattr(model, "model_fields") else None
+        if found is None:
+            return []
+        inside = [
+            each for each in (found.annotation, *getattr(found.annotation, "__args__", ())) if _is_part(each)
+        ]
+        model = inside[0] if inside else None
+    return sorted(model.model_fields) if model is not None else []
+
+
+def _is_part(each: object) -> bool:
+    return isinstance(each, type) and issubclass(each, Part)

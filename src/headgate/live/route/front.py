@@ -1,0 +1,197 @@
+"""What clients may ask: paths, keys, limits; then the request goes to the service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from headgate.core.version import VERSION
+from headgate.live.route.answers import RefusedError, answer
+from headgate.live.route.body import Asked, read_body
+from headgate.live.route.headers import loops, request_id
+from headgate.live.route.job import Job
+from headgate.live.route.keys import Key
+from headgate.live.route.models import Models
+
+if TYPE_CHECKING:
+    from headgate.live.route.app import RouterApp
+
+log = logging.getLogger("headgate.route")
+GENERATIONS = frozenset(
+    (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/tokenize",
+        "/detokenize",
+    )
+)
+OWN = frozenset(("/health", "/ping", "/version", "/v1/models"))
+GONE = 499  # in logs: the client hung up
+
+
+class Front:
+    """The handler of every request on the clients' address."""
+
+    def __init__(self, app: RouterApp) -> None:
+        self.app = app
+        self.inflight = 0
+        self.refusing = False  # after the delay of a drain
+        self._models = Models(app)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer, whatever happens; a fault of ours is 500 and logged, without the request's content."""
+        self.app.server.began(request.protocol)
+        try:
+            return await self._answer(request)
+        except RefusedError as refused:
+            return self._refuse(request, refused)
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception:
+            log.exception("a request failed inside the router")
+            return self._refuse(request, RefusedError(500, "internal", "the router failed"))
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.raw_path.partition("?")[0]
+        if path in OWN:
+            if request.method not in ("GET", "HEAD"):
+                raise RefusedError(405, "method", f"{path} takes GET")
+            return await self._own(request, path)
+        if path not in GENERATIONS:
+            raise RefusedError(404, "path", "this path is not served here")
+        if request.method != "POST":
+            raise RefusedError(405, "method", f"{path} takes POST")
+        return await self._generate(request, path)
+
+    async def _own(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        if path == "/version":
+            return web.json_response({"version": VERSION, "server": "headgate"})
+        if path == "/v1/models":
+            self._key(request)
+            return web.json_response(await self._models.listed())
+        now = self.app.now()
+        up = any(each.seats(now) for each in self.app.upstreams.values()) and not self.app.draining
+        return web.Response(status=200 if up else 503)
+
+    def _key(self, request: web.BaseRequest) -> Key | None:
+        keys = self.app.keys
+        if not keys.required:
+            return None
+        shown = request.headers.get("Authorization")
+        if shown is None and "x-api-key" in request.headers:  # Anthropic's clients
+            shown = f"Bearer {request.headers['x-api-key']}"
+        key = keys.find(shown)
+        if key is None:
+            raise RefusedError(401, "key", "wrong or missing API key")
+        return key
+
+    async def _generate(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        app, limits = self.app, self.app.config.limits
+        if self.refusing:
+            raise RefusedError(503, "draining", "the router is shutting down", 5)
+        if loops(request.headers):
+            raise RefusedError(508, "loop", "the request has been through this kind of router already")
+        key = self._key(request)
+        if self.inflight >= limits.inflight:
+            raise RefusedError(429, "inflight", "too many requests in flight", 1)
+        arrived, wall, held = app.now(), time.time(), 0
+        self.inflight += 1
+        try:
+            body = await self._read(request)
+            held = len(body)
+            asked = read_body(body, path, app.config.front.allow_kv_params)
+            job = self._job(request, path, asked, key, arrived, wall)
+            return await self._serve(job)
+        finally:
+            self.inflight -= 1
+            app.body_bytes.give_back(held)
+
+    async def _serve(self, job: Job) -> web.StreamResponse:
+        """Serve it and write it down, however it ends."""
+        try:
+            response = await self.app.service.serve(job)
+            job.status = job.status or response.status
+            return response
+        except RefusedError as refused:
+            job.status, job.outcome = refused.status, "refused"
+            job.fault = job.fault or refused.reason
+            raise
+        except (asyncio.CancelledError, ConnectionError):
+            job.outcome, job.status = "client-gone", job.status or GONE
+            raise
+        finally:
+            self.app.wrote(job)
+
+    def _job(
+        self, request: web.BaseRequest, path: str, asked: Asked, key: Key | None, arrived: float, wall: float
+    ) -> Job:
+        app, headers = self.app, request.headers
+        guess = app.service.estimates.prompt("", asked)
+        kind = app.classes.of(key, headers.get("x-headgate-class"), asked.model, asked.field_class, guess)
+        return Job(
+            request=request,
+            path=path,
+            asked=asked,
+            kind=kind,
+            key=key.name if key is not None else "",
+            id=request_id(headers.get("x-request-id")),
+            arrived=arrived,
+            wall=wall,
+            prompt=app.service.estimates.prompt(kind.name, asked),
+            queue_none=headers.get("x-headgate-queue", "").lower() == "none",
+        )
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        """The body within its limits; its bytes are counted until the request is gone."""
+        front = self.app.config.front
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise RefusedError(415, "encoding", "compressed request bodies are not accepted")
+        length = request.content_length
+        if length is not None and length > front.body_limit:
+            raise RefusedError(413, "body", f"the body is larger than {front.body_limit} bytes")
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        taken = 0
+        try:
+            async with asyncio.timeout(front.body_timeout):
+                parts: list[bytes] = []
+                async for part in request.content.iter_any():
+                    taken += self._take(len(part), taken, front.body_limit)
+                    parts.append(part)
+        except TimeoutError:
+            self.app.body_bytes.give_back(taken)
+            raise RefusedError(
+                408, "slow", f"the body did not come within {front.body_timeout:g} s"
+            ) from None
+        except BaseException:
+            self.app.body_bytes.give_back(taken)
+            raise
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _take(self, more: int, taken: int, limit: int) -> int:
+        if taken + more > limit:
+            raise RefusedError(413, "body", f"the body is larger than {limit} bytes")
+        if not self.app.body_bytes.take(more):
+            raise RefusedError(429, "memory", "the router holds too many bytes", 1)
+        return more
+
+    def _refuse(self, request: web.BaseRequest, refused: RefusedError) -> web.StreamResponse:
+        self.app.metrics.refused.labels(refused.reason).inc()
+        made = answer(refused)
+        response = web.Response(
+            status=made.status, body=made.body, headers={**made.headers, "Server": "headgate"}
+        )
+        if refused.status in (408, 413, 415) or self.refusing:
+            response.force_close()
+            response.headers["Connection"] = "close"
+        return response

@@ -1,0 +1,91 @@
+"""The dispatch of a gate: engines that differ, requests that cannot be split, and those nobody places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headgate.core.dispatch import Dispatch
+from headgate.core.fleet import CLOSED, Move, RoutePolicy, Stage
+from headgate.core.request import Request
+from headgate.live.route.gate_engines import AUTO, EngineState, assign
+from headgate.live.route.ticket import Ticket
+
+SOONEST = 0.001  # seconds: a wake-up that lies in the past
+
+
+class Desk(Dispatch):
+    """What `core.dispatch` does, for real engines.
+
+    A request that must be sent whole is, a request that an engine has failed goes to another one while there
+    is one with a place, and requests between two engines are placed even if the router of the day hands
+    nothing over.
+    """
+
+    def __init__(
+        self,
+        router: RoutePolicy,
+        kinds: Sequence[str],
+        send: Callable[[Request, Move], None],
+        refuse: Callable[[Request, float], None],
+        wake: Callable[[float], None],
+    ) -> None:
+        self.engines: dict[int, EngineState] = {}
+        super().__init__(router, (), lambda role: CLOSED, kinds, send, refuse, wake, SOONEST)
+
+    def add_engine(self, state: EngineState) -> int:
+        """One more engine; its role comes with `arrange`."""
+        seat = self.roster.add(state.role if state.role != AUTO else "any", CLOSED)
+        self.engines[seat.id] = state
+        return seat.id
+
+    def retire(self, id: int) -> None:
+        """No request is sent there any more."""
+        self.roster.retire(id)
+        del self.engines[id]
+
+    def arrange(self) -> None:
+        """Roles as the router wants them for the engines that are up, and the room of each."""
+        up = sum(each.up for each in self.engines.values())
+        now = {id: self.roster.replicas[id].role for id in self.engines}
+        roles = assign(self.engines, now, self.router.roles(up) if up else ())
+        for id, state in self.engines.items():
+            role = roles[id]
+            room = state.room(role, self.router.sends_at_once)
+            seat = self.roster.replicas[id]
+            if seat.role != role:
+                self.roster.set_role(id, role, room)
+            elif seat.room != room:
+                self.roster.set_room(id, room)
+
+    def set_role(self, engine: int, role: str) -> bool:
+        """As the router wishes, unless the role of that engine is fixed."""
+        state = self.engines.get(engine)
+        if state is None or state.role != AUTO or self.roster.replicas[engine].role == role:
+            return False
+        self.roster.set_role(engine, role, state.room(role, self.router.sends_at_once))
+        self.engines_changed()
+        return True
+
+    def place_left(self, now: float) -> None:
+        """Requests between two engines, under a router that never moves those."""
+        roster = self.roster
+        for id in [*roster.handoff]:
+            home = roster.replicas[roster.places[id].replica]
+            open = [home.id] if home.seats > 0 else [each for pool in roster.open.values() for each in pool]
+            if not open:
+                return
+            engine = max(open, key=lambda each: roster.replicas[each].seats)
+            self._move(Move(id, engine, Stage.DECODE), now)
+
+    def _move(self, move: Move, now: float) -> None:
+        super()._move(move if move.stage is Stage.DECODE else self._amended(move), now)
+
+    def _amended(self, move: Move) -> Move:
+        ticket = self.roster.waiting.get(move.request)
+        if not isinstance(ticket, Ticket) or not (ticket.whole or ticket.avoid):
+            return move  # a number that nobody has is refused by the roster
+        engine, stage = move.replica, Stage.WHOLE if ticket.whole else move.stage
+        if engine in ticket.avoid and 0 <= engine < len(self.roster.replicas):
+            places = self.roster.idle[self.roster.replicas[engine].role]
+            engine = next((each for each in places if each not in ticket.avoid), engine)
+        return Move(move.request, engine, stage)

@@ -1,0 +1,61 @@
+"""Deadlines of requests that wait, and whether the router has moved anybody lately."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from math import inf
+
+from headgate.core.errors import InputError
+from headgate.live.route.ticket import Ticket
+
+
+class Deadlines:
+    """One heap for all; a deadline that is out of date is dropped when it comes up."""
+
+    def __init__(self, watchdog: float) -> None:
+        if not watchdog > 0:
+            raise InputError(f"watchdog is {watchdog} s; give a time above 0")
+        self.watchdog = watchdog
+        self._heap: list[tuple[float, int]] = []
+        self._held_since = inf  # since when somebody has waited without a break
+        self._moved = -inf
+
+    def set(self, ticket: Ticket, when: float) -> None:
+        """It may stay in its state until then; infinite: for ever."""
+        ticket.deadline = when
+        if when < inf:
+            heappush(self._heap, (when, ticket.id))
+
+    def moved(self, now: float) -> None:
+        """The router has moved a request."""
+        self._moved = now
+
+    def held(self, now: float, waiting: bool) -> None:
+        """Does anybody wait after the router was asked?"""
+        self._held_since = (now if self._held_since == inf else self._held_since) if waiting else inf
+
+    @property
+    def next_look(self) -> float:
+        """When to look again at the latest."""
+        return min(self._heap[0][0] if self._heap else inf, self._dog())
+
+    def due(self, now: float, tickets: Mapping[int, Ticket]) -> list[Ticket]:
+        """Those whose time is over. Their state tells what that means."""
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            when, id = heappop(self._heap)
+            ticket = tickets.get(id)
+            if ticket is not None and ticket.deadline == when:
+                found.append(ticket)
+        return found
+
+    def starving(self, now: float) -> bool:
+        """Has nobody been moved for too long, although somebody waits? Then time begins anew."""
+        if now < self._dog():
+            return False
+        self._moved = now
+        return True
+
+    def _dog(self) -> float:
+        return max(self._held_since, self._moved) + self.watchdog

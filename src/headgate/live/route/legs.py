@@ -1,0 +1,145 @@
+"""Calls to engines with their accounting: open legs, breakers, faults."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+import aiohttp
+
+from headgate.live.route.breaker import State
+from headgate.live.route.config import Config
+from headgate.live.route.headers import to_engine
+from headgate.live.route.job import Job
+from headgate.live.route.metrics import Metrics
+from headgate.live.route.relay import Leg, Times
+from headgate.live.route.upstream import Upstream
+from headgate.live.route.verdict import Fault, LegError
+
+log = logging.getLogger("headgate.route")
+
+
+class Legs:
+    """Opens calls and keeps what they tell of their engines."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        config: Config,
+        metrics: Metrics,
+        changed: Callable[[Upstream], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.config, self.metrics, self.now = config, metrics, now
+        self._session, self._changed = session, changed
+        self.stopping = False
+        self.open_calls: set[OpenLeg] = set()
+
+    def open(self, upstream: Upstream, path: str) -> OpenLeg:
+        """A call to be made; leaving it as a context closes it and frees its place."""
+        limits = self.config.limits
+        times = Times(
+            limits.connect,
+            limits.first_token,
+            limits.idle,
+            limits.answer_buffer,
+            limits.event,
+            limits.retry_500,
+        )
+        return OpenLeg(self, upstream, Leg(self._session, upstream.url, path, times))
+
+    def break_off(self) -> None:
+        """The router ends: calls that still run are cut, and their clients get an error."""
+        self.stopping = True
+        for call in list(self.open_calls):
+            call.leg.break_off("the router is shutting down")
+
+    def began(self, upstream: Upstream) -> None:
+        """One more call there."""
+        upstream.legs += 1
+        upstream.breaker.sent()
+
+    def ended(self, upstream: Upstream, told: bool) -> None:
+        """One fewer; `told` if its result was booked."""
+        upstream.legs -= 1
+        if not told:
+            upstream.breaker.gone()
+        self._changed(upstream)
+
+    def tell(self, upstream: Upstream) -> None:
+        """What it may be sent may have changed."""
+        self._changed(upstream)
+
+    def good(self, upstream: Upstream) -> None:
+        """It answered."""
+        upstream.breaker.succeeded()
+
+    def failed(self, upstream: Upstream, fault: LegError) -> None:
+        """It did not; the breaker counts what is the engine's failure."""
+        self.metrics.faults.labels(str(upstream.id), fault.fault.value).inc()
+        if fault.fault is Fault.BUSY:
+            upstream.busy = True
+        if fault.trips:
+            upstream.breaker.failed(self.now())
+            log.warning("engine %d: %s", upstream.id, fault.message)
+        else:
+            upstream.breaker.gone()
+
+    def headers(self, job: Job, upstream: Upstream) -> aiohttp.typedefs.LooseHeaders:
+        """The headers of a call for this request to this engine."""
+        passes = self.config.front.pass_authorization
+        return to_engine(job.request.headers, job.id, upstream.authorization, job.kind.priority, passes)
+
+
+class OpenLeg(AbstractContextManager["OpenLeg"]):
+    """One call as a context: its connection is closed before its place is free."""
+
+    def __init__(self, legs: Legs, upstream: Upstream, leg: Leg) -> None:
+        self.leg, self.upstream = leg, upstream
+        self._legs, self._told, self._open = legs, False, True
+        legs.began(upstream)
+        legs.open_calls.add(self)
+
+    async def start(self, job: Job, body: bytes) -> None:
+        """Send it and wait for the first token or the whole answer; raises LegError, which is booked."""
+        sent = self._legs.now()
+        try:
+            await self.leg.start(body, self._legs.headers(job, self.upstream))  # type: ignore[arg-type]
+        except LegError as fault:
+            self.fail(fault)
+            raise
+        if self.leg.status >= 500:
+            self.fail(LegError(Fault.STATUS, f"the engine answered {self.leg.status}", self.leg.status))
+        elif self.leg.streaming:
+            self.upstream.took_first_token(self._legs.now() - sent)
+            if self.upstream.breaker.state is State.HALF_OPEN:
+                self.good()  # a probe has told enough; the next may come
+                self._legs.tell(self.upstream)
+
+    def fail(self, fault: LegError) -> None:
+        """Book a failure, once."""
+        if not self._told:
+            self._told = True
+            self._legs.failed(self.upstream, fault)
+
+    def good(self) -> None:
+        """Book a success, once."""
+        if not self._told:
+            self._told = True
+            self._legs.good(self.upstream)
+
+    def close(self) -> None:
+        """Close the connection, then free the place. Again does nothing."""
+        if self._open:
+            self._open = False
+            self._legs.open_calls.discard(self)
+            self.leg.close()
+            self.upstream.events += self.leg.scanner.events
+            self._legs.ended(self.upstream, self._told)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

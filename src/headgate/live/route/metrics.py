@@ -1,0 +1,64 @@
+"""The router's own metrics. Labels are bounded: class, engine number, reason, fault."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """One registry per router, so that several may live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests by class and how they ended", "class", "outcome")
+        self.refused = self._counter("refused", "Requests the router answered itself", "reason")
+        self.retries = self._counter("retries", "Tries after the first, by what failed before", "fault")
+        self.faults = self._counter("leg_faults", "Upstream calls that failed", "engine", "fault")
+        self.first_token = self._histogram("first_token_seconds", "Arrival to first token", FIRST)
+        self.queued = self._histogram("queue_seconds", "Time in the router's queue", FIRST)
+        self.total = self._histogram("request_seconds", "Arrival to last byte", WHOLE)
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended requests", "class")
+        self.output_tokens = self._counter("output_tokens", "Output tokens of ended requests", "class")
+        self.unstreamed = self._counter("unstreamed", "Requests whose first token was assumed", "class")
+        self.handovers = self._counter("kv_handovers", "Decodes sent with KV parameters")
+        self.released = self._counter("kv_released", "KV given up, by result", "result")
+        self.stripped = self._counter("kv_stripped", "Hand-overs past their deadline")
+        self.no_params = self._counter("kv_missing", "Prefills that gave no parameters", "engine")
+        self.reloads = self._counter("reloads", "Reloads by result", "result")
+        self.estimate = Gauge(
+            "headgate_prompt_estimate_error", "Mean relative error of prompt lengths", registry=self.registry
+        )
+        self.engine = {
+            name: Gauge(f"headgate_engine_{name}", text, ["engine"], registry=self.registry)
+            for name, text in (
+                ("up", "1 while it may be sent requests"),
+                ("seats", "Requests of ours it may have"),
+                ("legs", "Calls of ours that are open"),
+                ("foreign", "Requests there that are not ours"),
+                ("running", "Its running requests, scraped"),
+                ("waiting", "Its waiting requests, scraped"),
+                ("kv_usage", "Its KV use, 0 to 1, scraped"),
+                ("first_token_seconds", "Mean time to first token there"),
+            )
+        }
+        self.gauges: dict[str, Gauge] = {}
+
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """A gauge by name, made when it is first set."""
+        gauge = self.gauges.get(name)
+        if gauge is None:
+            gauge = self.gauges[name] = Gauge(f"headgate_{name}", name, list(labels), registry=self.registry)
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def text(self) -> bytes:
+        """All of it in Prometheus' format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"headgate_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"headgate_{name}", text, ["class"], buckets=buckets, registry=self.registry)

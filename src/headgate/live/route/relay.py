@@ -1,0 +1,285 @@
+"""One upstream call: bytes pass untouched, events are seen, time is limited, hang-ups reach the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+import aiohttp
+from multidict import CIMultiDict
+
+from headgate.live.route.events import EventScanner
+from headgate.live.route.headers import connection_names, to_client
+from headgate.live.route.verdict import (
+    Fault,
+    LegError,
+    Usage,
+    is_empty,
+    judge_body,
+    judge_event,
+    judge_status,
+    usage_of,
+)
+
+Write = Callable[[bytes], Awaitable[None]]
+DONE_ENDS = ("/v1/completions", "/v1/chat/completions")  # whose streams end with [DONE]
+ERROR_BODY = 1 << 20  # bytes of an engine's error that are passed on
+HELD_EVENTS = 2  # events without text that are held back at most
+
+
+class Times(NamedTuple):
+    """Limits of one call, in seconds and bytes."""
+
+    connect: float
+    first_token: float
+    idle: float
+    answer_buffer: int
+    event: int
+    retry_500: bool = False
+
+
+class Counted(Protocol):
+    """Whoever wants to know how far a stream is."""
+
+    generated: int
+
+
+class Leg:
+    """A call to one engine. `start` returns with its first token or whole answer; `pump` passes the rest.
+
+    Until `start` has returned the client has seen nothing and the request may be tried elsewhere.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, path: str, times: Times) -> None:
+        self.status = 0
+        self.headers: CIMultiDict[str] = CIMultiDict()
+        self.streaming = False
+        self.whole = False  # the answer is complete in `head`
+        self.head = b""  # to be sent to the client first
+        self.scanner = EventScanner(times.event)
+        self._session, self._url, self._path, self._times = session, url + path, path, times
+        self._response: aiohttp.ClientResponse | None = None
+        self._usage: Usage | None = None
+        self._scans = False
+        self._sent_rest = False
+        self._cut = ""  # why we broke it off ourselves
+        self._timer: asyncio.Timeout | None = None
+
+    async def start(self, body: bytes, headers: CIMultiDict[str], first_token: float | None = None) -> None:
+        """Send the request and wait for its first token; raises LegError."""
+        limit = self._times.first_token if first_token is None else first_token
+        try:
+            async with asyncio.timeout(limit) as self._timer:
+                await self._send(body, headers)
+                await self._begin()
+        except aiohttp.ServerTimeoutError:
+            raise self._broken(Fault.CONNECT, "the engine could not be reached in time") from None
+        except TimeoutError:
+            raise self._broken(Fault.FIRST_TOKEN, f"no token within {limit:g} s") from None
+        except aiohttp.ClientConnectorError:
+            raise self._broken(Fault.CONNECT, "the engine could not be reached") from None
+        except (aiohttp.ClientResponseError, aiohttp.InvalidURL):
+            raise self._broken(Fault.GARBAGE, "the engine's answer is not HTTP") from None
+        except (aiohttp.ClientError, OSError):
+            raise self._broken(
+                Fault.RESET, "the engine closed the connection before its first token"
+            ) from None
+        except LegError:
+            self.close()
+            raise
+
+    async def pump(self, write: Write, stalled: Callable[[], None], counted: Counted) -> None:
+        """Pass the rest on as it comes; raises LegError when the engine breaks off or falls silent.
+
+        `stalled` is called when the client has not read for the idle limit; `counted` is told the events so
+        far, from which lengths are estimated while the request runs.
+        """
+        response = self._response
+        assert response is not None
+        clock = _Idle(self._times.idle, self.close, stalled)
+        try:
+            await self._copy(response.content, write, clock, counted)
+        except (aiohttp.ClientError, OSError) as error:
+            if clock.writing:
+                raise ConnectionResetError("the client is gone") from error
+            if clock.fired and not self._cut:
+                raise LegError(Fault.IDLE, f"no token for {self._times.idle:g} s", 504) from None
+            raise self._broken(Fault.RESET, "the engine closed the connection before the end") from None
+        finally:
+            clock.stop()
+        rest = self.scanner.rest()
+        if rest:
+            self._sent_rest = True
+            await write(rest)
+        if self._scans and not self.scanner.done and self._path in DONE_ENDS:
+            raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
+
+    async def _copy(
+        self, content: aiohttp.StreamReader, write: Write, clock: _Idle, counted: Counted
+    ) -> None:
+        scanner, scans = self.scanner, self._scans
+        read, feed = content.readany, scanner.feed
+        while True:
+            chunk = await read()
+            if not chunk:
+                if content.at_eof():
+                    return
+                continue
+            passed = feed(chunk) if scans else chunk
+            if passed:
+                clock.writing = True
+                await write(passed)
+                clock.writing = False
+            clock.touch()
+            counted.generated = scanner.events
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the engine counted, None if it did not say."""
+        return self._usage or usage_of(self.scanner.usage)
+
+    @property
+    def torn(self) -> bool:
+        """Whether the client has half an event."""
+        return self.scanner.torn or self._sent_rest
+
+    def break_off(self, why: str) -> None:
+        """Cut the call; whoever reads it gets a LegError that says why."""
+        self._cut = why
+        if self._response is not None:
+            self._response.close()
+        elif self._timer is not None:
+            self._timer.reschedule(asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        """End the call. A connection whose answer was read to its end is used again, any other is closed."""
+        if self._response is not None:
+            if self._response.content.at_eof() and self._response.content.exception() is None:
+                self._response.release()
+            else:
+                self._response.close()
+
+    async def _send(self, body: bytes, headers: CIMultiDict[str]) -> None:
+        self._response = await self._session.post(
+            self._url,
+            data=body,
+            headers=headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._times.connect),
+            skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+        )
+        found = self._response
+        self.status = found.status
+        self.headers = to_client(found.headers.items(), connection_names(found.headers))
+
+    async def _begin(self) -> None:
+        assert self._response is not None
+        kind = self._response.headers.get("Content-Type", "")
+        plain = self._response.headers.get("Content-Encoding", "identity") == "identity"
+        if not 200 <= self.status < 300:
+            await self._read_error(kind)
+        elif kind.startswith("text/event-stream"):
+            self.streaming, self._scans = True, plain
+            await (self._first_event() if plain else self._first_bytes())
+        else:
+            await self._read_answer(plain)
+
+    async def _read_error(self, kind: str) -> None:
+        body = await self._read_up_to(ERROR_BODY)
+        if body is None:
+            raise LegError(
+                Fault.GARBAGE, f"the engine's error {self.status} is larger than {ERROR_BODY} bytes"
+            )
+        fault = judge_status(self.status, body, kind, self._times.retry_500)
+        if fault is not None:
+            raise fault
+        self.head, self.whole = body, True
+
+    async def _read_answer(self, plain: bool) -> None:
+        """The whole answer, or as much as may be kept; the rest is then passed on as it comes."""
+        body = await self._read_up_to(self._times.answer_buffer)
+        if body is None:
+            return
+        if plain and (fault := judge_body(body)) is not None:
+            raise fault
+        self.head, self.whole = body, True
+        self._usage = usage_of(body) if plain and self._path.startswith("/v1/") else None
+
+    async def _read_up_to(self, most: int) -> bytes | None:
+        """The body if it is no larger; otherwise what was read is put into `head` and None is returned."""
+        assert self._response is not None
+        parts, many = [], 0
+        async for chunk in self._response.content.iter_any():
+            parts.append(chunk)
+            many += len(chunk)
+            if many > most:
+                self.head = b"".join(parts)
+                return None
+        return b"".join(parts)
+
+    async def _first_bytes(self) -> None:
+        assert self._response is not None
+        self.head = await self._response.content.readany()
+
+    async def _first_event(self) -> None:
+        """Read until the first event that says something; an event without text is held back with it."""
+        assert self._response is not None
+        content, scanner, held = self._response.content, self.scanner, b""
+        while True:
+            chunk = await content.readany()
+            if not chunk and content.at_eof():
+                raise LegError(Fault.EMPTY, "the stream ended before its first token")
+            held += scanner.feed(chunk)
+            if scanner.first is None:
+                continue
+            if (fault := judge_event(scanner.first)) is not None:
+                raise fault
+            if scanner.events >= HELD_EVENTS or scanner.done or not is_empty(scanner.first):
+                if scanner.events > 1 and is_empty(scanner.first):
+                    self._judge_second(held)
+                self.head = held
+                return
+
+    def _judge_second(self, held: bytes) -> None:
+        """The event after a role chunk: an engine that shuts down aborts there."""
+        pieces = [piece[6:] for piece in held.split(b"\n\n") if piece.startswith(b"data: ")]
+        if len(pieces) > 1 and pieces[1] != b"[DONE]" and (fault := judge_event(pieces[1])) is not None:
+            raise fault
+
+    def _broken(self, fault: Fault, message: str) -> LegError:
+        self.close()
+        if self._cut:
+            return LegError(Fault.CUT, self._cut, retry=False)
+        return LegError(fault, message)
+
+
+class _Idle:
+    """Closes a call that is silent for too long; a client that does not read is told apart."""
+
+    __slots__ = ("_close", "_handle", "_last", "_limit", "_loop", "_stalled", "fired", "writing")
+
+    def __init__(self, limit: float, close: Callable[[], None], stalled: Callable[[], None]) -> None:
+        self.fired = self.writing = False
+        self._loop = asyncio.get_running_loop()
+        self._limit, self._close, self._stalled = limit, close, stalled
+        self._last = self._loop.time()
+        self._handle = self._loop.call_later(limit, self._check)
+
+    def touch(self) -> None:
+        """Something came and went on."""
+        self._last = self._loop.time()
+
+    def stop(self) -> None:
+        """No longer needed."""
+        self._handle.cancel()
+
+    def _check(self) -> None:
+        left = self._last + self._limit - self._loop.time()
+        if left > 0.001:
+            self._handle = self._loop.call_later(left, self._check)
+        elif self.writing:
+            self._stalled()
+        else:
+            self.fired = True
+            self._close()

@@ -1,0 +1,92 @@
+"""Runs a router: SIGTERM and SIGINT drain, a second one exits, SIGHUP and a changed file reload."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from headgate.core.errors import InputError
+from headgate.live.route.app import RouterApp
+from headgate.live.route.config import Config
+
+LOOK_EVERY = 2.0  # seconds, for a changed file
+
+
+def serve(config: Config, read: Callable[[], Config], path: str | None, say: Callable[[str], None]) -> None:
+    """Serve with uvloop where it is installed."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(config, read, path, say))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _serve(
+    config: Config, read: Callable[[], Config], path: str | None, say: Callable[[str], None]
+) -> None:
+    app = RouterApp(config, read)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    tasks: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = asyncio.create_task(_reload(app))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    try:
+        await app.start()
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        up = sum(bool(each.seats(app.now())) for each in app.upstreams.values())
+        say(f"{up} of {len(app.upstreams)} engines are up, router {config.router.name}")
+        say(f"listening on http://{config.front.host}:{app.port}, admin on port {app.admin_port}")
+        watch = asyncio.create_task(_follow_file(path, reload))
+        await stop.wait()
+        say("draining; a second signal exits at once")
+        stop.clear()
+        watch.cancel()
+        await _first(app.drain(), stop.wait())
+    finally:
+        await app.stop()
+
+
+async def _reload(app: RouterApp) -> None:
+    with suppress(InputError):  # it was logged
+        await app.reload()
+
+
+async def _follow_file(path: str | None, reload: Callable[[], None]) -> None:
+    """Reload when the configuration file changes."""
+    seen = _stamp(path)
+    while path is not None:
+        await asyncio.sleep(LOOK_EVERY)
+        now = _stamp(path)
+        if now != seen and now is not None:
+            seen = now
+            reload()
+
+
+def _stamp(path: str | None) -> tuple[int, int] | None:
+    try:
+        found = Path(path).stat() if path is not None else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size)
+
+
+async def _first(*works: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.create_task(work) for work in works]
+    _, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in left:
+        task.cancel()

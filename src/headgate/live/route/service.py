@@ -1,0 +1,248 @@
+"""Serves one generation: a place from the gate, one or two calls, tries elsewhere, and the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from math import inf
+
+from aiohttp import web
+
+from headgate.core.fleet import Move, Stage
+from headgate.core.policy import End
+from headgate.live.route.answers import RefusedError
+from headgate.live.route.deliver import deliver
+from headgate.live.route.estimates import Estimates
+from headgate.live.route.gate import Gate, Lapsed, Refused, State, Ticket
+from headgate.live.route.job import Job
+from headgate.live.route.legs import Legs, OpenLeg
+from headgate.live.route.retries import RetryBudget, backoff
+from headgate.live.route.split import Splitter
+from headgate.live.route.upstream import Upstream
+from headgate.live.route.verdict import Fault, LegError
+
+log = logging.getLogger("headgate.route")
+PANIC_AT_ONCE = 8  # tries while no engine is up
+PASSED_ON = ("status", "busy")  # faults whose answer the client gets when nothing else is left
+
+
+class Service:
+    """All generations of a router."""
+
+    def __init__(
+        self, gate: Gate, upstreams: Mapping[int, Upstream], legs: Legs, now: Callable[[], float]
+    ) -> None:
+        self.gate, self.upstreams, self.legs, self.now = gate, upstreams, legs, now
+        self.estimates = Estimates()
+        self.budget = RetryBudget(legs.config.limits.retry_share)
+        self.splitter = Splitter(gate, upstreams, legs, now)
+        self._panics = 0
+
+    async def serve(self, job: Job) -> web.StreamResponse:
+        """The answer; raises RefusedError where the router itself answers."""
+        self.budget.arrived(job.arrived)
+        if not any(each.seats(self.now()) for each in self.upstreams.values()):
+            return await self._panic(job)
+        ticket = self._arrive(job)
+        handling = _Handling(self, job, ticket)
+        try:
+            return await handling.run()
+        except Refused as refusal:
+            raise self._refusal(refusal) from None
+        finally:
+            await handling.close()
+
+    def _arrive(self, job: Job) -> Ticket:
+        kind = job.kind
+        patience = inf if kind.patience is None else kind.patience
+        try:
+            return self.gate.arrive(
+                kind.name,
+                job.prompt,
+                job.asked.limit,
+                priority=kind.priority,
+                whole=not job.asked.splittable,
+                most_wait=0.0 if job.queue_none else patience,
+            )
+        except Refused as refusal:
+            raise self._refusal(refusal) from None
+
+    def _refusal(self, refusal: Refused) -> RefusedError:
+        said = "no engine is up" if refusal.status == 503 else f"too many requests: {refusal.reason}"
+        return RefusedError(refusal.status, refusal.reason.replace(" ", "-"), said, refusal.retry_after)
+
+    async def _panic(self, job: Job) -> web.StreamResponse:
+        """No engine is up: try the least bad one once, outside the gate; then 503."""
+        able = [each for each in self.upstreams.values() if not each.draining and not each.retired]
+        refused = RefusedError(503, "no-engines", "no engine is up", 5)
+        if not able or self._panics >= PANIC_AT_ONCE:
+            raise refused
+        least = min(able, key=lambda each: (each.failed_probes, each.breaker.opened, each.legs))
+        self._panics += 1
+        job.tries, job.engine, job.placed = 1, least.id, self.now()
+        try:
+            with self.legs.open(least, job.path) as call:
+                await call.start(job, job.asked.body)
+                job.first_token = self.now()
+                return await deliver(job, call, self)
+        except LegError as fault:
+            job.fault = fault.fault.value
+            raise refused from None
+        finally:
+            self._panics -= 1
+
+    def may_retry(self, job: Job, fault: LegError) -> bool:
+        """Whether another try is within the limits of this request and of all."""
+        limits = self.legs.config.limits
+        if not fault.retry or self.legs.stopping or job.tries >= limits.tries:
+            return False
+        if fault.fault is Fault.FIRST_TOKEN and job.late:
+            return False
+        job.late |= fault.fault is Fault.FIRST_TOKEN
+        if self.now() > job.arrived + limits.queue_ttl + 2 * limits.first_token:
+            return False
+        return self.budget.take(self.now())
+
+    def final(self, job: Job, fault: LegError) -> web.StreamResponse:
+        """The answer when no try is left: the engine's own where it gave one."""
+        if fault.fault.value in PASSED_ON and fault.status:
+            headers = {"Content-Type": fault.content_type} if fault.content_type else {}
+            if fault.status in (429, 503):
+                headers["Retry-After"] = str(max(1, round(1 + 4 * random.random())))
+            return web.Response(status=fault.status, body=fault.body, headers=headers)
+        if self.legs.stopping:
+            raise RefusedError(503, "draining", "the router is shutting down", 5)
+        if not any(each.seats(self.now()) for each in self.upstreams.values()):
+            raise RefusedError(503, "no-engines", "no engine is up", 5)
+        status = 504 if fault.fault is Fault.FIRST_TOKEN else 502
+        raise RefusedError(status, fault.fault.value, fault.message)
+
+
+class _Handling:
+    """One request from the gate to its end; owns its ticket and at most one call."""
+
+    def __init__(self, service: Service, job: Job, ticket: Ticket) -> None:
+        self.service, self.job, self.ticket = service, job, ticket
+        self.call: OpenLeg | None = None
+        self.how = End.ABORTED
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_failed = -1
+        self._detached = False  # a prefill that outlives its client ends the ticket
+
+    async def run(self) -> web.StreamResponse:
+        """Try until an engine's first token is there, then pass its answer on."""
+        service, job = self.service, self.job
+        while True:
+            job.tries += 1
+            try:
+                call = await self._placed_call()
+            except LegError as fault:
+                job.fault = fault.fault.value
+                self._drop_call()
+                if not service.may_retry(job, fault):
+                    self.how = End.ABORTED
+                    return service.final(job, fault)
+                service.legs.metrics.retries.labels(fault.fault.value).inc()
+                self._go_back()
+                continue
+            self._first_token()
+            response = await deliver(job, call, service, self.ticket)
+            self.how = End.STOPPED if job.outcome == "ok" else End.ABORTED
+            return response
+
+    def _go_back(self) -> None:
+        """To the head of the queue; after two tries the request is not split again."""
+        self._last_failed = self.ticket.engine
+        if self.ticket.state not in (State.QUEUED, State.GONE):
+            self.service.gate.back(self.ticket, whole=True if self.job.tries >= 2 else None)
+
+    async def _placed_call(self) -> OpenLeg:
+        """A place, and the call there up to its first token."""
+        move = await self._place()
+        upstream = self.service.upstreams[move.replica]
+        if move.stage is Stage.PREFILL:
+            return await self._split(upstream)
+        return await self._start(upstream, self.job.asked.body)
+
+    async def _place(self) -> Move:
+        service, job = self.service, self.job
+        while True:
+            try:
+                move = await service.gate.place(self.ticket)
+                break
+            except Lapsed:
+                continue
+        if job.placed is None:
+            job.placed = service.now()
+        job.engine = move.replica
+        job.engines.append(move.replica)
+        if move.replica == self._last_failed:
+            await asyncio.sleep(backoff(job.tries, random.random))
+        return move
+
+    async def _start(self, upstream: Upstream, body: bytes) -> OpenLeg:
+        service, job = self.service, self.job
+        call = self.call = service.legs.open(upstream, job.path)
+        if not job.asked.stream:
+            loop = asyncio.get_running_loop()
+            guess = service.estimates.first_token(job.kind.name)
+            self._timer = loop.call_later(guess, service.gate.first_token, self.ticket)
+            service.legs.metrics.unstreamed.labels(job.kind.name).inc()
+        sent = service.now()
+        try:
+            await call.start(job, body)
+        finally:
+            self._stop_timer()
+        if job.asked.stream and call.leg.streaming:
+            service.estimates.saw_first_token(job.kind.name, service.now() - sent)
+        return call
+
+    async def _split(self, upstream: Upstream) -> OpenLeg:
+        """The prompt here, the output where the gate says, with fresh parameters that are used once."""
+        service, job = self.service, self.job
+        params = await service.splitter.prefill(job, self.ticket, upstream, self._detach)
+        if params is None:  # no KV connector: the whole request at this engine
+            service.gate.first_token(self.ticket)
+            return await self._start(upstream, job.asked.body)
+        try:
+            service.gate.parted(self.ticket, service.legs.config.kv.lease)
+            move = await service.gate.place(self.ticket)
+        except Lapsed:
+            service.legs.metrics.stripped.inc()
+            service.splitter.release(job, params)
+            return await self._placed_call()
+        except BaseException:
+            service.splitter.release(job, params)
+            raise
+        job.engine = move.replica
+        job.engines.append(move.replica)
+        target = service.upstreams[move.replica]
+        return await self._start(target, service.splitter.decode_body(job, params, target))
+
+    def _detach(self) -> None:
+        """The prefill goes on without its client and ends the ticket when it is done."""
+        self._detached = True
+
+    def _first_token(self) -> None:
+        job = self.job
+        job.first_token = self.service.now()
+        self.service.gate.first_token(self.ticket)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drop_call(self) -> None:
+        self._stop_timer()
+        if self.call is not None:
+            self.call.close()
+            self.call = None
+
+    async def close(self) -> None:
+        """Close the connection, then free the seat."""
+        self._drop_call()
+        if not self._detached:
+            self.service.gate.end(self.ticket, self.how, self.job.output)

@@ -1,0 +1,127 @@
+"""The calls of a split request: prefill, decode, and giving KV up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from headgate.core.policy import End
+from headgate.live.route.gate import Gate, Ticket
+from headgate.live.route.handover import KvParams, decode_body, prefill_body, read_params, release_body
+from headgate.live.route.job import Job
+from headgate.live.route.legs import Legs
+from headgate.live.route.upstream import Upstream
+from headgate.live.route.verdict import Fault, LegError
+
+log = logging.getLogger("headgate.route")
+RELEASE_TIMEOUT = 5.0  # seconds
+
+
+class Splitter:
+    """Makes those calls. KV parameters leave it once: in a decode, or in a release."""
+
+    def __init__(
+        self, gate: Gate, upstreams: Mapping[int, Upstream], legs: Legs, now: Callable[[], float]
+    ) -> None:
+        self.gate, self.upstreams, self.legs, self.now = gate, upstreams, legs, now
+        self.background: set[asyncio.Task[None]] = set()
+
+    async def prefill(
+        self, job: Job, ticket: Ticket, upstream: Upstream, detach: Callable[[], None]
+    ) -> KvParams | None:
+        """The prompt's KV parameters, None where the engine gave none.
+
+        When the client hangs up the call is left to end, so that the KV it pins can be released; the seat is
+        held until then.
+        """
+        task = asyncio.create_task(self._prefill(job, upstream))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done() or (not task.cancelled() and task.exception() is None):
+                detach()
+                self._keep(self._abandoned(job, ticket, task))
+            raise
+
+    async def _abandoned(self, job: Job, ticket: Ticket, task: asyncio.Task[KvParams | None]) -> None:
+        try:
+            params = await task
+            if params is not None:
+                self.release(job, params)
+        except LegError:
+            pass
+        finally:
+            self.gate.end(ticket, End.ABORTED)
+
+    async def _prefill(self, job: Job, upstream: Upstream) -> KvParams | None:
+        kv = self.legs.config.kv
+        with self.legs.open(upstream, job.path) as call:
+            await call.start(job, prefill_body(job.asked.body, kv.reuse_tokens))
+            if call.leg.status >= 400 or not call.leg.whole:
+                raise self._refused(call.leg.status, call.leg.head, call.leg.headers.get("Content-Type", ""))
+            call.good()
+            try:
+                return read_params(call.leg.head, upstream.id, self.now(), kv.lease, kv.reuse_tokens)
+            except LegError as fault:
+                if fault.fault is not Fault.NO_PARAMS:
+                    call.fail(fault)
+                    raise
+        self.legs.metrics.no_params.labels(str(upstream.id)).inc()
+        if not upstream.warned_no_params:
+            upstream.warned_no_params = True
+            log.warning("engine %d answers prefills without KV parameters: no KV connector?", upstream.id)
+        return None
+
+    def _refused(self, status: int, body: bytes, kind: str) -> LegError:
+        """A prefill that was answered, but not with a prompt: the client's fault below 500."""
+        fault = LegError(Fault.STATUS, f"the prefill was answered {status}", status, body, kind)
+        fault.retry = status >= 500 or status == 200
+        return fault
+
+    def decode_body(self, job: Job, params: KvParams, target: Upstream) -> bytes:
+        """The body of the decode. At the engine of the prompt, or too late, it goes without parameters."""
+        if target.id == params.owner or not self._same_group(target.id, params.owner):
+            self.release(job, params)
+            return job.asked.body
+        taken = params.take(self.now())
+        if taken is None:
+            self.release(job, params)
+            return job.asked.body
+        self.legs.metrics.handovers.inc()
+        return decode_body(job.asked.body, taken)
+
+    def release(self, job: Job, params: KvParams) -> None:
+        """Give the KV up in the background: a decode that another engine refuses frees it at its owner."""
+        raw = params.give_up()
+        if raw is None:
+            return
+        others = [
+            each
+            for each in self.upstreams.values()
+            if each.id != params.owner and each.healthy and self._same_group(each.id, params.owner)
+        ]
+        if not others:
+            self.legs.metrics.released.labels("no-engine").inc()
+            return
+        least = min(others, key=lambda each: each.legs)
+        self._keep(self._release(job, least, release_body(job.asked.body, raw)))
+
+    async def _release(self, job: Job, upstream: Upstream, body: bytes) -> None:
+        result = "failed"
+        try:
+            with self.legs.open(upstream, job.path) as call:
+                await call.leg.start(body, self.legs.headers(job, upstream), RELEASE_TIMEOUT)  # type: ignore[arg-type]
+                result = "ok" if call.leg.status == 400 else f"status-{call.leg.status}"
+        except LegError:
+            pass
+        self.legs.metrics.released.labels(result).inc()
+
+    def _same_group(self, first: int, second: int) -> bool:
+        owner = self.upstreams.get(second)
+        return owner is not None and self.upstreams[first].spec.kv_group == owner.spec.kv_group
+
+    def _keep(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)

@@ -1,0 +1,96 @@
+"""How a client hears that its request was turned away: from the scheduler to an HTTP status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+REFUSED = "headgate_refused"  # the stop reason by which the API server's side knows it
+Message = dict[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+RETRY_AFTER = "1"  # seconds
+
+
+def tell_refused(requests: Sequence[Any], outputs: dict[int, Any]) -> None:
+    """Add an answer for each request to the outputs of a step, by the front end it came from.
+
+    It holds one token, because a stream drops answers without any; the client never sees it.
+    """
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+    for request in requests:
+        token = list((request.prompt_token_ids or [0])[-1:])
+        answer = EngineCoreOutput(
+            request.request_id, token, finish_reason=FinishReason.ABORT, stop_reason=REFUSED
+        )
+        mine = outputs.setdefault(request.client_index, EngineCoreOutputs())
+        mine.outputs = [*mine.outputs, answer]
+
+
+class Refusals:
+    """ASGI middleware: an answer that was refused before its first token becomes a 503 or 429.
+
+    The status line is held back until the first part of the body is there, streamed or not. A chat stream
+    begins with the role of the speaker, sent together with the first token: it is held back with it.
+    Everything else passes unchanged.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]], status: int | None = None) -> None:
+        self._app = app
+        self._status = status or _chosen_status()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http" or scope.get("method") != "POST":
+            await self._app(scope, receive, send)
+            return
+        held: list[Message] = []  # the status line, and the role
+        refused = False
+
+        async def sent(message: Message) -> None:
+            nonlocal refused
+            body = message.get("body", b"")
+            if refused:
+                return
+            if message["type"] == "http.response.start" or (held and _only_role(body)):
+                held.append(message)
+                return
+            if held and REFUSED.encode() in body:
+                refused = True
+                await self._refuse(send)
+                return
+            while held:
+                await send(held.pop(0))
+            await send(message)
+
+        await self._app(scope, receive, sent)
+
+    async def _refuse(self, send: Send) -> None:
+        error = {
+            "message": "the first token could not come within the promised time; try again or elsewhere",
+            "type": "overloaded",
+            "param": None,
+            "code": self._status,
+        }
+        body = json.dumps({"error": error}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"retry-after", RETRY_AFTER.encode()),
+        ]
+        await send({"type": "http.response.start", "status": self._status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _only_role(body: bytes) -> bool:
+    """The first event of a chat stream, before any token."""
+    return b'"role":"assistant"' in body and body.count(b"data: ") == 1 and b'"content":""' in body
+
+
+def _chosen_status() -> int:
+    """What the operator chose, from the settings."""
+    from headgate.live.vllm.settings import read_settings
+
+    return read_settings().refuse or 503

@@ -1,0 +1,1 @@
+"""Promises kept: TTFT and time between tokens, step by step."""

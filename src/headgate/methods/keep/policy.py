@@ -1,0 +1,307 @@
+"""keep: the policy that keeps promises of a first token and of time between tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from math import inf
+
+from headgate.core.errors import InputError, unknown
+from headgate.core.plan import ALL, NONE, Plan, Until
+from headgate.core.policy import BatchPolicy, End, Steps
+from headgate.core.request import Request
+from headgate.core.view import View
+from headgate.cost.model import StepCost
+from headgate.methods.eb.hybrid import ExclusivePlus
+from headgate.methods.keep.learned import LearnedCost
+from headgate.methods.keep.order import Waiting
+from headgate.methods.keep.prices import Load, Prices, Prompts
+from headgate.methods.keep.step import Chooser, Kind, Now, Step
+from headgate.methods.keep.trust import Trust
+
+NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
+DECODES = Plan(ALL)
+UNPROMISED = 2.0  # seconds between tokens of decodes without a promise, where others have one
+SAMPLE = 2048  # prompt tokens: the chunk from which the pace of prompts is taken
+LEAST_SHARE = 0.1  # of the time that prompts have at least, for that pace
+REFUSE = ("never", "predicted")
+MOST_PIECES = 32  # of prompts in a row while decodes wait, whatever they cost
+
+
+class Keep(BatchPolicy):
+    """Choose tokens, prompts and their order in each step so that both promises of each request are kept.
+
+    Without any promise it is `eb+`, step by step. With promises each step is the largest that keeps the
+    tightest gap of those who decode, by the card: prompts alone or beside decodes, whichever is cheaper.
+    Prompts enter by Moore and Hodgson's rule, so that as many as possible have their first token in time.
+
+    Parameters:
+        slots, budget: as in `mixed`.
+        cost: what steps cost; None: learned from the steps that run.
+        ttft, tbt: seconds promised to the first token and between tokens, for requests that have no promise
+            of their own; None: none.
+        late: share of gaps that may be late, 0.001 for a promise at p99.9; the margin learns from it. An
+            output has hundreds of gaps: at p99 most requests would see one late.
+        trust: share of each gap that is planned with at the beginning.
+        learn: whether the margin follows the late gaps that are seen.
+        patience: share of its TTFT promise that a prompt may wait for others to share a step of their own.
+        watermark: share of the KV that must stay free when a prompt enters.
+        refuse: "never": requests that cannot be in time are served after the others; "predicted": they are
+            turned away as soon as that is foreseen.
+
+    Source: ours. The order is Moore's rule (Management Science 15, 1968) for the fewest late jobs; the late
+    get a tenth of all prompt tokens, so that none starves.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        budget: int,
+        cost: StepCost | None = None,
+        ttft: float | None = None,
+        tbt: float | None = None,
+        late: float = 0.001,
+        trust: float = 0.9,
+        learn: bool = True,
+        patience: float = 0.1,
+        watermark: float = 0.01,
+        refuse: str = "never",
+    ) -> None:
+        _check(ttft, tbt, patience, watermark)
+        if refuse not in REFUSE:
+            raise unknown("refuse of keep", refuse, REFUSE)
+        self.refuse = refuse == "predicted"
+        self.learned: LearnedCost | None = None
+        if cost is None:
+            cost = self.learned = LearnedCost()
+        self.plain = ExclusivePlus(slots, budget, cost)  # decides while nobody has a promise
+        self.slots, self.budget = slots, budget
+        self.patience, self.watermark = patience, watermark
+        self.trust = Trust(trust, late, learn)
+        self._ttft, self._tbt = ttft, tbt
+        self._prices = Prices(cost)
+        self._chooser = Chooser(self._prices)
+        self._waiting = Waiting(ttft)
+        self._promised = 0  # requests here that have a promise
+        self._decoding: dict[int, float] = {}  # promised gap of each that decodes; inf: none
+        self._gaps: dict[float, int] = {}  # the same, counted
+        self._step: Step | None = None  # of the newest plan
+        self._since, self._pieces = 0.0, 0  # seconds and steps composed since the last with decodes
+        self._newest, self._apart = 0.0, False  # as in `Now`
+        self._last: float | None = None
+
+    def gauges(self) -> Mapping[str, float]:
+        """The margin, the gap that steps are planned for, how many wait; and those of eb+."""
+        gap = self._gap()
+        own = {"trust": self.trust.value, "gap": 0.0 if gap == inf else gap, "queued": len(self._waiting)}
+        if self.learned is not None:
+            own["steps_learned"] = self.learned.seen
+        return {**self.plain.gauges(), **own}
+
+    # -- what it hears ------------------------------------------------------------------------------
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It waits."""
+        self.plain.arrived(request, now)
+        self._waiting.add(request)
+        self._promised += self._has_promise(request)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """It waits no longer."""
+        self.plain.admitted(request, now)
+        self._waiting.drop(request)
+        self._waiting.admitted(request, now)
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """It decodes from now on; its promise counts."""
+        self.plain.prefilled(request, now)
+        self._forget(request)
+        gap = self._between(request)
+        self._decoding[request.id] = gap
+        self._gaps[gap] = self._gaps.get(gap, 0) + 1
+
+    def evicted(self, request: Request, now: float) -> None:
+        """It decodes no longer; the view shows it before all others that wait."""
+        self.plain.evicted(request, now)
+        self._forget(request)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It has left; without promises eb+ goes on, and does not remember an old refill."""
+        self.plain.finished(request, now, how)
+        self._waiting.drop(request)
+        self._forget(request)
+        if self._has_promise(request):
+            self._promised -= 1
+            if not self._promised:
+                self.plain.exclusive.start_over()
+
+    def stepped(self, steps: Steps) -> None:
+        """Tokens came: were they in time?"""
+        if self.learned is not None:
+            self.learned.learn(steps)
+        self.plain.stepped(steps)
+        if steps.decodes and self._promised:
+            for end in steps.ends:
+                self.trust.tokens(end, self._gaps.items())
+
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        """The step is composed: count what decodes have waited for it."""
+        self.plain.planned(plan, now, gauges)
+        step = self._step
+        if plan.decode is not NONE or step is None or not self._decoding:
+            self._since, self._pieces, self._newest = 0.0, 0, 0.0
+            self._last = None if step is None or step.kind is Kind.DECODES else step.seconds
+        else:
+            if self._pieces:
+                self._since += max(0.0, step.launch - self._newest)
+            self._since += step.seconds
+            self._newest = step.seconds
+            self._pieces += 1
+        if step is not None and step.kind is not Kind.DECODES and self._decoding:
+            self._apart = step.kind is Kind.APART
+            if not step.kept:
+                self.trust.excuse()
+
+    def _forget(self, request: Request) -> None:
+        """It does not decode any more."""
+        gap = self._decoding.pop(request.id, None)
+        if gap is None:
+            return
+        self._gaps[gap] -= 1
+        if not self._gaps[gap]:
+            del self._gaps[gap]
+        if not self._decoding:
+            self.trust.idle()
+
+    def _between(self, request: Request) -> float:
+        promise = request.slo.between_tokens
+        if promise is None:
+            promise = self._tbt
+        return inf if promise is None else promise
+
+    def _has_promise(self, request: Request) -> bool:
+        return self._between(request) < inf or self._waiting.promise(request) is not None
+
+    def _gap(self) -> float:
+        """Seconds that may pass between two tokens, after the margin."""
+        tightest = min(self._gaps, default=inf)
+        return self.trust.value * (UNPROMISED if tightest == inf else tightest)
+
+    # -- what it decides ----------------------------------------------------------------------------
+
+    def plan(self, view: View) -> Plan:
+        """The next step, chosen anew while anybody waits."""
+        self._step = None
+        if not self._promised:
+            plan = self.plain.plan(view)
+            return plan._replace(until=plan.until._replace(arrivals=1))  # it may bring a promise
+        decodes, width = len(view.decoding), view.limits.decode_width
+        budget = min(self.budget, view.limits.batch_tokens)
+        if decodes * width > budget:  # only after taking over a fuller engine
+            return Plan(frozenset(islice(view.decoding, budget // width)), budget=budget)
+        if not view.waiting and not view.prefilling:
+            return NOBODY_WAITS
+        now = Now(_load(view), self._gap(), self._since, self._apart, self._newest, self._last)
+        reject = self._hopeless(view, now) if self.refuse else ()
+        prompts = self._candidates(view, now, budget, frozenset(reject))
+        plan = self._compose(view, prompts, now, budget) if prompts else DECODES
+        return plan._replace(reject=reject) if reject else plan
+
+    def _compose(self, view: View, prompts: list[Request], now: Now, budget: int) -> Plan:
+        """The chosen step as a plan."""
+        decodes, width = now.load.decodes, view.limits.decode_width
+        parts = Prompts((each.prompt + each.generated - each.todo, each.todo) for each in prompts)
+        if decodes and self._pieces >= MOST_PIECES:
+            return DECODES
+        step = self._chooser.choose(now, parts, budget, budget - decodes * width)
+        if step.kind is Kind.DECODES or (step.kind is Kind.APART and not self._due(view, parts.total, step)):
+            return DECODES
+        self._step = step
+        ids, room = [], step.tokens
+        for request in prompts:
+            if room <= 0:
+                break
+            ids.append(request.id)
+            room -= request.todo
+        if step.kind is Kind.APART:
+            return Plan(NONE if decodes else ALL, tuple(ids), budget, step.tokens)
+        return Plan(ALL, tuple(ids), budget, step.tokens)
+
+    def _due(self, view: View, total: int, step: Step) -> bool:
+        """Should prompts run apart now? Not while all of them may still wait for others to share the step."""
+        if not view.decoding or view.prefilling or total > step.tokens:
+            return True
+        for request in view.waiting.values():
+            promise = self._waiting.promise(request)
+            waited = view.now - request.arrival
+            if promise is None or request.evictions or waited >= self.patience * promise:
+                return True
+        return False
+
+    def _hopeless(self, view: View, now: Now) -> tuple[int, ...]:
+        """Those that wait and are foreseen to be late, the half-done prompts before them included."""
+        pace = self._pace(now)
+        rest = sum(request.todo for request in view.prefilling.values())
+        timely = self._waiting.in_time(view.now + rest * pace, pace)
+        return tuple(
+            request.id
+            for request in view.waiting.values()
+            if request.id not in timely
+            and not request.evictions
+            and self._waiting.promise(request) is not None
+        )
+
+    def _candidates(self, view: View, now: Now, budget: int, without: frozenset[int]) -> list[Request]:
+        """Half-done prompts, then new ones in order, as far as a step, seats and KV go.
+
+        The first that does not fit holds up those behind it. An empty engine takes any prompt.
+        """
+        half, load = list(view.prefilling.values()), now.load
+        rest = sum(request.todo for request in half)
+        seats = min(self.slots, view.limits.running) - load.decodes - len(half)
+        tokens = budget - rest
+        if seats <= 0 or tokens <= 0 or not view.waiting:
+            return half
+        block, free = view.limits.block, view.kv_free - load.decodes - rest
+        free -= int(self.watermark * view.kv_total)
+        pace = self._pace(now)
+        found = half
+        for request in self._waiting.order(view, view.now + rest * pace, pace):
+            if request.id in without:
+                continue
+            free -= -(-request.todo // block) * block
+            if free < 0 and (found or load.decodes):
+                break
+            found.append(request)
+            tokens -= request.todo
+            seats -= 1
+            if seats <= 0 or tokens <= 0:
+                break
+        return found
+
+    def _pace(self, now: Now) -> float:
+        """Seconds a prompt token takes while there is a backlog, decodes between included."""
+        token = self._prices.alone(Prompts([(0, SAMPLE)]).first(SAMPLE)) / SAMPLE
+        if not now.load.decodes:
+            return token
+        return token * now.gap / max(now.gap - self._prices.decodes(now.load), LEAST_SHARE * now.gap)
+
+
+def _load(view: View) -> Load:
+    """Decodes and what they read: the KV held less that of half-done prompts, and half a block each."""
+    decodes = len(view.decoding)
+    if not decodes:
+        return Load(0, 0)
+    held = view.kv_total - view.kv_free
+    for request in view.prefilling.values():
+        held -= request.prompt + request.generated - request.todo
+    held -= decodes * (view.limits.block - 1) // 2
+    return Load(decodes, max(decodes, held + decodes))
+
+
+def _check(ttft: float | None, tbt: float | None, patience: float, watermark: float) -> None:
+    for name, promise in (("ttft", ttft), ("tbt", tbt)):
+        if promise is not None and not promise > 0:
+            raise InputError(f"keep: {name}={promise} s; a promise must be above 0, or left out")
+    if not (0 <= patience < 1 and 0 <= watermark < 1):
+        raise InputError(f"keep: patience={patience}, watermark={watermark}; both are shares below 1")

@@ -1,0 +1,173 @@
+"""Which step to run next so that no gap between tokens exceeds its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from headgate.methods.keep.prices import Cut, Load, Prices, Prompts
+
+LEAST = 64  # prompt tokens of a step whose promise cannot be kept at all
+NEAR = 16  # tokens: how exactly the largest chunk is found
+SECOND = 0.4  # of the gap: no further piece of prompts alone once that much of it is spent
+CHEAPER, DEARER = 0.98, 1.02  # of the price together: below, prompts run apart; above, together
+
+
+class Kind(Enum):
+    """What a step holds."""
+
+    APART = "apart"  # prompts alone; decodes keep their KV
+    TOGETHER = "together"
+    DECODES = "decodes"
+
+
+class Step(NamedTuple):
+    """A step and its GPU time; `kept` is False where no step could keep the promise."""
+
+    kind: Kind
+    tokens: int
+    seconds: float
+    kept: bool = True
+    launch: float = 0.0  # what the host takes for it, where it holds prompts
+
+
+class Now(NamedTuple):
+    """What the choice depends on besides prices and prompts."""
+
+    load: Load
+    gap: float  # seconds the tightest promise leaves between two tokens, after the margin
+    since: float = 0.0  # seconds composed since the last step with decodes
+    apart: bool = False  # prompts ran apart when the two ways were last compared
+    newest: float = 0.0  # GPU time of the newest of those steps, which were prompts alone
+    last: float | None = None  # GPU time of the last step that brought decodes a token, if it had prompts
+
+
+def lag(launch: float, decodes: float, last: float) -> float:
+    """By how much more than before the tokens of the coming decode step are seen late.
+
+    On an asynchronous engine tokens of a decode step are seen late by what the host takes for the step with
+    prompts after it beyond the GPU's time. `launch` is that host time, `decodes` the GPU time of the coming
+    decode step, `last` that of the newest step with decodes.
+    """
+    return max(0.0, max(0.0, launch - decodes) - max(0.0, launch - last))
+
+
+def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
+    """The most tokens that fit, to `NEAR`; 0 when not even `least` do. More tokens never fit better."""
+    if most < least or not fits(least):
+        return 0
+    if fits(most):
+        return most
+    low, high = least, most
+    while high - low > NEAR:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def stalled(now: Now, launch: float) -> float:
+    """By how much longer the newest step of prompts lasts if the host takes `launch` for the next one."""
+    return max(0.0, launch - now.newest) if now.since > 0 else 0.0
+
+
+class Chooser:
+    """Chooses one step at a time from the prices of a card."""
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+
+    def choose(self, now: Now, prompts: Prompts, budget: int, beside: int) -> Step:
+        """The next step: at most `budget` prompt tokens alone, or `beside` together with the decodes.
+
+        Of the two ways the cheaper one for the same tokens, with some hysteresis. Decodes run alone when
+        neither has room. When nothing has been held back and still neither has room, the promise cannot be
+        kept: prompts then go on in the smallest chunks.
+        """
+        prices, load = self._prices, now.load
+        most = min(budget, prompts.total)
+        if not load.decodes:
+            return Step(Kind.APART, most, prices.alone(prompts.first(most)))
+        beside = min(beside, prompts.total)
+        least = min(LEAST, prompts.total)
+        alone = self._apart(now, prompts, least, most)
+        mixed = self._together(now, prompts, least, beside)
+        kept = bool(alone or mixed)
+        if not kept:
+            if now.since > 0:
+                return Step(Kind.DECODES, 0, prices.decodes(load))
+            alone, mixed = min(least, budget), max(0, min(least, beside))
+        apart = self._cheaper_apart(now, prompts, alone, mixed)
+        if apart and not alone:
+            return Step(Kind.DECODES, 0, prices.decodes(load))
+        kind, tokens = (Kind.APART, alone) if apart else (Kind.TOGETHER, mixed)
+        if kept:
+            tokens = self._graphed(load, prompts, kind, tokens)
+        cut = prompts.first(tokens)
+        launch = prices.launch(0 if kind is Kind.APART else load.decodes, cut)
+        return Step(kind, tokens, self._price(load, cut, kind), kept, launch)
+
+    def _apart(self, now: Now, prompts: Prompts, least: int, most: int) -> int:
+        """The most prompt tokens that may run alone before the next decode step."""
+        if now.since > SECOND * now.gap:
+            return 0
+        prices, load = self._prices, now.load
+        before = prices.decodes(load)
+        last = before if now.last is None else now.last
+
+        def fits(tokens: int) -> bool:
+            cut = prompts.first(tokens)
+            after = prices.decodes(Load(load.decodes + cut.done, load.context + cut.length))
+            launch = prices.launch(0, cut)
+            late = lag(launch, before, last) + stalled(now, launch)
+            return now.since + prices.alone(cut) + after + late <= now.gap
+
+        return largest(fits, least, most)
+
+    def _together(self, now: Now, prompts: Prompts, least: int, most: int) -> int:
+        """The most prompt tokens that may run beside the decodes."""
+        prices, load = self._prices, now.load
+
+        def fits(tokens: int) -> bool:
+            cut = prompts.first(tokens)
+            launch = prices.launch(load.decodes, cut)
+            spent = max(prices.together(load, cut), launch)
+            return now.since + stalled(now, launch) + spent <= now.gap
+
+        return largest(fits, least, most)
+
+    def _cheaper_apart(self, now: Now, prompts: Prompts, alone: int, mixed: int) -> bool:
+        """Is it cheaper to run the prompts apart, for as many tokens as both ways allow?"""
+        if not mixed:
+            return True
+        cut = prompts.first(min(alone, mixed) or mixed)
+        prices, load = self._prices, now.load
+        apart, together = prices.alone(cut) + prices.decodes(load), prices.together(load, cut)
+        if apart < CHEAPER * together:
+            return True
+        return apart <= DEARER * together and now.apart
+
+    def _graphed(self, load: Load, prompts: Prompts, kind: Kind, tokens: int) -> int:
+        """Fewer tokens, so that the step fits the largest CUDA graph, where that serves more a second.
+
+        Beyond the largest graph kernels are launched one by one. That matters only while the host takes
+        longer than the GPU.
+        """
+        beside = load.decodes if kind is Kind.TOGETHER else 0
+        fewer = self._prices.graph - beside
+        if not LEAST <= fewer < tokens:
+            return tokens
+        rates = []
+        for count in (fewer, tokens):
+            cut = prompts.first(count)
+            gpu, host = self._price(load, cut, kind), self._prices.launch(beside, cut)
+            if count == tokens and gpu >= host:
+                return tokens
+            rates.append((count + beside) / max(gpu, host))
+        return fewer if rates[0] > rates[1] else tokens
+
+    def _price(self, load: Load, cut: Cut, kind: Kind) -> float:
+        return self._prices.alone(cut) if kind is Kind.APART else self._prices.together(load, cut)

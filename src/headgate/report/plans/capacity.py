@@ -1,0 +1,194 @@
+"""`plan capacity`: the rate each policy sustains under service levels, or the fewest engines for a load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan, nan
+
+import numpy as np
+
+from headgate.advisor.capacity.plan import CapacityPlan, Found
+from headgate.advisor.capacity.slo import Level
+from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
+from headgate.report.charts.bars import Bar, Bars
+from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
+from headgate.report.document import PAGE_ONLY, Cell, Drawn, Facts, Figure, Grid, Page, Section, row, valued
+from headgate.report.numbers import interval, number, percent, plural, sentence
+from headgate.report.runs.origin import plan_page
+
+ENOUGH = (
+    "Enough: every level is kept with every seed; below it, if tried, one engine fewer; smaller fleets are "
+    "not rechecked. In time: percent of requests (TBT: of gaps) within the limit. Seats: taken by decodes. "
+    "Of λ*: the load."
+)
+CARE = (
+    "λ* is the rate no policy exceeds. Intervals are over seeds; runs are finite, so tails (p99) are "
+    "optimistic."
+)
+
+
+def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> Page:
+    """What is asked for, what no policy exceeds, what each sustains, and the best in one sentence."""
+    found = sorted(plan.found, key=lambda each: -each.rate.value)
+    sections = (
+        Section("", (_facts(plan),)),
+        Section("Sustained rates", (_rates(found), Drawn(lambda: (_bars(plan, found),)))),
+    )
+    about, notes = f"card {plan.card}, {plan.workload}", (*map(sentence, plan.notes), CARE)
+    return plan_page("Capacity", about, _verdict(plan), sections, notes, command)
+
+
+def _verdict(plan: CapacityPlan) -> str:
+    """The best policy, and those without a significant difference from it."""
+    best = max(plan.found, key=lambda each: each.rate.value)
+    if not best.rate.value:
+        return "No policy keeps these levels at any rate: ask for less."
+    share = f"{100 * best.share:.0f} % of λ*"
+    if len(plan.found) == 1:
+        return f"{best.policy} sustains {number(best.rate.value)} requests/s, {share}."
+    alike = [each.policy for each in plan.found if each is not best and _alike(each, best)]
+    said = f"{best.policy} sustains most: {number(best.rate.value)} requests/s, {share}"
+    return f"{said}; no significant difference from {', '.join(alike)}." if alike else f"{said}."
+
+
+def _alike(one: Found, other: Found) -> bool:
+    """Whether their intervals meet."""
+    if one.rate.high is None or other.rate.low is None:
+        return one.rate.value == other.rate.value
+    return one.rate.high >= other.rate.low
+
+
+def asked(levels: Sequence[Level], classes: Sequence[tuple[str, float]]) -> dict[str, str]:
+    """The service levels, what is only promised, and the classes."""
+    facts = {"Levels": "; ".join(str(level) for level in levels if level.statistic)}
+    known = [str(level) for level in levels if not level.statistic]
+    if known:
+        facts["Promised"] = "; ".join(known) + " (told to policies, not checked)"
+    if classes:
+        total = sum(share for _, share in classes)
+        facts["Classes"] = ", ".join(f"{name} {100 * share / total:g} %" for name, share in classes)
+    return facts
+
+
+def _facts(plan: CapacityPlan) -> Facts:
+    engine, limited = plan.engine, plan.limited.rate
+    bound = f"above λ* = {number(plan.ideal.rate)} requests/s"
+    if limited < 0.999 * plan.ideal.rate:
+        bound += f"; {number(limited)} in steps of at most {engine.batch_tokens:,} tokens"
+    facts = asked(plan.levels, plan.classes)
+    facts["Engine"] = f"{engine.running} seats, {engine.batch_tokens:,} tokens a step"
+    facts["No policy"] = bound
+    return Facts(tuple(facts.items()))
+
+
+def _rates(found: Sequence[Found]) -> Grid:
+    rows = []
+    for each in found:
+        share = valued(f"{100 * each.share:.0f} %", 100 * each.share)
+        span = valued(interval(each.rate), each.rate.value)
+        reason = each.limited_by or "nothing up to λ*"
+        rows.append(row(each.policy, each.rate.value, span, share, reason, each.runs))
+    heads = ("policy", "requests\nper s", "95 % interval", "of λ*", "limited by", "runs")
+    return Grid("", heads, tuple(rows), minor=("runs",))
+
+
+def _bars(plan: CapacityPlan, found: Sequence[Found]) -> Figure:
+    bars = [
+        Bar(each.policy, (("sustained", f"c{n % COLOURS}", each.rate.value),), each.rate.low, each.rate.high)
+        for n, each in enumerate(found)
+    ]
+    mark = Mark(f"λ* = {number(plan.ideal.rate)}", plan.ideal.rate)
+    look = "How close each comes to λ*, the rate no policy exceeds; the thin line is the interval over seeds."
+    return Bars("sustained", "requests/s", bars, mark).figure("What each policy sustains", look)
+
+
+def engines_page(plan: EnginesPlan, command: Sequence[str]) -> Page:
+    """What is asked for, what no fleet goes below, what each needs, and the best in one sentence."""
+    checked = [level for level in plan.levels if level.statistic]
+    every = [(found, size) for found in plan.found for size in found.sizes]
+    nearest = [(found, size) for found in plan.found for size in _nearest(found)]
+    figures = Drawn(lambda: (_in_time(plan, level) for level in checked))
+    sections = (
+        Section("", (_fleet_facts(plan),)),
+        Section("Fewest engines", (_sizes(nearest, checked), figures)),
+        Section("Every number of engines tried", (_sizes(every, checked),), PAGE_ONLY),
+    )
+    about = f"card {plan.card}, {plan.workload}, {number(plan.rate)} requests/s"
+    notes = (*map(sentence, plan.notes), ENOUGH)
+    return plan_page("Engines", about, _fewest(plan), sections, notes, command)
+
+
+def _fewest(plan: EnginesPlan) -> str:
+    """The smallest fleet, and how far it is from the bound."""
+    enough = [each for each in plan.found if each.engines is not None]
+    if not enough and plan.interrupted:
+        return "Interrupted before any fleet was found to be enough."
+    if not enough:
+        return f"{plan.most} engines are too few for these levels: ask for less, or raise --most-engines."
+    best = min(each.engines for each in enough if each.engines is not None)
+    names = [each.name for each in enough if each.engines == best]
+    over = best - plan.least
+    gap = "as few as any fleet can have" if not over else f"{over} more than any fleet must have"
+    many = "are" if best > 1 else "is"
+    return f"{plural(best, 'engine')} {many} enough with {' or '.join(names)}, {gap}."
+
+
+def _fleet_facts(plan: EnginesPlan) -> Facts:
+    facts = asked(plan.levels, plan.classes)
+    facts["Runs"] = f"{plan.requests:,} requests each, {plural(plan.seeds, 'seed')}"
+    one = f"{plan.engine.running} seats, {plan.engine.batch_tokens:,} tokens a step"
+    facts["Engine"] = f"{one}; λ* = {number(plan.bound.rate)} requests/s"
+    facts["No fleet"] = f"of fewer than {plan.least} keeps up (load / λ* = {plan.rate / plan.bound.rate:.2f})"
+    facts["Fluid"] = f"a gate-and-route fleet serves all requests with {number(plan.fluid)} engines"
+    return Facts(tuple(facts.items()))
+
+
+def _nearest(found: FleetFound) -> list[Size]:
+    """The answer and the largest fleet that is too few; without an answer the largest tried."""
+    if found.engines is None:
+        return list(found.sizes[-1:])
+    wanted = (found.size(found.engines), found.size(found.engines - 1))
+    return [size for size in wanted if size]
+
+
+def _sizes(sizes: Sequence[tuple[FleetFound, Size]], checked: Sequence[Level]) -> Grid:
+    rows = []
+    for found, size in sizes:
+        enough = found.engines is not None and size.engines >= found.engines
+        kept = valued(f"{size.kept}/{size.seeds}", size.kept, "good" if enough else "")
+        shares = (_share(size, level) for level in checked)
+        used = (valued(percent(part), 100 * part) for part in (size.seats.value, size.load))
+        rows.append(row(found.name, valued(f"{size.engines:,}", size.engines, "words"), kept, *shares, *used))
+    heads = ("router, policy", "engines", "seeds\nkept", *map(_short, checked), "seats", "of λ*")
+    return Grid("", heads, tuple(rows), grouped=True)
+
+
+def _short(level: Level) -> str:
+    of = f" {level.kind}" if level.kind else ""
+    wanted = f", want {level.statistic[1:]}" if level.statistic.startswith("p") else ""
+    return f"{level.metric.upper()}{of} in time\n%{wanted}"
+
+
+def _share(size: Size, level: Level) -> Cell:
+    share = size.shares[str(level)]
+    if isnan(share.value):
+        return Cell("-")
+    half = "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.1f}"
+    return valued(f"{100 * share.value:.1f}{half}", 100 * share.value)
+
+
+def _in_time(plan: EnginesPlan, level: Level) -> Figure:
+    series = []
+    for place, found in enumerate(plan.found):
+        shares = [size.shares[str(level)].as_share() for size in found.sizes]
+        ends = [[nan if end is None else 100 * end for end in (each.low, each.high)] for each in shares]
+        low, high = np.array(ends, float).reshape(-1, 2).T
+        engines = np.array([size.engines for size in found.sizes], float)
+        values = np.array([100 * each.value for each in shares], float)
+        series.append(Series(found.name, engines, values, place, "linked", low, high))
+    wanted = level.statistic.removeprefix("p") if level.statistic.startswith("p") else ""
+    marks = [Mark(f"wanted: {wanted} %", float(wanted), "y")] if wanted else []
+    whose = "gaps" if level.metric == "tbt" else "requests"
+    chart = Chart(Axis("fleet", "engines", whole=True), Axis("in time", f"% of {whose}"), series, marks)
+    look = "The first point that lies above what is wanted, with its interval, is a fleet to trust."
+    return chart.figure(f"{level}, by engines", look)

@@ -1,0 +1,237 @@
+"""`plan fluid`: how a fleet splits its engines, which requests are served, what one more engine adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+import numpy as np
+
+from headgate.advisor.fluid.plan import FluidAnswer
+from headgate.methods.fluid.frontier import Point
+from headgate.methods.fluid.plan import NOTHING, FluidPlan
+from headgate.report.charts.bars import Bar, Bars
+from headgate.report.charts.chart import Axis, Chart, Series
+from headgate.report.document import Block, Cell, Drawn, Figure, Grid, Page, Section, row, valued
+from headgate.report.numbers import number, plural, sentence
+from headgate.report.runs.origin import plan_page
+
+PARAMETERS = {
+    "seats": "seats",
+    "chunk": "chunk",
+    "mixed_fixed": "mixed step, fixed part",
+    "mixed_per_token": "mixed step, per prompt token",
+    "solo_speed": "solo decode speed",
+    "prompt_price": "price of prompt tokens",
+    "output_price": "price of output tokens",
+}
+FRONTIERS = {
+    "prefill-fairness": Axis("largest difference of prefill shares", "share of an engine"),
+    "decode-fairness": Axis("largest difference of solo decodes", "seats per engine"),
+    "tpot": Axis("cap on the time per token", "ms"),
+}
+LEVELS = {
+    "prefill_fairness": "prefill fairness",
+    "decode_fairness": "decode fairness",
+    "tpot": "time per token",
+    "prefilling": "engines that prefill",
+}
+CHANCE = "A fluid has no randomness: real fleets earn a little less."
+
+
+def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -> Page:
+    """Which requests are served, how engines are split, what it is worth, and what the next one adds."""
+    bars = Drawn(lambda: (_served(answer), _occupancies(answer)))
+    said = [_revenue(answer), _next(answer), _router(answer), _prices(answer.plan), _per_second(answer)]
+    sections = [
+        Section("", (_steps(answer.plan),)),
+        Section("By class, whole fleet", (_classes(answer), _held(answer), bars)),
+    ]
+    sections.append(Section("", tuple(filter(None, (*said, *_levels(answer))))))
+    if answer.points:
+        frontier: list[Block] = [_frontier(answer)]
+        if level is not None:
+            axis = FRONTIERS[level.replace("_", "-")]
+            frontier.append(Drawn(lambda: (_curve(answer.points, axis),)))
+        sections.append(Section("What the service level costs", tuple(frontier)))
+    sections.append(Section("What one percent more changes", (_sensitivity(answer),)))
+    about = f"{answer.costs}, {answer.demand.source}, {plural(answer.engines, 'engine')}"
+    notes = (*map(sentence, answer.notes), CHANCE)
+    return plan_page("Fluid plan", about, _split(answer), sections, notes, command)
+
+
+def _split(answer: FluidAnswer) -> str:
+    plan, staffing, spare = answer.plan, answer.staffing, answer.spare
+    come, served = sum(flow.rate for flow in plan.instance.flows), sum(plan.served)
+    share = f"The plan serves {100 * served / come if come else 0:.0f} % of the requests."
+    return (
+        f"Engines: {staffing.mixed:,} take prompts and up to {plan.instance.pace.seats - 1} decodes each, "
+        f"{staffing.solo:,} only decode (with spare ones for a gate that withholds: {spare.mixed:,} and "
+        f"{spare.solo:,}). {share}"
+    )
+
+
+def _steps(plan: FluidPlan) -> str:
+    pace = plan.instance.pace
+    return (
+        f"{pace.seats} seats; a step with a chunk of {pace.chunk} takes {1000 * pace.mixed_step:.4g} ms, one "
+        f"without {1000 / pace.solo_speed:.4g} ms"
+    )
+
+
+def _classes(answer: FluidAnswer) -> Grid:
+    plan, engines = answer.plan, answer.engines
+    rows = []
+    columns = zip(plan.instance.flows, plan.served, plan.waiting, plan.shadows.arrival, strict=True)
+    for flow, served, waiting, worth in columns:
+        part = 100 * served / flow.rate if flow.rate else 0.0
+        queue = number(waiting * engines) if isfinite(waiting) else "refused"
+        rates = (flow.prompt, flow.output, flow.rate * engines, served * engines)
+        cells = (valued(f"{part:.1f} %", part), valued(queue, waiting * engines), _zero(worth))
+        rows.append(row(flow.name, *rates, *cells))
+    heads = ("class", "prompt\ntokens", "output\ntokens", "arrive\nper s", "served\nper s", "share")
+    return Grid("", (*heads, "waiting\nrequests", "one more\nis worth"), tuple(rows))
+
+
+def _held(answer: FluidAnswer) -> Grid:
+    plan, engines = answer.plan, answer.engines
+    held = zip(plan.instance.flows, plan.prefill, plan.mixed, plan.solo, strict=True)
+    rows = [row(flow.name, *(float(part * engines) for part in parts)) for flow, *parts in held]
+    totals = (plan.prefilling, sum(plan.mixed), sum(plan.solo))
+    rows.append(row("all", *(float(total * engines) for total in totals)))
+    return Grid("", ("class", "engines prefilling", "decodes beside prompts", "decodes alone"), tuple(rows))
+
+
+def _revenue(answer: FluidAnswer) -> str:
+    plan, engines = answer.plan, answer.engines
+    return (
+        f"Revenue: {number(plan.revenue * engines)} /s, {number(plan.revenue)} per engine; time per token "
+        f"{1000 * plan.token_tpot:.4g} ms over tokens, {1000 * plan.tpot:.4g} ms over seats."
+    )
+
+
+def _next(answer: FluidAnswer) -> str:
+    more, less = answer.gains
+    mean, full = answer.plan.revenue, number(answer.full)
+    if more <= 1e-6 * max(1.0, mean):
+        return (
+            f"The next engine adds nothing: as a fluid, {full} engines serve all requests. One engine fewer "
+            f"costs {number(-less)} /s."
+        )
+    role = "take prompts" if answer.next_mixed else "only decode"
+    return (
+        f"The next engine adds {number(more)} /s ({100 * more / mean:.0f} % of what one brings now) and "
+        f"should {role}; one fewer costs {number(-less)} /s. As a fluid, {full} engines serve all requests."
+    )
+
+
+def _router(answer: FluidAnswer) -> str:
+    plan, engines = answer.plan, answer.engines
+    flows = plan.instance.flows
+    if not plan.levels.none and plan.levels.by_class:
+        return "Router: service-level (each decode draws its pool), with the token-bucket gate."
+    if not any(plan.throttled):
+        return "Router: any; no class has to be held back."
+    if not plan.levels.none:
+        return "Router: token-bucket; a gate that fills every free seat would break the levels."
+    held = [flow.name for flow, throttled in zip(flows, plan.throttled, strict=True) if throttled]
+    few = [
+        flow.name
+        for flow, part, throttled in zip(flows, plan.prefill, plan.throttled, strict=True)
+        if throttled and 0 < part * engines < 1
+    ]
+    said = f"Router: gate-and-route+ holds back {', '.join(held)}"
+    if plan.prefilling >= 1 - NOTHING and few:
+        return f"{said}; prefill binds and {', '.join(few)} need less than one engine: prefer token-bucket."
+    if few:
+        return f"{said}; the literal gate would over-serve {', '.join(few)} (below one engine)."
+    return f"{said}."
+
+
+def _prices(plan: FluidPlan) -> str:
+    """Seats, and what an engine's time costs while it prefills: the x-row of the dual (EC.1)."""
+    shadows, seats = plan.shadows, plan.instance.pace.seats
+    prefill = shadows.prefill + seats * shadows.solo - (seats - 1) * shadows.mixed
+    alone, beside, held = (number(_zero(price, 1e-6)) for price in (shadows.solo, shadows.mixed, prefill))
+    return (
+        f"Worth per second: a decode seat alone {alone}, one beside prompts {beside}; an engine that "
+        f"prefills takes {held}."
+    )
+
+
+def _per_second(answer: FluidAnswer) -> str:
+    """The order of classes for engines that run several prompts in a step."""
+    named = not answer.demand.source.startswith("trace")  # clusters have no names a router could know
+    if not (named and len(answer.per_second) > 1 and any(answer.plan.throttled)):
+        return ""
+    earned = ", ".join(f"{name} {number(value)}" for name, value in answer.per_second.items())
+    return (
+        f"A full engine with one class alone earns per second: {earned}. Where engines run several prompts "
+        f"in a step: router density-deep:order={'/'.join(answer.per_second)}."
+    )
+
+
+def _levels(answer: FluidAnswer) -> list[str]:
+    """What each service level costs at the margin."""
+    found = []
+    for name, price in answer.plan.shadows.levels.items():
+        what = LEVELS.get(name, f"share of {name.removeprefix('served.')} served")
+        worth, unit = (price / 1000, "ms") if name == "tpot" else (price, "unit")
+        bites = f"costs {number(abs(worth))} per engine and {unit}" if abs(price) > 1e-6 else "does not bind"
+        found.append(f"Level: {what} {bites}.")
+    return found
+
+
+def _frontier(answer: FluidAnswer) -> Grid:
+    most = max(point.revenue for point in answer.points)
+    rows = []
+    for point in answer.points:
+        cap, part = valued(f"{point.value:.5g}", point.value), 100 * point.revenue / (most or 1.0)
+        kept = (point.revenue, valued(f"{part:.1f} %", part), _zero(point.slope))
+        empty = (Cell("cannot be kept"), Cell(""), Cell(""))
+        rows.append(row(cap, *(empty if point.plan is None else kept)))
+    return Grid("", ("cap", "revenue\nper engine", "of the most", "slope"), tuple(rows))
+
+
+def _sensitivity(answer: FluidAnswer) -> Grid:
+    changes = {PARAMETERS[name]: _zero(value, 5e-4) for name, value in answer.sensitivity.items()}
+    rows = (row(name, valued(f"{value:+.3f} %", value)) for name, value in changes.items())
+    return Grid("", ("one percent more of", "changes revenue by"), tuple(rows))
+
+
+def _zero(value: float, tiny: float = 1e-9) -> float:
+    """Without the noise, or the sign, of a zero."""
+    return 0.0 if abs(value) < tiny else float(value)
+
+
+def _served(answer: FluidAnswer) -> Figure:
+    plan, engines = answer.plan, answer.engines
+    bars = []
+    for flow, served in zip(plan.instance.flows, plan.served, strict=True):
+        lost = max(flow.rate - served, 0.0) * engines
+        bars.append(Bar(flow.name, (("served", "c0", served * engines), ("not served", "c7", lost))))
+    look = "A grey end is demand the plan refuses or lets give up, because other classes pay more."
+    return Bars("requests", "per s", bars).figure("Requests served", look)
+
+
+def _occupancies(answer: FluidAnswer) -> Figure:
+    """Where each class is, in seats of the whole fleet: the targets a router steers by."""
+    plan, names = answer.plan, ("prefill", "beside prompts", "alone")
+    bars = []
+    for flow, *held in zip(plan.instance.flows, plan.prefill, plan.mixed, plan.solo, strict=True):
+        seats = (float(part * answer.engines) for part in held)
+        bars.append(Bar(flow.name, tuple(zip(names, ("prefill", "mixed", "decode"), seats, strict=True))))
+    look = "The LP's targets: requests of each class in prefill, decoding beside prompts, decoding alone."
+    return Bars("in the fleet at once", "requests", bars).figure("Class occupancies, planned", look)
+
+
+def _curve(points: Sequence[Point], axis: Axis) -> Figure:
+    scale = 1000.0 if axis.unit == "ms" else 1.0
+    kept = [point for point in points if point.plan is not None]
+    x = np.array([point.value * scale for point in kept])
+    y = np.array([point.revenue for point in kept])
+    chart = Chart(axis, Axis("revenue", "per s and engine"), [Series("Pareto frontier", x, y, 0, "linked")])
+    lost = len(points) - len(kept)
+    note = f"{lost} tighter caps cannot be kept at all." if lost else ""
+    look = "Where the curve is steep, a little slack earns a lot."
+    return chart.figure("Revenue along the service level", look, note)

@@ -1,1 +1,0 @@
-"""Results as text for a terminal of 80 columns."""

@@ -1,0 +1,55 @@
+"""Engines of a stochastic network that fail or drain, and what becomes of the requests on them."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+from headgate.core.errors import InputError
+from headgate.core.roster import Roster, Seat
+from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Books
+from headgate.sim.fleet.network.job import DECODING, WAITS_PROMPT, Clock, Job
+
+LOST = {PREFILLING: "lost_prompts", HANDOFF: "lost_handoffs", MIXED: "lost_mixed", SOLO: "lost_solo"}
+
+
+class Outage(NamedTuple):
+    """One engine takes nothing from `start` to `end`.
+
+    If it drains, what runs there ends there. If it fails, its requests and those whose KV it holds go back to
+    the heads of their queues and begin anew elsewhere; what they had is lost.
+    """
+
+    engine: int
+    start: float
+    end: float
+    drain: bool = False
+
+    def checked(self, engines: int) -> Outage:
+        """The same, or an error that names what cannot be."""
+        if not 0 <= self.engine < engines:
+            raise InputError(f"an outage of engine {self.engine}; there are {engines}, numbered from 0")
+        if not 0 <= self.start < self.end < inf:
+            raise InputError(f"an outage from {self.start:g} to {self.end:g} s; it must end after it begins")
+        return self
+
+
+def lose_all(fleet: Roster, books: Books, clock: Clock, seat: Seat, now: float) -> list[Job]:
+    """The requests that lose their engine or their KV, newest first; in the books they wait again."""
+    mixed = seat.prompts > 0
+    found: list[Job] = []
+    for id, stay in fleet.places.items():
+        if stay.replica != seat.id:
+            continue
+        job = stay.request
+        assert isinstance(job, Job)  # the roster holds what it was given
+        decodes = MIXED if mixed else SOLO
+        level = HANDOFF if id in fleet.handoff else decodes if job.state == DECODING else PREFILLING
+        books.counts[LOST[level]][job.number] += 1
+        books.counts["waiting_again"][job.number] += 1
+        books.move(level, WAITING, job.number, now)
+        job.state = WAITS_PROMPT
+        found.append(job)
+    clock.ends.clear()
+    clock.due = inf
+    return sorted(found, key=lambda job: -job.id)

@@ -1,0 +1,148 @@
+"""A router before fake or emulated engines, in one event loop, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from fake_engines import FakeEngine, Script, stream
+from headgate.live.route.app import RouterApp
+from headgate.live.route.config import checked
+
+PATIENCE = float(
+    os.environ.get("HEADGATE_TEST_PATIENCE", "120")
+)  # seconds a condition may take on a busy machine
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a test's coroutine to its end, with a limit."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(2 * PATIENCE):
+            await work
+
+    asyncio.run(limited())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition, not for a time."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: aiohttp.typedefs.LooseHeaders
+    body: bytes
+    broken: bool  # the connection ended before the body did
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        data = [piece.removeprefix(b"data: ") for piece in self.body.split(b"\n\n") if piece]
+        return [each if each == b"[DONE]" else json.loads(each) for each in data]
+
+
+class World:
+    """The router, its engines and a client."""
+
+    def __init__(self, app: RouterApp, client: aiohttp.ClientSession, engines: list[FakeEngine]) -> None:
+        self.app, self.client, self.engines = app, client, engines
+        self.url = f"http://127.0.0.1:{app.port}"
+        self.admin = f"http://127.0.0.1:{app.admin_port}"
+
+    async def ask(
+        self,
+        path: str = "/v1/completions",
+        headers: dict[str, str] | None = None,
+        raw: bytes | None = None,
+        **body: Any,
+    ) -> Answer:
+        """One request, read to its end."""
+        data = json.dumps({"model": "m", "prompt": "hello", **body}).encode() if raw is None else raw
+        given = {"Content-Type": "application/json", **(headers or {})}
+        async with self.client.post(self.url + path, data=data, headers=given) as response:
+            parts, broken = [], False
+            try:
+                async for part in response.content.iter_any():
+                    parts.append(part)
+            except aiohttp.ClientPayloadError:
+                broken = True
+            return Answer(response.status, response.headers, b"".join(parts), broken)
+
+    async def stream(self, **body: Any) -> Answer:
+        return await self.ask(stream=True, **body)
+
+    @property
+    def at_rest(self) -> bool:
+        """No seat, queue, leg, byte or background task is left."""
+        gate, app = self.app.gate, self.app
+        return (
+            not gate.tickets
+            and not gate.roster.places
+            and not gate.roster.waiting
+            and all(each.legs == 0 for each in app.upstreams.values())
+            and app.front.inflight == 0
+            and app.body_bytes.held == 0
+            and not app.service.splitter.background
+            and not app.legs.open_calls
+        )
+
+    async def settled(self) -> None:
+        """Everything is back at 0 and every invariant holds."""
+        await until(lambda: self.at_rest)
+        assert self.app.gate.check() == []
+        assert all(seat.prompts == seat.decodes == 0 for seat in self.app.gate.roster.replicas)
+        assert self.app.gate.counts["ended_twice"] == 0
+
+    def counted(self, name: str, **labels: str) -> float:
+        """A metric's value, 0 before it was counted."""
+        return self.app.metrics.registry.get_sample_value(f"headgate_{name}", labels) or 0.0
+
+
+CALM = {
+    "front": {"port": 0, "admin": "127.0.0.1:0", "drain_delay": 0.0},
+    "health": {"every": 0.1, "timeout": 30.0, "fails": 1000},
+}  # engines are judged by their calls, not by probes that a busy machine may delay
+
+
+def merged(*tables: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for table in tables:
+        for name, value in table.items():
+            made[name] = {**made.get(name, {}), **value} if isinstance(value, dict) else value
+    return made
+
+
+@asynccontextmanager
+async def routed(
+    *scripts: Script, urls: list[str] | None = None, engine: dict[str, Any] | None = None, **config: Any
+) -> AsyncIterator[World]:
+    """A router before one fake engine per script, or before engines at these addresses."""
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(FakeEngine(script)) for script in scripts]
+        listed = [{"url": url, **(engine or {})} for url in (urls or [fake.url for fake in fakes])]
+        given = checked(merged(CALM, {"engines": listed}, config))
+        app = RouterApp(given, lambda: given)
+        try:
+            await app.start()
+            async with aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), auto_decompress=False
+            ) as client:
+                yield World(app, client, fakes)
+        finally:
+            await app.stop()
+
+
+Check = Callable[[World], Awaitable[None]]
+__all__ = ["Answer", "Check", "World", "routed", "run", "stream", "until"]

@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+
+from headgate.core.errors import InputError
+from headgate.live.route.config import Config, address, checked, read_config
+from headgate.live.route.reload import changes
+
+A, B, C = ({"url": f"http://{name}:8000"} for name in "abc")
+
+WRONG = {
+    "unknown table": ({"frnt": {}}, "did you mean 'front'"),
+    "unknown field": ({"front": {"prot": 1}}, "did you mean 'port'"),
+    "unknown engine field": ({"engines": [{"url": "http://a:1", "seat": 3}]}, "did you mean 'seats'"),
+    "no engines": ({"engines": []}, "no engines"),
+    "twice": ({"engines": [A, A]}, "twice"),
+    "port as text": ({"front": {"port": "80"}}, "front.port"),
+    "url with key": ({"engines": [{"url": "http://me:secret@a:1"}]}, "no user"),
+    "url scheme": ({"engines": [{"url": "file:///etc/passwd"}]}, "not a URL"),
+    "url with newline": ({"engines": [{"url": "http://a:1/x\r\nHost: b"}]}, "ASCII"),
+    "class name": ({"classes": [{"name": 'a"b\n'}]}, "not a name"),
+    "two classes": ({"classes": [{"name": "a"}, {"name": "a"}]}, "twice"),
+    "open to others": ({"front": {"host": "0.0.0.0"}}, "no keys"),
+    "one half of tls": ({"front": {"tls_cert": "x"}}, "go together"),
+    "tries": ({"limits": {"tries": 0}}, "limits.tries"),
+    "size": ({"front": {"body_limit": "3 parsecs"}}, "not a size"),
+    "duration": ({"limits": {"idle": "fast"}}, "not a duration"),
+    "too many classes": ({"classes": [{"name": f"c{n}"} for n in range(64)]}, "64 classes"),
+    "connector": ({"kv": {"connector": "mooncake"}}, "nixl"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG.values(), ids=WRONG)
+def test_mistakes_are_one_line(given: dict, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        checked({"engines": [A], **given})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_units() -> None:
+    config = checked(
+        {
+            "engines": [A],
+            "front": {"body_limit": "1MiB"},
+            "limits": {"idle": "500ms", "queue_ttl": 3},
+            "kv": {"lease": "1min"},
+        }
+    )
+    assert config.front.body_limit == 1 << 20
+    assert (config.limits.idle, config.limits.queue_ttl, config.kv.lease) == (0.5, 3.0, 60.0)
+
+
+def test_flags_over_file(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(
+        '[front]\nport = 1234\n[router]\nname = "density-deep"\n[[engines]]\nurl = "http://a:1/"\nseats = 8\n'
+    )
+    config = read_config(file, {"router": {"name": "least-loaded"}}, [{"url": "http://b:2"}])
+    assert config.front.port == 1234
+    assert config.router.name == "least-loaded"
+    assert [each.url for each in config.engines] == ["http://a:1", "http://b:2"]
+    file.write_text("[front\n")
+    with pytest.raises(InputError, match="not TOML"):
+        read_config(file, {}, [])
+    with pytest.raises(InputError, match="readable"):
+        read_config(tmp_path / "none.toml", {}, [])
+
+
+def test_addresses() -> None:
+    assert address("127.0.0.1:80") == ("127.0.0.1", 80)
+    assert address("[::1]:80") == ("::1", 80)
+    assert address(":80") == ("127.0.0.1", 80)
+    with pytest.raises(ValueError, match="not an address"):
+        address("localhost")
+
+
+def of(**given: object) -> Config:
+    return checked({"engines": [A, B], **given})
+
+
+def test_reload_matches_engines_by_url() -> None:
+    found = changes(of(), of(engines=[{**B, "seats": 3}, C]))
+    assert [each.url for each in found.added] == [C["url"]]
+    assert found.retired == (A["url"],)
+    assert [(each.url, each.seats) for each in found.changed] == [(B["url"], 3)]
+    assert changes(of(), of()).lines == ["nothing changes"]
+    assert changes(of(), of(limits={"tries": 2})).tables == ("limits",)
+
+
+def test_reload_refuses_what_cannot_change() -> None:
+    with pytest.raises(InputError, match=r"front\.port"):
+        changes(of(), of(front={"port": 1}))
+    with pytest.raises(InputError, match="class 'gold'"):
+        changes(of(classes=[{"name": "gold"}]), of())

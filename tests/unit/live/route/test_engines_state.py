@@ -1,0 +1,117 @@
+"""Routers that fail, rooms, breakers, models, and what the operator sees."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from fake_engines import Call, FakeEngine, stream
+from router_world import routed, run, until
+
+
+async def never(call: Call) -> None:
+    await asyncio.Event().wait()
+
+
+BAD_ROUTER = """
+from headgate.core.fleet import RoutePolicy, Routing, Move
+
+class Raises(RoutePolicy):
+    def route(self, fleet):
+        if len(fleet.places) > 1:
+            raise ValueError("lost my way")
+        return Routing(tuple(Move(id, 0) for queue in fleet.queues.values() for id in queue))
+
+class Nonsense(RoutePolicy):
+    def route(self, fleet):
+        return Routing(tuple(Move(id, 77) for queue in fleet.queues.values() for id in queue))
+"""
+
+
+@pytest.mark.parametrize("name", ["Raises", "Nonsense"])
+def test_a_router_that_fails_is_disabled_and_nothing_is_lost(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.py").write_text(BAD_ROUTER)
+
+    async def work() -> None:
+        async with routed(stream, stream, router={"name": f"{tmp_path}/mine.py:{name}"}) as world:
+            answers = await asyncio.gather(*(world.stream() for _ in range(12)))
+            assert all(each.events[-1] == b"[DONE]" for each in answers)
+            assert world.app.gate.fallen is not None
+            async with world.client.get(world.admin + "/plan") as plan:
+                assert (await plan.json())["policy"] == "LeastLoaded"
+            await world.settled()
+
+    run(work())
+
+
+def test_rooms_start_lowered_by_what_others_have_there() -> None:
+    async def work() -> None:
+        async with FakeEngine(never) as engine:
+            engine.running, engine.waiting = 14, 1
+            async with routed(urls=[engine.url], engine={"seats": 16}) as world:
+                assert world.app.upstreams[0].foreign == 15
+                inside = [asyncio.create_task(world.stream()) for _ in range(4)]
+                await until(lambda: engine.seen)
+                assert world.app.gate.roster.replicas[0].room.total == 1
+                assert len(world.app.gate.roster.waiting) == 3
+                engine.running, engine.waiting = 1, 0
+                await until(lambda: len(engine.seen) == 4)
+                for each in inside:
+                    each.cancel()
+                await world.settled()
+
+    run(work())
+
+
+def test_an_open_breaker_lets_one_probe_through() -> None:
+    async def work() -> None:
+        broken = True
+
+        async def script(call: Call) -> None:
+            if broken:
+                call.reset()
+            else:
+                await stream(call)
+
+        async with routed(script, limits={"tries": 1, "retry_share": 1.0}) as world:
+            statuses = [(await world.stream()).status for _ in range(5)]
+            assert statuses == [502] * 4 + [503]
+            upstream = world.app.upstreams[0]
+            assert upstream.status(world.app.now()) == "open"
+            broken = False
+            upstream.breaker._until = 0.0  # ten seconds later
+            world.app.watch.tell(upstream)
+            assert [(await world.stream()).status for _ in range(3)] == [200] * 3
+            assert upstream.status(world.app.now()) == "up"
+            await world.settled()
+
+    run(work())
+
+
+def test_models_of_all_engines_are_listed_once() -> None:
+    async def work() -> None:
+        async with routed(stream, stream) as world:
+            world.engines[0].models, world.engines[1].models = ["a", "b"], ["b", "c"]
+            async with world.client.get(world.url + "/v1/models") as models:
+                assert sorted(each["id"] for each in (await models.json())["data"]) == ["a", "b", "c"]
+
+    run(work())
+
+
+def test_admin_tells_metrics_books_and_engines() -> None:
+    async def work() -> None:
+        async with routed(stream) as world:
+            await world.stream()
+            async with world.client.get(world.admin + "/metrics") as metrics:
+                text = await metrics.text()
+                assert 'headgate_requests_total{class="default",outcome="ok"} 1.0' in text
+                assert 'headgate_engine_up{engine="0"} 1.0' in text
+            async with world.client.get(world.admin + "/books") as books:
+                assert (await books.json())["faults"] == []
+            async with world.client.get(world.admin + "/engines") as engines:
+                assert json.loads(await engines.text())[0]["status"] == "up"
+            async with world.client.get(world.url + "/metrics") as outside:
+                assert outside.status == 404
+
+    run(work())

@@ -1,0 +1,268 @@
+"""Prompts and outputs on different engines, before emulators that answer wrong text for stale KV."""
+
+import asyncio
+import json
+import random
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from fake_engines import stream
+from headgate.live.emulate import answer, chat_answer, emulated
+from headgate.live.route.handover import KvParams, decode_body, prefill_body, read_params, release_body
+from headgate.live.route.verdict import LegError
+from router_world import World, routed, run, until
+
+SPEED = 50.0
+
+
+@asynccontextmanager
+async def split(engines: int = 3, router: str = "split:prefill=1", kv: dict | None = None, **options):
+    given = {"speed": SPEED, "slots": 32, "model": "m", "kv_lease": 300.0 * SPEED, **options}
+    async with emulated(engines=engines, **given) as fleet:
+        config = {"router": {"name": router}, "kv": {"lease": 300.0, **(kv or {})}}
+        async with routed(urls=list(fleet), engine={"seats": 32}, **config) as world:
+            yield world, fleet
+
+
+def fill(world: World, engine: int, full: bool = True) -> None:
+    """All seats of an engine are taken by others, or free again."""
+    world.app.gate.set_engine(engine, taken=1000 if full else 0)
+
+
+async def wanted(world: World, prompt: str, tokens: int, streams: bool = True) -> None:
+    got = await world.ask(prompt=prompt, max_tokens=tokens, stream=streams, ignore_eos=True)
+    assert got.status == 200, got.body
+    if streams:
+        text = "".join(each["choices"][0]["text"] for each in got.events[:-1] if each.get("choices"))
+    else:
+        text = got.json["choices"][0]["text"]
+    assert text == answer(prompt, tokens)
+
+
+def handed_over(world: World) -> float:
+    return world.counted("kv_handovers_total")
+
+
+def test_answers_are_those_of_one_engine() -> None:
+    async def work() -> None:
+        async with split() as (world, fleet):
+            await asyncio.gather(
+                *(wanted(world, f"prompt {n} " * (1 + n % 7), 1 + n % 23, n % 3 > 0) for n in range(60))
+            )
+            await world.settled()
+            assert handed_over(world) == 60
+            assert fleet.engines[0].tally.generation_tokens <= 60  # its own outputs come from elsewhere
+            await until(lambda: fleet.at_rest)
+            assert all(each.tally.nixl["notifications_after_expiry"] == 0 for each in fleet.engines)
+
+    run(work())
+
+
+def test_chats_too() -> None:
+    async def work() -> None:
+        async with split() as (world, fleet):
+            messages = [{"role": "user", "content": "what is a head gate?"}]
+            got = await world.ask(
+                "/v1/chat/completions", raw=json.dumps({"messages": messages, "max_tokens": 9}).encode()
+            )
+            assert got.json["choices"][0]["message"]["content"] == chat_answer(messages, 9)
+            assert handed_over(world) == 1
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+WHOLE = {
+    "list prompt": {"prompt": ["one prompt", "another"]},  # trap 4
+    "n = 2": {"n": 2},  # trap 5
+    "echo": {"echo": True},
+}
+
+
+@pytest.mark.parametrize("body", WHOLE.values(), ids=WHOLE)
+def test_whole_only(body: dict) -> None:
+    async def work() -> None:
+        async with split() as (world, fleet):
+            got = await world.ask(**{"prompt": "one prompt", "max_tokens": 5, "ignore_eos": True, **body})
+            if got.status == 200:
+                prompts = body.get("prompt", ["one prompt"])
+                texts = [each["text"].removeprefix("one prompt") for each in got.json["choices"]]
+                assert texts[0] == answer("one prompt", 5)
+                if len(prompts) == 2:
+                    assert texts[1] == answer("another", 5)
+            assert handed_over(world) == 0
+            await world.settled()
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_a_decode_that_fails_means_a_new_prompt_never_the_same_parameters() -> None:  # traps 1 and 2
+    async def work() -> None:
+        async with split(engines=4) as (world, fleet):
+            for number in (1, 2):
+                fleet.faults[number].set({"always": "503"})  # refuses, and frees the KV at its owner
+            for number in range(8):
+                await wanted(world, f"prompt number {number}", 7)
+            await world.settled()
+            assert (
+                world.counted("retries_total", fault="status") + world.counted("retries_total", fault="busy")
+                > 0
+            )
+
+    run(work())
+
+
+@pytest.mark.parametrize("fault", ["reset-before-head", "error-event=0", "abort", "drop=0", "500", "429"])
+def test_faults_of_either_leg_never_give_wrong_text(fault: str) -> None:
+    async def work() -> None:
+        async with split(engines=4, fail_rate=0.15, fault=fault) as (world, _):
+            world.app.service.budget.share = 1.0
+
+            async def one(prompt: str) -> bool:
+                got = await world.ask(prompt=prompt, max_tokens=6, stream=True, ignore_eos=True)
+                whole = got.status == 200 and got.events[-1] == b"[DONE]"
+                if whole:
+                    events = [each for each in got.events[:-1] if each.get("choices")]
+                    assert "".join(each["choices"][0]["text"] for each in events) == answer(prompt, 6)
+                return whole
+
+            assert sum(await asyncio.gather(*(one(f"prompt {number}") for number in range(30)))) >= 10
+            await world.settled()
+
+    run(work())
+
+
+LONG = "a prompt of ten thousand tokens " * 1250  # its prefill takes a while at this speed
+SLOW = 2.0
+
+
+async def close_all_when_prefilling(world: World, fleet) -> None:
+    """Its prompt runs; from now on there is no place to decode."""
+    await until(lambda: fleet.engines[0].running)
+    for engine in (0, 1):
+        fill(world, engine)
+
+
+def test_a_hand_over_that_waits_too_long_is_stripped() -> None:  # trap 3
+    async def work() -> None:
+        async with split(engines=2, kv={"lease": 0.2}, speed=SLOW) as (world, fleet):
+            asked = asyncio.create_task(wanted(world, LONG, 5))
+            await close_all_when_prefilling(world, fleet)
+            await until(lambda: world.counted("kv_stripped_total") == 1)
+            for engine in (0, 1):
+                fill(world, engine, full=False)
+            await asked
+            await world.settled()
+            assert handed_over(world) == 0
+            assert world.counted("kv_released_total", result="ok") == 1
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_at_home_without_parameters_and_the_pin_is_released() -> None:  # traps 6 and 7
+    async def work() -> None:
+        async with split(engines=2) as (world, fleet):
+            fill(world, 1)  # the engine of the prompt has to decode as well
+            await wanted(world, "a prompt that stays", 5)
+            await world.settled()
+            assert world.app.gate.counts["moved"] == 2
+            assert handed_over(world) == 0
+            assert world.counted("kv_released_total", result="ok") == 1
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+@pytest.mark.parametrize("moment", ["prefilling", "handed over"])
+def test_a_client_that_goes_between_the_legs_pins_nothing(moment: str) -> None:  # trap 8
+    async def work() -> None:
+        async with split(engines=2, speed=SLOW) as (world, fleet):
+            asked = asyncio.create_task(world.stream(prompt=LONG, max_tokens=5))
+            if moment == "handed over":
+                await close_all_when_prefilling(world, fleet)
+                await until(lambda: world.app.gate.roster.handoff)
+            else:
+                await until(lambda: fleet.engines[0].running)
+            asked.cancel()
+            await world.settled()
+            assert world.counted("kv_released_total", result="ok") == 1
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_a_prefill_without_parameters_is_served_whole_and_warned_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        async with routed(stream, stream, router={"name": "split:prefill=1"}) as world:
+            answers = [await world.stream() for _ in range(3)]
+            assert all(each.events[-1] == b"[DONE]" for each in answers)
+            assert world.counted("kv_missing_total", engine="0") == 3
+            await world.settled()
+
+    run(work())
+    assert caplog.text.count("no KV connector?") == 1
+
+
+def test_random_hang_ups_leave_nothing_behind() -> None:
+    async def work() -> None:
+        draw = random.Random(7)
+        async with split(engines=4, router="split:prefill=2", speed=20.0) as (world, fleet):
+            tasks = []
+            for number in range(80):
+                task = asyncio.create_task(wanted(world, f"prompt {number} " * 20, 12))
+                tasks.append(task)
+                if number % 4 == 0:
+                    asyncio.get_running_loop().call_later(draw.random() * 0.3, task.cancel)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(each is None or isinstance(each, asyncio.CancelledError) for each in results)
+            assert results.count(None) >= 60
+            await world.settled()
+            assert all(each.tally.nixl["notifications_after_expiry"] == 0 for each in fleet.engines)
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_parameters_from_clients_are_refused() -> None:
+    async def work() -> None:
+        async with split() as (world, fleet):
+            got = await world.ask(kv_transfer_params={"do_remote_prefill": True, "remote_host": "10.0.0.1"})
+            assert got.status == 400
+            assert all(each.tally.generation_tokens == 0 for each in fleet.engines)
+
+    run(work())
+
+
+def test_parameters_are_given_out_once_and_in_time() -> None:
+    made = KvParams({"remote_host": msgspec.Raw(b'"a"')}, 0, deadline=10.0)
+    assert made.take(9.9) == b'{"remote_host":"a"}'
+    assert made.take(9.9) is None
+    assert made.give_up() is None
+    late = KvParams({}, 0, deadline=10.0)
+    assert late.take(10.0) is None
+    assert late.give_up() == b"{}"
+
+
+def test_bodies_of_the_legs() -> None:
+    body = b'{"prompt": "x", "max_tokens": 9, "stream": true, "min_tokens": 2, "stream_options": {"a": 1} }\n'
+    first = json.loads(prefill_body(body))
+    assert (first["max_tokens"], first["stream"], first["prompt"]) == (1, False, "x")
+    assert first["kv_transfer_params"]["do_remote_decode"] is True
+    assert "stream_options" not in first and "min_tokens" not in first
+    second = decode_body(body, b'{"a":1}')
+    assert second.startswith(body.rstrip().removesuffix(b"}"))
+    assert json.loads(second)["kv_transfer_params"] == {"a": 1}
+    assert json.loads(decode_body(b"{}", b'{"a":1}')) == {"kv_transfer_params": {"a": 1}}
+    third = json.loads(release_body(body, b'{"a":1}'))
+    assert (third["max_tokens"], third["stream"]) == (2147483647, False)
+    params = read_params(b'{"kv_transfer_params":{"x":[1, 2]}}', 3, 100.0, 30.0)
+    assert (params.owner, params.deadline) == (3, 118.0)
+    for wrong in (b"", b"[]", b'{"choices":[]}', b'{"kv_transfer_params":null}'):
+        with pytest.raises(LegError):
+            read_params(wrong, 0, 0.0, 30.0)

@@ -1,0 +1,290 @@
+"""Streams that break, clients that go, bytes that must be equal."""
+
+import asyncio
+import json
+
+import pytest
+
+from fake_engines import Call, stream
+from router_world import World, routed, run, until
+
+
+async def two_tokens(call: Call) -> None:
+    await call.head()
+    await call.token("a")
+    await call.token("b")
+
+
+async def reset_after_two(call: Call) -> None:
+    await two_tokens(call)
+    await asyncio.sleep(0.05)  # a reset discards what the receiver has not read yet
+    call.reset()
+
+
+async def reset_inside_an_event(call: Call) -> None:
+    await two_tokens(call)
+    await call.chunk(b'data: {"choices":[{"text":"c')
+    await asyncio.sleep(0.05)
+    call.reset()
+
+
+async def ends_without_done(call: Call) -> None:
+    await two_tokens(call)
+    await call.finish()
+
+
+async def ends_inside_an_event(call: Call) -> None:
+    await two_tokens(call)
+    await call.chunk(b'data: {"cho')
+    await call.finish()
+
+
+async def silent_after_two(call: Call) -> None:
+    await two_tokens(call)
+    await asyncio.Event().wait()
+
+
+BREAKS = {
+    "reset": (reset_after_two, 502),
+    "reset inside an event": (reset_inside_an_event, 502),
+    "clean end without [DONE]": (ends_without_done, 502),
+    "idle": (silent_after_two, 504),
+}
+
+
+@pytest.mark.parametrize(("script", "code"), BREAKS.values(), ids=BREAKS)
+def test_a_broken_stream_ends_with_an_error_event(script, code: int) -> None:
+    async def work() -> None:
+        async with routed(script, script, limits={"idle": 0.3}) as world:
+            answer = await world.stream()
+            assert answer.status == 200
+            assert not answer.broken
+            *tokens, error = answer.events  # all of them whole events
+            assert [each["choices"][0]["text"] for each in tokens] == ["a", "b"]
+            assert error["error"]["code"] == code
+            assert error["error"]["type"] == "server_error"
+            assert b"[DONE]" not in answer.body
+            assert sum(len(engine.seen) for engine in world.engines) == 1  # never sent twice
+            await world.settled()
+            assert world.counted("requests_total", **{"class": "default", "outcome": "failed"}) == 1
+            assert sum(each.breaker._row for each in world.app.upstreams.values()) == 1
+
+    run(work())
+
+
+def test_half_an_event_at_a_clean_end_is_passed_on_and_closed() -> None:
+    async def work() -> None:
+        async with routed(ends_inside_an_event) as world:
+            answer = await world.stream()
+            pieces = answer.body.split(b"\n\n")
+            assert pieces[2] == b'data: {"cho'
+            assert json.loads(pieces[3][6:])["error"]["code"] == 502
+
+    run(work())
+
+
+def test_an_error_event_in_the_middle_is_passed_on_unchanged() -> None:
+    async def fails_later(call: Call) -> None:
+        await two_tokens(call)
+        await call.chunk(b'data: {"error":{"message":"x","code":500}}\n\n')
+        await call.done()
+
+    async def work() -> None:
+        async with routed(fails_later) as world:
+            answer = await world.stream()
+            assert answer.body == world.engines[0].calls[0].sent
+            assert world.counted("requests_total", **{"class": "default", "outcome": "failed"}) == 1
+
+    run(work())
+
+
+def test_a_whole_answer_cut_short_is_retried_and_never_passed_on() -> None:
+    async def cut(call: Call) -> None:
+        await call.raw(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+        call.reset()
+
+    async def work() -> None:
+        async with routed(cut, cut) as world:
+            answer = await world.ask()
+            assert answer.status == 502
+            await world.settled()
+
+    run(work())
+
+
+def test_a_large_answer_cut_short_does_not_look_whole() -> None:
+    async def cut(call: Call) -> None:
+        await call.raw(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 90000\r\n\r\n")
+        await call.raw(b"x" * 5000)
+        await asyncio.sleep(0.05)
+        call.reset()
+
+    async def work() -> None:
+        async with routed(cut, limits={"answer_buffer": 1000, "tries": 1}) as world:
+            answer = await world.ask()
+            assert answer.broken
+            await world.settled()
+
+    run(work())
+
+
+SIZES = (1, 2, 7, 64, 1000, 1 << 16)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("offered", ["identity", "gzip, deflate, br"])
+def test_bytes_are_those_the_engine_sent(size: int, offered: str) -> None:
+    events = [{"choices": [{"text": "é\u2028" * (7 * number % 50), "n": number}]} for number in range(120)]
+    body = b"".join(
+        b"data: " + json.dumps(each, ensure_ascii=number % 2 == 0).encode() + b"\n\n"
+        for number, each in enumerate(events)
+    )
+    body += b": a comment\n\nevent: x\nid: 3\ndata: two\ndata: lines\n\ndata: [DONE]\n\n"
+
+    async def script(call: Call) -> None:
+        await call.head()
+        for at in range(0, len(body), size):
+            await call.chunk(body[at : at + size])
+        await call.raw(b"0\r\nX-Trailer: no\r\n\r\n")
+
+    async def work() -> None:
+        async with routed(script) as world:
+            answer = await world.ask(stream=True, headers={"Accept-Encoding": offered})
+            assert answer.body == body == world.engines[0].calls[0].sent
+            assert "Content-Encoding" not in answer.headers
+            assert world.engines[0].seen[0].header("accept-encoding") == "identity"
+            assert "X-Trailer" not in answer.headers
+            await world.settled()
+
+    run(work())
+
+
+def test_a_compressed_stream_is_passed_through_unread() -> None:
+    async def script(call: Call) -> None:
+        await call.raw(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: br\r\n"
+            b"Content-Length: 4\r\n\r\n\x01\x02\x03\x04"
+        )
+
+    async def work() -> None:
+        async with routed(script) as world:
+            async with world.client.post(
+                world.url + "/v1/completions", data=b'{"stream":true}', headers={"Accept-Encoding": "br"}
+            ) as response:
+                assert response.headers["Content-Encoding"] == "br"
+                assert response.content_length is None or response.content_length == 4
+            await world.settled()
+
+    run(work())
+
+
+async def hang_up(world: World, after: int, streams: bool = True) -> None:
+    """A client that closes its connection after so many bytes of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port)
+    body = json.dumps({"prompt": "x", "stream": streams}).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    if after:
+        await reader.readexactly(after)
+    else:
+        arrived = world.app.gate.counts["arrived"]
+        await until(lambda: world.app.gate.counts["arrived"] > arrived)
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(("streams", "after"), [(True, 0), (True, 300), (False, 0)])
+def test_a_hang_up_reaches_the_engine(streams: bool, after: int) -> None:
+    async def slow(call: Call) -> None:
+        if after:
+            await two_tokens(call)
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with routed(slow) as world:
+            await hang_up(world, after, streams)
+            await until(lambda: world.engines[0].seen)
+            await world.engines[0].seen[0].closed.wait()
+            await world.settled()
+            assert world.counted("requests_total", **{"class": "default", "outcome": "client-gone"}) == 1
+
+    run(work())
+
+
+def test_a_hang_up_in_the_queue_never_reaches_an_engine() -> None:
+    async def slow(call: Call) -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with routed(slow, engine={"seats": 1}) as world:
+            first = [asyncio.create_task(world.stream()) for _ in range(2)]  # a seat and its spare
+            await until(lambda: len(world.engines[0].seen) == 2)
+            await hang_up(world, 0)
+            await until(lambda: not world.app.gate.roster.waiting)
+            for each in first:
+                each.cancel()
+            await world.settled()
+            assert world.app.gate.counts["arrived"] == 3
+            assert len(world.engines[0].seen) == 2
+
+    run(work())
+
+
+def test_a_client_that_does_not_read_is_cut() -> None:
+    async def floods(call: Call) -> None:
+        await call.head()
+        while True:
+            await call.token("x" * 10_000)
+
+    async def work() -> None:
+        async with routed(floods, limits={"idle": 0.5}) as world:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port, limit=1024)
+            writer.write(
+                b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n{"stream":true}'
+            )
+            await reader.readexactly(100)
+            await until(lambda: world.engines[0].seen and world.engines[0].seen[0].closed.is_set())
+            await world.settled()
+            writer.close()
+
+    run(work())
+
+
+def test_killed_engines_under_many_streams() -> None:
+    async def endless(call: Call) -> None:
+        await call.head()
+        for number in range(50):
+            await call.token(f"t{number}")
+            await asyncio.sleep(0.01)
+        await call.done()
+
+    async def work() -> None:
+        async with routed(endless, endless, stream, limits={"retry_share": 1.0}) as world:
+            asked = [asyncio.create_task(world.stream()) for _ in range(150)]
+            await until(lambda: len(world.engines[0].seen) + len(world.engines[1].seen) > 80)
+            world.engines[0].kill()
+            world.engines[1].kill()
+            answers = await asyncio.gather(*asked)
+            for answer in answers:
+                whole = answer.events[-1] == b"[DONE]"
+                assert whole or answer.events[-1]["error"]["code"] == 502
+                assert not answer.broken
+            await world.settled()
+            asked = [await world.stream() for _ in range(5)]
+            assert all(each.events[-1] == b"[DONE]" for each in asked)
+
+    run(work())
+
+
+def test_the_openai_client_reads_the_error_of_a_broken_stream() -> None:
+    openai = pytest.importorskip("openai")
+
+    async def work() -> None:
+        async with routed(reset_after_two) as world:
+            client = openai.AsyncOpenAI(base_url=world.url + "/v1", api_key="x", max_retries=0)
+            got = []
+            with pytest.raises(openai.APIError, match="closed the connection"):
+                async for part in await client.completions.create(model="m", prompt="p", stream=True):
+                    got.append(part.choices[0].text)
+            assert got == ["a", "b"]
+            await client.close()
+
+    run(work())

@@ -1,0 +1,162 @@
+"""The policy as a whole: eb+ without promises, promises kept, classes, overload, late requests served."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.core.errors import InputError
+from headgate.core.request import Slo
+from headgate.cost.card import load_card
+from headgate.experiment.library import card_engine, simulate
+from headgate.methods.names import ExclusivePlus, Keep
+from headgate.sim.engine.engine import Engine
+from headgate.stats.gaps import Gaps
+from headgate.workloads.arrivals import arrival_process
+from headgate.workloads.lengths import LogNormal, Uniform
+from headgate.workloads.synthetic import Share, generate
+from headgate.workloads.workload import Kind, Workload
+from worlds import PRICES, Line, engines, run, workloads
+
+CARD = "cal-h200-qwen3-8b"
+
+
+def chat(
+    rate: float, requests: int, promises: Slo, prompt: float = 1000.0, output: float = 120.0
+) -> Workload:
+    """Open loop, long-tailed prompts."""
+    process = arrival_process("poisson", rate, None)
+    return generate(
+        requests,
+        seed=1,
+        arrivals=process,
+        classes=[Share(1.0, Kind("chat", promises), LogNormal(prompt, 1.0), Uniform(output))],
+        name="chat",
+    )
+
+
+def gaps_of(run_):
+    return np.concatenate([each for each in Gaps(run_).lists() if len(each)])
+
+
+def first_tokens(run_):
+    return run_.requests["first_token"] - run_.requests["arrival"]
+
+
+# -- without promises ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True), ahead=st.booleans())
+def test_without_promises_it_is_eb_plus(data, engine, workload, ahead):
+    slots = data.draw(st.integers(1, engine.running + 2))
+    budget = data.draw(st.integers(slots, engine.batch_tokens + slots))
+    ours, theirs = Keep(slots, budget, PRICES), ExclusivePlus(slots, budget, PRICES)
+    first = run(engine, ours, workload, asynchronous=ahead)
+    second = run(engine, theirs, workload, asynchronous=ahead)
+    assert first.steps == second.steps
+    assert first.events == second.events
+
+
+def test_without_promises_it_is_eb_plus_at_full_load_too():
+    """Enough completions for reviews, refills and a change of mode."""
+    engine = card_engine("h200-qwen3-8b", slots=64)
+    rng = np.random.default_rng(5)
+    workload = Workload.of(rng.integers(50, 600, 700), rng.integers(1, 200, 700), clients=90)
+    logs = [run(engine, kind(64, 8192, engine.cost), workload) for kind in (Keep, ExclusivePlus)]
+    assert logs[0].steps == logs[1].steps
+    assert any(step[1] == 0 and step[3] for step in logs[0].steps[50:]), "never exclusive"
+
+
+def test_promises_may_come_and_go():
+    """Requests with and without promises in turn: everybody is served, whoever decides at the moment."""
+    rng = np.random.default_rng(2)
+    kinds = (Kind("batch"), Kind("chat", Slo(5.0, 3.0)))
+    count = 240
+    workload = Workload.of(
+        rng.integers(1, 60, count),
+        rng.integers(1, 40, count),
+        arrival=np.cumsum(rng.exponential(2.0, count)),
+        kind=(np.arange(count) // 20) % 2,
+        kinds=kinds,
+    )
+    engine = Engine(Line(), 600, 200, 64, 8, 4)
+    log = run(engine, Keep(8, 64, PRICES), workload)
+    again = run(engine, Keep(8, 64, PRICES), workload, leases=False)
+    assert sum(event[0] == "finished" for event in log.events) == count
+    assert log.steps == again.steps
+
+
+# -- with promises ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("tbt", [0.06, 0.1, 0.2])
+def test_gaps_keep_their_promise_and_use_it(asynchronous, tbt):
+    engine = card_engine(CARD, slots=512, budget=16_384)
+    promises = Slo(0.5, tbt)
+    workload = chat(17.0, 1200, promises)
+    found = simulate(engine, Keep(512, 16_384, engine.cost), workload, asynchronous=asynchronous)
+    gaps = gaps_of(found)
+    assert np.quantile(gaps, 0.99) <= tbt
+    assert np.mean(gaps > tbt) < 0.005
+    assert gaps.max() > 0.8 * tbt
+
+
+def test_in_overload_most_first_tokens_are_in_time_and_nobody_waits_for_ever():
+    engine = card_engine(CARD, slots=1024, budget=16_384)
+    workload = chat(29.0, 2500, Slo(0.5, 0.1))
+    found = simulate(engine, Keep(1024, 16_384, engine.cost), workload, asynchronous=True)
+    waits = first_tokens(found)
+    assert np.mean(waits <= 0.5) > 0.7
+    assert np.mean(gaps_of(found) > 0.1) < 0.01
+    last = found.requests["arrival"].max()
+    served_early = np.mean((waits > 2.0) & (found.requests["first_token"] < last))
+    assert served_early > 0.002, "the late get their share before the load ends"
+
+
+def test_each_class_keeps_its_own_promise():
+    engine = card_engine(CARD, slots=512, budget=16_384)
+    classes = [
+        Share(0.3, Kind("voice", Slo(0.4, 0.05)), Uniform(400.0), Uniform(80.0)),
+        Share(0.7, Kind("report", Slo(4.0, 0.2)), Uniform(1500.0), Uniform(150.0)),
+    ]
+    process = arrival_process("poisson", 10.0, None)
+    workload = generate(900, seed=3, arrivals=process, classes=classes, name="mix")
+    found = simulate(engine, Keep(512, 16_384, engine.cost), workload, asynchronous=True)
+    lists = Gaps(found).lists()
+    for number, (ttft, tbt) in enumerate([(0.4, 0.05), (4.0, 0.2)]):
+        rows = found.requests["kind"] == number
+        assert np.quantile(first_tokens(found)[rows], 0.95) <= ttft
+        gaps = np.concatenate([lists[row] for row in np.flatnonzero(rows) if len(lists[row])])
+        assert np.quantile(gaps, 0.99) <= tbt
+
+
+def test_a_loose_gap_is_used_for_exclusive_refills():
+    """With half a second between tokens, prompts run apart in large steps; at 50 ms they cannot."""
+    engine = card_engine(CARD, slots=1024, budget=16_384)
+    apart = []
+    for tbt in (0.5, 0.05):
+        workload = chat(10.0, 900, Slo(2.0, tbt), prompt=2300.0, output=440.0)
+        log = run(engine, Keep(1024, 16_384, engine.cost), workload, asynchronous=True)
+        busy = [step for step in log.steps if step[3]][100:-100]
+        apart.append(np.mean([step[3] for step in busy if not step[1]] or [0]))
+    assert apart[0] > 4000 > 2000 > apart[1]
+
+
+def test_a_first_token_alone_may_be_promised():
+    engine = card_engine(CARD, slots=256, budget=8192)
+    found = simulate(engine, Keep(256, 8192, engine.cost), chat(12.0, 400, Slo(0.5, None)))
+    assert np.quantile(first_tokens(found), 0.95) <= 0.5
+    assert gaps_of(found).max() < 3.0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"ttft": 0.0}, {"tbt": -1.0}, {"trust": 0.0}, {"trust": 1.5}, {"late": 1.0}, {"patience": 1.0}],
+)
+def test_promises_and_shares_make_sense(words):
+    with pytest.raises(InputError, match=next(iter(words))):
+        Keep(4, 64, load_card(CARD).cost, **words)

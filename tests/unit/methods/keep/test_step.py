@@ -1,0 +1,138 @@
+"""The step that is chosen: known answers, what it never exceeds, CUDA graph boundaries."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.methods.keep.prices import Load, Prices, Prompts
+from headgate.methods.keep.step import LEAST, SECOND, Chooser, Kind, Now, lag, largest, stalled
+
+BUDGET = 16_384
+# A step takes 2 ms, 20 µs per prompt token, 30 µs per decode, 8 ns per context token where both meet.
+CARD = LinearCost(
+    DecodeTerms(0.002, 30e-6), PrefillTerms(0.002, 20e-6), MixedTerms(0.002, 20e-6, 30e-6, per_context=8e-9)
+)
+
+
+def chosen(now, tokens, card=CARD):
+    beside = BUDGET - now.load.decodes
+    return Chooser(Prices(card)).choose(now, Prompts([(0, each) for each in tokens]), BUDGET, beside)
+
+
+def test_long_contexts_make_prompts_run_apart():
+    step = chosen(Now(Load(100, 600_000), 0.050), [5000])
+    assert step.kind is Kind.APART
+    assert 2134 <= step.tokens <= 2150
+    assert step.seconds == pytest.approx(0.002 + 20e-6 * step.tokens)
+
+
+def test_short_contexts_make_prompts_run_together():
+    step = chosen(Now(Load(100, 200_000), 0.050), [5000])
+    assert step.kind is Kind.TOGETHER
+    assert 2154 <= step.tokens <= 2170
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_choice_of_before_stays_within_two_percent_of_the_crossing(before):
+    """The two ways cost the same at 250,000 tokens of context; 2 percent are about 125,000 more or less."""
+    load = [Load(100, context) for context in (100_000, 250_000, 400_000)]
+    apart = [chosen(Now(each, 0.050, apart=before), [5000]).kind is Kind.APART for each in load]
+    assert apart == [False, before, True]
+
+
+def test_a_promise_that_cannot_be_kept_leaves_the_smallest_chunks():
+    step = chosen(Now(Load(100, 300_000), 0.006), [5000])
+    assert (step.kind, step.tokens, step.kept) == (Kind.APART, LEAST, False)
+    assert step.seconds + 0.005 == pytest.approx(0.00828)
+
+
+def test_after_such_a_chunk_decodes_run():
+    step = chosen(Now(Load(100, 300_000), 0.006, since=0.00328), [5000])
+    assert step.kind is Kind.DECODES
+
+
+def test_lag_of_an_asynchronous_engine():
+    assert lag(0.036, 0.025, 0.090) == pytest.approx(0.011)
+    assert lag(0.036, 0.025, 0.025) == 0
+
+
+def test_a_short_piece_lasts_as_long_as_the_host_launches_the_next():
+    now = Now(Load(100, 600_000), 0.2, since=0.010, newest=0.010)
+    assert stalled(now, 0.036) == pytest.approx(0.026)
+    assert stalled(now, 0.005) == 0
+    assert stalled(now._replace(since=0.0), 0.036) == 0
+
+
+def test_without_decodes_a_step_is_as_large_as_the_budget():
+    step = chosen(Now(Load(0, 0), 0.050), [9000, 9000])
+    assert (step.kind, step.tokens) == (Kind.APART, BUDGET)
+
+
+def test_no_second_piece_once_much_of_the_gap_is_spent():
+    load = Load(100, 600_000)
+    assert chosen(Now(load, 0.050, since=SECOND * 0.050), [500]).kind is Kind.APART
+    assert chosen(Now(load, 0.050, since=SECOND * 0.050 + 1e-6, apart=True), [500]).kind is Kind.DECODES
+
+
+@given(
+    decodes=st.integers(1, 600),
+    context=st.integers(600, 800_000),
+    gap=st.floats(0.001, 0.3),
+    used=st.floats(0.0, 1.0),
+    tokens=st.lists(st.integers(1, 8000), min_size=1, max_size=12),
+    apart=st.booleans(),
+)
+def test_no_step_exceeds_the_gap_unless_it_says_so(decodes, context, gap, used, tokens, apart):
+    prices, prompts = Prices(CARD), Prompts([(0, each) for each in tokens])
+    load, since = Load(decodes, context), used * gap
+    step = Chooser(prices).choose(Now(load, gap, since, apart), prompts, BUDGET, BUDGET - decodes)
+    cut = prompts.first(step.tokens)
+    if step.kind is Kind.DECODES:
+        assert step.tokens == 0
+        return
+    assert step.tokens >= min(LEAST, prompts.total)
+    if not step.kept:
+        assert since == 0
+        return
+    after = Load(decodes + cut.done, context + cut.length)
+    apart = prices.alone(cut) + prices.decodes(after)
+    spent = apart if step.kind is Kind.APART else prices.together(load, cut)
+    assert since + spent <= gap * (1 + 1e-12)
+
+
+def test_the_search_finds_the_largest_to_sixteen_tokens():
+    assert largest(lambda x: x <= 5000, 64, 16_384) in range(4985, 5001)
+    assert largest(lambda x: x <= 16_384, 64, 16_384) == 16_384
+    assert largest(lambda x: x <= 63, 64, 16_384) == 0
+    assert largest(lambda x: True, 64, 10) == 0
+
+
+# -- the host ---------------------------------------------------------------------------------------------
+
+GPU = WorkTerms(constant=0.002, per_token=10e-6)
+
+
+def hosted(ungraphed: float, prompts: float = 0.004) -> WorkCost:
+    return WorkCost(GPU, HostTerms(0.003, prompts=prompts, ungraphed=ungraphed, graph=1024))
+
+
+def test_a_step_stays_within_the_largest_graph_while_the_host_binds():
+    """1,524 tokens take the GPU 17 ms and the host 53; 1,024 take 12 and 7: 85 tokens a ms against 29."""
+    step = chosen(Now(Load(24, 2400), 0.2), [1500], hosted(0.050))
+    assert (step.kind, step.tokens) == (Kind.TOGETHER, 1000)
+
+
+def test_it_does_not_where_the_gpu_takes_longer():
+    step = chosen(Now(Load(24, 2400), 0.2), [8000], hosted(0.050))
+    assert (step.kind, step.tokens) == (Kind.TOGETHER, 8000)
+
+
+def test_a_gap_shorter_than_the_host_needs_beyond_the_graph_is_kept_within_it():
+    step = chosen(Now(Load(24, 2400), 0.030), [8000], hosted(0.050))
+    assert step.kept
+    assert step.tokens <= 1000
