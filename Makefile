@@ -16,7 +16,7 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::
 
 SOAK ?= 600
 
-.PHONY: soak-route demo test test-wheel test-laws test-browser test-vllm lint docs bench clean
+.PHONY: demo test test-wheel test-laws test-browser test-vllm soak soak-route lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -41,6 +41,10 @@ test-browser: $(BROWSER_READY)
 
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/pytest -n 2 --dist loadfile tests/engine
+
+# Twenty minutes of attack on the real server; not part of CI. MINUTES=3 for a short look.
+soak: $(VLLM_READY)
+	PYTHONPATH=tests/engine $(VLLM_BIN)/python tests/soak/soak.py --minutes $(or $(MINUTES),20)
 
 # A router before emulators with faults and hang-ups for SOAK seconds: memory and descriptors stay flat.
 soak-route: $(READY)
@@ -75,6 +79,7 @@ $(VLLM_READY): pyproject.toml requirements-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -r requirements-vllm.txt
 	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	# NIXL hands KV over on a CPU too; what it depends on is CUDA's, which nothing here needs.
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(VLLM_READY)

@@ -96,6 +96,11 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
         raise InputError(f"{what} {path}: {error.strerror or error}; give a readable file") from None
     except UnicodeDecodeError:
         raise InputError(f"{what} {path}: not UTF-8 text; give a TOML file") from None
+    return parse_toml(text, path, what)
+
+
+def parse_toml(text: str, path: str | Path, what: str) -> dict[str, Any]:
+    """The same from a text that has been read already."""
     try:
         return underscored(tomllib.loads(text), f"{what} {path}: ")
     except tomllib.TOMLDecodeError as error:

@@ -25,6 +25,7 @@ FIRST = {
     "set": {"refill": 4},
     "trace": "steps.jsonl",
     "log_every": "1s",
+    "clients_may": ["class", "ttft", "tbt", "guess"],
     "classes": {"chat": {"ttft": "2s", "tbt": "1s"}, "batch": {}},
 }
 BREAKS = """

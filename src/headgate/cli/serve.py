@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from headgate.cli.flags import takes_settings
+from headgate.cli.reaper import Reaper
 from headgate.core.errors import InputError
 from headgate.live.vllm.fields import PANEL, Settings
 
@@ -73,12 +74,13 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
     if settings.refuse:
         command += ["--middleware", REFUSALS]
     with ExitStack() as scratch:
-        environment = _environment(settings, own, given, scratch, dry_run)
+        folder = _folder(scratch, dry_run)
+        environment = _environment(settings, own, given, folder, dry_run)
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
         print(f"headgate: {shown} {join(command)}", flush=True)
         if dry_run and own is None:
             print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
-        return 0 if dry_run else _wait(command, {**os.environ, **environment})
+        return 0 if dry_run else _wait(command, {**os.environ, **environment}, folder)
 
 
 def _own_file(config: str | None, given: Mapping[str, Any]) -> str | None:
@@ -144,14 +146,16 @@ def _check_release(settings: Settings) -> None:
         raise InputError(why)
 
 
-def _environment(
-    settings: Settings, own: str | None, given: dict[str, Any], scratch: ExitStack, dry_run: bool
-) -> dict[str, str]:
-    """What vLLM's processes inherit beside our own environment; the folders go again at the end."""
+def _folder(scratch: ExitStack, dry_run: bool) -> Path:
     if dry_run:
-        folder = Path(tempfile.gettempdir(), "headgate-XXXX")
-    else:
-        folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
+        return Path(tempfile.gettempdir(), "headgate-XXXX")
+    return Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
+
+
+def _environment(
+    settings: Settings, own: str | None, given: dict[str, Any], folder: Path, dry_run: bool
+) -> dict[str, str]:
+    """What vLLM's processes inherit beside our own environment; the folder goes again at the end."""
     environment: dict[str, str] = {}
     if own is not None:
         environment[CONFIG] = os.path.abspath(own)
@@ -171,12 +175,14 @@ def _write(folder: Path, given: dict[str, Any]) -> str:
     return str(path)
 
 
-def _wait(command: list[str], environment: dict[str, str]) -> int:
+def _wait(command: list[str], environment: dict[str, str], folder: Path) -> int:
     """Run it in a group of its own and pass signals on: one Ctrl-C reaches vLLM once, not twice."""
+    reaper = Reaper(str(folder))
     early: list[int] = []  # signals that came before there was anybody to pass them to
     before = {number: signal.signal(number, lambda got, frame: early.append(got)) for number in PASSED_ON}
     try:
         child = subprocess.Popen(command, env=environment, process_group=0)
+        reaper.watch(child.pid)
         for number in PASSED_ON:
             signal.signal(number, lambda got, frame: child.send_signal(got))
         for got in early:
@@ -187,6 +193,7 @@ def _wait(command: list[str], environment: dict[str, str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        reaper.close()
     return code if code >= 0 else 128 - code
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from headgate.core.errors import InputError
 from headgate.core.ledger import Ledger
 
+LEAST_STEPS = 32
+
 
 class Watchdog:
     """Checks every `limit` seconds; a request without progress between two checks is starving.
@@ -12,6 +14,9 @@ class Watchdog:
     It watches every half-done prompt, every decode, and the head of the queue. A head that never moves is
     starving when another request was admitted meanwhile, or when none runs; while the same requests run on,
     the engine is just full. Detection takes one to two limits.
+
+    Where the driver says how many `steps` have run, a look needs `LEAST_STEPS` since the last one: an engine
+    that stands still (a suspended machine, a step of minutes) starves everybody, and no policy is to blame.
     """
 
     def __init__(self, limit: float) -> None:
@@ -20,14 +25,19 @@ class Watchdog:
         self.limit = limit
         self.next_look = limit
         self._seen: dict[int, tuple[int, int]] = {}
+        self._steps = 0  # at the last look
 
     def forget(self, now: float) -> None:
         """The engine was paused, or another policy decides now: start again."""
         self._seen = {}
         self.next_look = now + self.limit
 
-    def look(self, ledger: Ledger, now: float) -> str | None:
+    def look(self, ledger: Ledger, now: float, steps: int | None = None) -> str | None:
         """Why the run should stop, or None."""
+        if steps is not None:
+            if steps - self._steps < LEAST_STEPS:
+                return None
+            self._steps = steps
         self.next_look = now + self.limit
         watched = [*ledger.prefilling.values(), *ledger.decoding.values()]
         just_full = watched and all(request.id in self._seen for request in watched)

@@ -16,11 +16,15 @@ UNITS: dict[str, tuple[float, float]] = {
     "h": (3600, 1),
 }
 
-_WRITTEN = re.compile(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([a-z]*)\s*")
+LONGEST_TEXT = 64  # characters; no duration needs more
+# Possessive quantifiers (++, *+) never give a character back: a text that does not match fails in linear time
+_WRITTEN = re.compile(r"\s*+((?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)\s*+([a-z]*+)\s*+")
 
 
 def duration(text: str) -> float:
     """Seconds in a text such as `500ms`, `0.5s`, `2min` or `1h`; a plain number is seconds."""
+    if len(text) > LONGEST_TEXT:
+        raise InputError(f"{text[:20]!r}... is not a duration; write 500ms, 0.5s, 2min or 1h")
     found = _WRITTEN.fullmatch(text)
     if found is None or found[2] not in UNITS:
         raise InputError(f"{text!r} is not a duration; write 500ms, 0.5s, 2min or 1h")

@@ -202,3 +202,40 @@ def test_signals_reach_vllm_once(vllm, tmp_path):
 def test_killed_by_a_signal_is_told_as_a_shell_does(headgate, vllm):
     vllm(text="#!{python}\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     assert headgate("serve", "m", *EB).code == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["listens to SIGTERM", "deaf to SIGTERM"])
+def test_killed_outright_it_leaves_nothing_behind(vllm, tmp_path, deaf):
+    """Row 10 of the attack: kill -9 of `headgate serve` ends vLLM and removes the temporary folder."""
+    vllm(7, WAITS if not deaf else WAITS.replace("sys.exit({code})", "pass"))
+    code = (
+        "import sys\n"
+        "from headgate.cli import main\n"
+        "from headgate.cli import reaper\n"
+        "reaper.Reaper.__init__.__defaults__ = (1,)\n"
+        f"sys.executable = {str(tmp_path / 'bin' / 'python')!r}\n"
+        f"sys.argv = ['headgate', 'serve', 'm', *{EB!r}]\n"
+        "main()\n"
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    child = subprocess.Popen(
+        [PYTHON, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    assert child.stdout.readline() == "group True\n"
+    assert len([*temporary.iterdir()]) == 1
+    child.kill()
+    child.wait()
+    rest = child.stdout.read()  # ends when vLLM, the last to hold the pipe, has ended
+    assert rest.splitlines() == ["got SIGTERM"]
+    end = time.monotonic() + 600
+    while [*temporary.iterdir()]:
+        assert time.monotonic() < end, "the folder stays"
+        time.sleep(0.05)
+    child.stdout.close()

@@ -115,3 +115,36 @@ def test_with_little_memory_too(seed, rate, slots, kv, policy, asynchronous):
     one = emulate(engine, make_policy(policy, {}, engine)[0], workload, asynchronous)
     two = simulate(engine, make_policy(policy, {}, engine)[0], workload, asynchronous)
     same(one, two, asynchronous)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_that_come_with_their_kv_never_block_each_other(seed, asynchronous):
+    """Memory full of KV that waits for a seat, and an evicted request before it: everybody is served."""
+    chance = np.random.default_rng(seed)
+    engine = card_engine("cal-h200-qwen3-8b", slots=4, budget=256, kv_tokens=32 * 16)
+    sinks = [Counted() for _ in range(14)]
+
+    async def main():
+        emulated = EmulatedEngine(
+            engine, make_policy("mixed", {}, engine)[0], VirtualClock(), asynchronous=asynchronous
+        )
+        emulated.hold()
+        for number, sink in enumerate(sinks):
+            job = Job(100 + int(chance.integers(60)), 500, 60 + int(chance.integers(90)), Text(number), sink)
+            job.loaded = job.prompt - 1 if number % 4 else 0
+            emulated.submit(job, float(chance.random() * 0.1))
+        emulated.go()
+        task = asyncio.create_task(emulated.run())
+        for _ in range(200_000):
+            if all(sink.ended for sink in sinks):
+                break
+            await asyncio.sleep(0)
+        assert all(sink.ended for sink in sinks) and emulated.dead is None, emulated.replica.state()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert emulated.kv_usage == 0 and emulated.tally.preemptions > 0
+
+    asyncio.run(main())

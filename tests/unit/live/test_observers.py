@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,7 @@ from headgate import __version__
 from headgate.core.errors import InputError
 from headgate.core.policy import Steps
 from headgate.live.engine.metrics import Metrics
-from headgate.live.engine.observers import Facts, close, connect, observers, renewed
+from headgate.live.engine.observers import Facts, close, connect, engine_number, observers, renewed
 from headgate.live.engine.trace import Trace
 from headgate.live.vllm.fields import Settings
 
@@ -48,3 +49,16 @@ def test_a_trace_nobody_can_write_is_refused(tmp_path):
     settings = Settings(policy="mixed", trace=str(tmp_path / "none" / "t.jsonl"))
     with pytest.raises(InputError, match="name a file that can be written"):
         observers(settings, {}, FACTS)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "number"),
+    [
+        ({"data_parallel_rank": 0, "data_parallel_index": 3}, 3),  # vLLM resets the rank, not the index
+        ({"data_parallel_rank": 0, "data_parallel_index": 0}, 0),
+        ({"data_parallel_rank": 2}, 2),  # a release without the index
+    ],
+)
+def test_which_of_several_engines_this_is(parallel, number):
+    """Row 4 of the attack: two ranks that both call themselves 0 share the alert on headgate_fallen."""
+    assert engine_number(SimpleNamespace(**parallel)) == number

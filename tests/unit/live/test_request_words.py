@@ -1,4 +1,4 @@
-"""Words of a request: whatever comes over HTTP, the request is served."""
+"""Per-request parameters: whatever comes over HTTP, the request is served, and reading it costs little."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from math import inf, nan
 
 import pytest
 
+from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.live.vllm import requests
-from headgate.live.vllm.fields import Settings
+from headgate.live.vllm.fields import CLIENTS_MAY, Settings
 from headgate.live.vllm.requests import promises
 
-OPEN = Settings()
-TWO = Settings(classes={"chat": {"ttft": "300ms", "tbt": 0.05}, "batch": {}})
+CLASSES = {"chat": {"ttft": "300ms", "tbt": 0.05}, "batch": {}}
+OPEN = Settings(clients_may=CLIENTS_MAY)
+TWO = Settings(classes=CLASSES, clients_may=CLIENTS_MAY)
 
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
     monkeypatch.setattr(requests, "BAD", requests.BAD.__class__())
+    monkeypatch.setattr(requests, "MADE_UP", set())
 
 
 def test_nothing_said():
@@ -35,18 +38,56 @@ def test_classes_promises_and_guess():
 
 
 def test_promises_of_all_requests_hold_where_there_is_no_closer_one():
-    settings = Settings(ttft="500ms", tbt=0.1, classes={"chat": {"ttft": "300ms"}})
+    settings = Settings(ttft="500ms", tbt=0.1, classes={"chat": {"ttft": "300ms"}}, clients_may=CLIENTS_MAY)
     assert promises(None, settings) == promises({"top": 1}, settings) == ("", Slo(0.5, 0.1), None)
     assert promises({"headgate_class": "chat"}, settings) == ("chat", Slo(0.3, 0.1), None)
     assert promises({"headgate_tbt": "20ms"}, settings) == ("", Slo(0.5, 0.02), None)
+
+
+def test_by_default_only_the_class_is_the_clients_word():
+    """Row 5 of the attack: promises come from the classes that the operator declares."""
+    settings = Settings(classes=CLASSES)
+    greedy = {"headgate_class": "chat", "headgate_tbt": 1e-9, "headgate_ttft": 1e-9, "headgate_guess": 1}
+    assert promises(greedy, settings) == ("chat", Slo(0.3, 0.05), None)
+    assert dict(requests.BAD) == {"headgate_tbt": 1, "headgate_ttft": 1, "headgate_guess": 1}
+
+
+def test_nothing_at_all_is_the_clients_word_where_the_operator_says_so():
+    assert promises({"headgate_class": "chat"}, Settings(classes=CLASSES, clients_may=[])) == (
+        "",
+        Slo(),
+        None,
+    )
+
+
+def test_times_have_a_floor_and_a_ceiling_and_a_guess_is_bounded():
+    said = promises({"headgate_ttft": 1e-9, "headgate_tbt": "0.001ms", "headgate_guess": 1e300}, OPEN)
+    assert said == ("", Slo(0.1, 0.02), requests.MOST_TOKENS)
+    own = Settings(clients_may=CLIENTS_MAY, floor={"tbt": "50ms"})
+    assert promises({"headgate_ttft": 1e-9, "headgate_tbt": 1e-9}, own).slo == Slo(0.1, 0.05)
+    assert promises({"headgate_ttft": 1e300, "headgate_tbt": 10**400}, OPEN).slo == Slo(86_400.0, 86_400.0)
+    assert promises({"headgate_guess": 10**5000}, OPEN).guess == requests.MOST_TOKENS
+
+
+def test_a_wrong_allow_list_is_one_line():
+    from headgate.live.vllm.settings import read_settings
+
+    with pytest.raises(InputError, match="clients_may"):
+        read_settings({"headgate": {"clients_may": ["tpot"]}})
+    with pytest.raises(InputError, match=r"unknown field 'floor.tpot'; did you mean 'tbt'"):
+        read_settings({"headgate": {"floor": {"tpot": 1}}})
 
 
 @pytest.mark.parametrize(
     ("word", "value"),
     [
         *[("headgate_ttft", value) for value in ("soon", "", -1, 0, "0", nan, inf, True, [1], None, "1e999")],
-        *[("headgate_tbt", value) for value in ("5 parsecs", {})],
+        *[
+            ("headgate_tbt", value)
+            for value in ("5 parsecs", {}, "1" * 15_000 + "!", "1" + " " * 15_000 + "!")
+        ],
         *[("headgate_guess", value) for value in ("many", 0, -3, 1.5, inf, nan, True, [3], None, "1e999")],
+        ("headgate_guess", "1" * 65),
         *[("headgate_class", value) for value in ("", 7, "x" * 65, ["chat"], None, "chta")],
         ("headgate_tttf", 1),
         ("headgate_" + "x" * 10_000, 1),
@@ -58,9 +99,16 @@ def test_a_wrong_value_is_ignored_counted_and_told_once(caplog, word, value):
             assert promises({word: value}, TWO) == ("", Slo(), None)
     assert sum(requests.BAD.values()) == 3
     assert len(caplog.records) == 1
+    assert len(caplog.records[0].getMessage()) < 300  # row 2: not logged whole
 
 
 def test_names_that_clients_make_up_do_not_fill_the_counter():
     for number in range(100):
         promises({f"headgate_{number}": 1}, OPEN)
     assert dict(requests.BAD) == {"others": 100}
+
+
+def test_classes_that_clients_make_up_do_not_fill_memory():
+    kinds = {promises({"headgate_class": f"class {number}"}, OPEN).kind for number in range(1000)}
+    assert len(kinds) == requests.MOST_CLASSES + 1 and "" in kinds
+    assert promises({"headgate_class": "class 0"}, OPEN).kind == "class 0"

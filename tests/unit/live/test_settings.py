@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.live.vllm.settings import Reload, Settings, build_policy, check_policy, read_settings
+from headgate.live.vllm.settings import Settings, build_policy, check_policy, read_settings
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.keep.policy import Keep
@@ -174,7 +173,7 @@ def test_a_policy_of_the_users_own_that_breaks_when_it_is_made(tmp_path, monkeyp
         "    def __init__(self): raise KeyError('a\\nb')\n"
         "    def plan(self, view): return Plan()\n"
     )
-    with pytest.raises(InputError, match=r"mine.py:Mine cannot be made: KeyError: .*; mend it"):
+    with pytest.raises(InputError, match=r"mine.py:Mine cannot be made: KeyError: .*; fix it"):
         build_policy(Settings(policy=f"{tmp_path}/mine.py:Mine"), **ENGINE)
 
 
@@ -186,58 +185,22 @@ def test_an_engine_that_goes_further_than_its_card_is_told_not_refused(caplog):
     assert len(said) == 2 and "max_num_batched_tokens is 100000, card h200-qwen3-8b was made for" in said[0]
 
 
-# -- read again on change -------------------------------------------------------------------------------
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def changed(reload, clock, looks):
-    """What the next looks, a second apart, find."""
-    found = []
-    for _ in range(looks):
-        clock.now += 1.0
-        found.append(reload.changed())
-    return found
-
-
-def test_a_changed_file_is_read_once_when_it_has_come_to_rest(tmp_path):
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])
+def test_only_regular_files_are_settings(tmp_path, make):
+    """Row 9 of the attack: opening a FIFO would hang the engine."""
     path = tmp_path / "headgate.json"
-    path.write_text('{"policy": "mixed"}')
-    clock = Clock()
-    reload = Reload(str(path), clock=clock)
-    assert changed(reload, clock, 2) == [None, None]
-    path.write_text('{"policy": "v0"}')
-    clock.now += 0.5
-    assert reload.changed() is None  # not looked at yet
-    first, second, third = changed(reload, clock, 3)
-    assert first is None and second.policy == "v0" and third is None
+    make(path)
+    with pytest.raises(InputError, match=r"(not a regular file|Is a directory); give a readable"):
+        read_settings(None, str(path))
+    with pytest.raises(InputError, match=r"not a regular file|Is a directory"):
+        build_policy(Settings(card=str(path)), **ENGINE)
 
 
-def test_words_over_the_file_stay_over_it(tmp_path):
-    path = tmp_path / "headgate.json"
-    path.write_text("{}")
-    clock = Clock()
-    reload = Reload(str(path), {"headgate": {"watchdog": 5}}, clock)
-    path.write_text('{"policy": "v0", "watchdog": 50}')
-    assert changed(reload, clock, 2)[1].watchdog == 5
-
-
-def test_a_file_that_goes_wrong_or_away_is_told_once_and_changes_nothing(tmp_path, caplog):
-    path = tmp_path / "headgate.json"
-    path.write_text("{}")
-    clock = Clock()
-    reload = Reload(str(path), clock=clock)
-    path.write_text('{"polcy": "v0"}')
-    with caplog.at_level(logging.WARNING, "vllm.headgate"):
-        assert changed(reload, clock, 4) == [None] * 4
-        assert "unknown field 'polcy'" in caplog.text and caplog.text.count("stay") == 1
-        os.remove(path)
-        assert changed(reload, clock, 4) == [None] * 4
-        assert caplog.text.count("stay") == 2
-    path.write_text(json.dumps({"policy": "v0"}))
-    assert changed(reload, clock, 2)[1].policy == "v0"
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "headgate.toml"
+    with open(path, "wb") as file:
+        file.truncate(2 << 30)  # 2 GB of nothing, none of it on the disk
+    with pytest.raises(InputError, match="2,147,483,648 bytes, more than 1,048,576"):
+        read_settings(None, str(path))
+    with pytest.raises(InputError, match="2,147,483,648 bytes, more than"):
+        build_policy(Settings(card=str(path)), **ENGINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -226,10 +227,9 @@ def test_a_full_disk_ends_the_trace_with_one_line_and_nothing_else(tmp_path, cap
 def test_a_disk_that_is_too_slow_ends_the_trace(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("headgate.live.engine.trace.MOST_UNWRITTEN", 10)
     trace = Trace(tmp_path / "t.jsonl", HEADER, background=False)
-    for _ in range(11):
-        trace.rescued(1.0)
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
-        trace.flush()
+        for _ in range(11):
+            trace.rescued(1.0)
     assert "too slow" in caplog.text and not trace._events
     trace.close()
 
@@ -255,12 +255,63 @@ def test_a_thread_writes_and_the_end_of_the_process_writes_the_rest(tmp_path, mo
     assert trace.path.read_text().count("\n") == 2
 
 
-def test_work_that_fails_is_told_once(caplog):
+def test_work_that_fails_is_logged_once_and_tried_again(caplog):
+    tries = threading.Semaphore(0)
+
     def work():
+        tries.release()
         raise KeyError("x")
 
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
         thread = background.Background(work, 0.001, "the thing")
-        thread._thread.join(600)
+        assert all(tries.acquire(timeout=600) for _ in range(3))
         thread.close()
-    assert caplog.text.count("the thing stops, serving goes on: KeyError") == 1
+    assert caplog.text.count("the thing failed and is tried again: KeyError") == 1
+    assert not thread.busy
+
+
+class Hangs:
+    """A disk that never answers, until it is let go."""
+
+    def __init__(self):
+        self.reached, self.free = threading.Event(), threading.Event()
+
+    def write(self, text):
+        self.reached.set()
+        assert self.free.wait(600)
+        return len(text)
+
+    def close(self):
+        assert self.free.is_set(), "closed while a write hangs: that would hang too"
+
+
+def test_a_disk_that_hangs_keeps_a_bounded_number_of_events(tmp_path, caplog, monkeypatch):
+    """Row 8 of the attack: the writer never comes back, so only the engine's own side can notice."""
+    monkeypatch.setattr("headgate.live.engine.trace.MOST_UNWRITTEN", 50)
+    monkeypatch.setattr("headgate.live.engine.trace.FLUSH_EVERY", 0.001)
+    monkeypatch.setattr(background, "PATIENCE", 0.05)
+    trace = Trace(tmp_path / "t.jsonl", HEADER)
+    trace._file.close()
+    trace._file = disk = Hangs()
+    with caplog.at_level(logging.WARNING, "vllm.headgate"):
+        trace.rescued(0.0)
+        assert disk.reached.wait(600)
+        most = 0
+        for _ in range(1000):
+            trace.rescued(1.0)
+            most = max(most, len(trace._events))
+        trace.close()  # comes back although the disk does not
+    assert most <= 51 and not trace._events
+    assert caplog.text.count("ends here, serving goes on: the disk is too slow") == 1
+    disk.free.set()
+
+
+def test_gauges_that_are_no_numbers_do_not_end_the_trace(tmp_path):
+    from headgate.core.plan import Plan
+
+    trace = Trace(tmp_path / "t.jsonl", HEADER, background=False)
+    trace.planned(Plan(), 1.0, {"mode": "fast", "share": 0.5, 3: None})
+    trace.planned(Plan(), 2.0, None)
+    trace.close()
+    lines = [json.loads(line) for line in trace.path.read_text().splitlines()[1:]]
+    assert [line["gauges"] for line in lines] == [{"share": 0.5}, {}]

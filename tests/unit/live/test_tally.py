@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 
 import numpy as np
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry, multiprocess
 
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import BatchPolicy
+from headgate.live.engine.background import Background
 from headgate.live.engine.metrics import Metrics
 from headgate.live.engine.tally import Tally
 from headgate.live.vllm.fields import Settings
@@ -218,3 +220,71 @@ def test_values_of_the_engines_process_reach_the_servers_metrics(tmp_path):
     assert value(registry, "headgate_steps_total", kind="decode") == 1
     assert value(registry, "headgate_mode", mode="eb") == 1
     assert value(registry, "headgate_step_seconds_sum", kind="decode") == pytest.approx(0.02)
+
+
+class Odd:
+    def __float__(self):
+        raise RuntimeError("no number")
+
+
+ODD_GAUGES = [{"mode": "fast", "refill": 3}, {"x": Odd(), "refill": 3}, None, [1], {3: {}}]
+
+
+@pytest.mark.parametrize("gauges", ODD_GAUGES)
+def test_one_gauge_that_is_no_number_hides_no_other_metric(gauges):
+    """Row 7 of the attack: the alert on headgate_fallen must work whatever a policy shows."""
+    registry = CollectorRegistry()
+    metrics = Metrics(Settings(), ABOUT, 100, registry=registry, background=False)
+    metrics.planned(Plan(), 0.0, gauges)
+    metrics.show()
+    assert value(registry, "headgate_fallen") == 0
+    metrics.fell_back("it broke", 1.0)
+    metrics.show()
+    assert value(registry, "headgate_fallen") == 1
+    assert value(registry, "headgate_mode", mode="fallback") == 1
+    if isinstance(gauges, dict) and "refill" in gauges:
+        assert value(registry, "headgate_threshold") == 3
+    assert "mode" in metrics.line(1.0, metrics.all_steps())
+
+
+def test_the_thread_that_shows_metrics_outlives_a_failure(caplog):
+    registry = CollectorRegistry()
+    metrics = Metrics(Settings(), ABOUT, 100, registry=registry, background=False)
+    shown = threading.Semaphore(0)
+    board = metrics._board
+    show, fails = board.show, [True, True]
+
+    def sometimes():
+        if fails:
+            fails.pop()
+            raise RuntimeError("dictionary changed size during iteration")
+        show()
+        shown.release()
+
+    board.show = sometimes
+    thread = Background(metrics.show, 0.001, "metrics")
+    metrics.fell_back("it broke", 1.0)
+    assert shown.acquire(timeout=600)
+    thread.close()
+    assert value(registry, "headgate_fallen") == 1
+    assert caplog.text.count("metrics failed and is tried again") == 1
+
+
+def test_a_metrics_folder_that_cannot_be_written(tmp_path):
+    """The engine goes on without metrics and says so in one line."""
+    core = (
+        "import logging; logging.basicConfig(format='%(message)s')\n"
+        "from headgate.live.engine.metrics import Metrics\n"
+        "from headgate.live.vllm.fields import Settings\n"
+        "from headgate.core.policy import Steps\n"
+        "metrics = Metrics(Settings(), {'policy': 'eb', 'card': 'none', 'model': 'm'}, 100)\n"
+        "metrics.stepped(Steps(0.0, [0.02], 4, 40, 0, 0, 50))\n"
+        "metrics.close()\n"
+        "print('served')\n"
+    )
+    (tmp_path / "file").write_text("no folder")
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "file")}
+    done = subprocess.run(
+        [sys.executable, "-c", core], env=environment, check=True, timeout=600, capture_output=True, text=True
+    )
+    assert done.stdout == "served\n" and done.stderr.count("headgate: no metrics") == 1

@@ -112,7 +112,8 @@ class EmulatedEngine:
 
     def release(self, id: int) -> bool:
         """KV kept for another engine may go; False: it has gone already."""
-        self._changed = released = self.memory.release(id)
+        released = self.memory.release(id)
+        self._changed = self._changed or released
         self.ring()
         return released
 
@@ -177,7 +178,6 @@ class EmulatedEngine:
         if replica.advance(replica.now):
             late = await self.clock.until(replica.now, self._bell())
             self.tally.late.add(max(0.0, late))
-            self._receive(replica.last_start)
             replica.settle()
             self._hand_out()
             asyncio.get_running_loop().call_soon(self._written, replica.now)  # after the loop has written

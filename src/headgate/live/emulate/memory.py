@@ -100,16 +100,16 @@ class Memory:
             self._replica.lease.ended = True
 
     def unblock(self) -> bool:
-        """Nothing runs because memory is full of KV that waits for a seat: one of them computes it again."""
-        replica = self._replica
-        ledger = replica.ledger
-        if ledger.decoding or ledger.prefilling or replica.blocks.free > 0:
+        """Nothing runs because KV that waits for a seat fills the memory: the newest is computed again."""
+        ledger, blocks = self._replica.ledger, self._replica.blocks
+        head = next(iter(ledger.waiting.values()), None)
+        if head is None or ledger.decoding or ledger.prefilling or blocks.of(head.todo) <= blocks.free:
             return False
-        for entry in ledger.waiting.values():
+        for entry in reversed(ledger.waiting.values()):
             if held := entry.held_kv:
-                replica.blocks.free += replica.blocks.of(held)
+                blocks.free += blocks.of(held)
                 entry.wasted += held
                 entry.todo, entry.cached = entry.prompt + entry.generated, 0
-                replica.lease.ended = True
+                self._replica.lease.ended = True
                 return True
         return False

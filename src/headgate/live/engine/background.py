@@ -14,7 +14,8 @@ PATIENCE = 5.0  # seconds the end of the process waits for work under way, such 
 class Background:
     """Calls `work` every `every` seconds until `close`; the engine never waits for it.
 
-    Work that fails is told once and never called again.
+    Work that fails is logged the first time and tried again: a metric that cannot be shown must not hide the
+    others for good.
     """
 
     def __init__(self, work: Callable[[], None], every: float, name: str) -> None:
@@ -32,12 +33,20 @@ class Background:
         if self._thread is not threading.current_thread():
             self._thread.join(PATIENCE)
 
+    @property
+    def busy(self) -> bool:
+        """Is it still at work, although it was closed? A disk may hang for ever."""
+        return self._thread.is_alive() and self._thread is not threading.current_thread()
+
     def _run(self) -> None:
-        try:
-            while not self._end.wait(self._every):
+        told = False
+        ended = False
+        while not ended:
+            ended = self._end.wait(self._every)
+            try:
                 self._work()
-            self._work()
-        except Exception as error:
-            LOG.warning(
-                "headgate: %s stops, serving goes on: %s: %s", self._name, type(error).__name__, error
-            )
+            except Exception as error:
+                if not told:
+                    kind = type(error).__name__
+                    LOG.warning("headgate: %s failed and is tried again: %s: %s", self._name, kind, error)
+                told = True

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from headgate.core.version import VERSION
+from headgate.live.engine.gauges import numbers
 from headgate.live.engine.tally import IDLE, KINDS, STATES, Tally
 from headgate.live.vllm.requests import BAD
 
@@ -85,11 +86,11 @@ class Board:
     def show(self) -> None:
         """Everything as it is now."""
         tally = self._tally
+        self._of("headgate_fallen").set(tally.fallen is not None)  # first: operators are alerted by it
         self._choose("headgate_info", *(self._about | {"policy": tally.policy}).values())
         self._choose("headgate_mode", tally.mode)
         self._choose("headgate_phase", tally.phase)
-        self._of("headgate_fallen").set(tally.fallen is not None)
-        gauges = dict(tally.gauges)
+        gauges = numbers(tally.gauges)
         for name, value in gauges.items():
             self._of("headgate_policy", name).set(value)
         for metric, gauge in (("headgate_threshold", "refill"), ("headgate_slots", "slots")):

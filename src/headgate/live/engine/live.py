@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
-from heapq import heappop, heappush
 
 from headgate.core.errors import one_line
 from headgate.core.lease import Lease
@@ -15,6 +14,7 @@ from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.view import Limits
 from headgate.core.watchdog import Watchdog
 from headgate.live.engine.events import LiveObserver, News
+from headgate.live.engine.last_tokens import LastTokens
 from headgate.live.engine.step_in_flight import Chunk, Flight
 
 __all__ = ["Live", "LiveObserver"]
@@ -59,7 +59,7 @@ class Live:
         self._flights: deque[Flight] = deque()  # composed, tokens not yet known; oldest first
         self._last_end = 0.0
         self._rescue = 0  # steps it still lasts
-        self._limits: list[tuple[int, int]] = []  # heap of (tick of the last token a request may have, id)
+        self._last_tokens = LastTokens(self.ledger)
         self.take_over(policy)
 
     @property
@@ -159,7 +159,7 @@ class Live:
         if self.policy is None or self.fallen is not None:
             return None
         if now >= self._watchdog.next_look:
-            starving = self._watchdog.look(ledger, now)
+            starving = self._watchdog.look(ledger, now, sum(self.counts.values()))
             if starving:
                 self.fall(starving)
                 return None
@@ -244,7 +244,7 @@ class Live:
         ledger = self.ledger
         for entry in [held for held in ledger.held.values() if held.id in chosen]:
             ledger.resume(entry)
-            heappush(self._limits, (ledger.tick + entry.limit - entry.generated, entry.id))
+            self._last_tokens.add(entry)
             self._of("resumed", entry)
         for entry in [each for each in ledger.decoding.values() if each.rolls and each.id not in chosen]:
             ledger.hold(entry)
@@ -265,7 +265,7 @@ class Live:
             if chunk.left:
                 continue
             ledger.join(entry, now, flight.rolls)
-            heappush(self._limits, (ledger.tick + entry.limit - entry.generated, entry.id))
+            self._last_tokens.add(entry)
             self.lease.prefill()
             news.of("prefilled", entry, when, now)
             if not flight.rolls:
@@ -273,15 +273,8 @@ class Live:
 
     def _retire(self) -> None:
         """Who has all its tokens with the step in flight gets none in the next; the engine knows that."""
-        ledger, limits = self.ledger, self._limits
-        while limits and limits[0][0] <= ledger.tick:
-            entry = ledger.decoding.get(heappop(limits)[1])
-            if entry is None or not entry.rolls:  # it left, or waits: then it is here again when it resumes
-                continue
-            if entry.generated >= entry.limit:
-                ledger.retire(entry)
-            else:
-                heappush(limits, (ledger.tick + entry.limit - entry.generated, entry.id))
+        for entry in self._last_tokens.due():
+            self.ledger.retire(entry)
 
     def _nothing_ran(self) -> None:
         """The step is empty: the plan must be made anew, and who holds KV must not wait for nothing."""

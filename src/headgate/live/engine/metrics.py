@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate.live.engine.background import Background
+from headgate.live.engine.gauges import numbers
 from headgate.live.engine.instruments import Board
 from headgate.live.engine.tally import KINDS, STATES, Tally
 from headgate.live.vllm.fields import LOG, Settings
@@ -65,11 +66,11 @@ class Metrics(Tally):
     def line(self, seconds: float, steps: Counter[str]) -> str:
         """The last so many seconds in words."""
         counts = ", ".join(f"{steps[kind]} {kind}" for kind in KINDS)
-        numbers = ", ".join(f"{name} {value:.4g}" for name, value in self.gauges.items())
+        gauges = ", ".join(f"{name} {value:.4g}" for name, value in numbers(self.gauges).items())
         kv = f", KV {self.kv / self._kv_total:.0%}" if self._kv_total else ""
         states = ", ".join(f"{count} {state}" for state, count in zip(STATES, self.states, strict=True))
         return (
-            f"{self.policy}, mode {self.mode}{f' ({numbers})' if numbers else ''}; steps in {seconds:.0f} s: "
+            f"{self.policy}, mode {self.mode}{f' ({gauges})' if gauges else ''}; steps in {seconds:.0f} s: "
             f"{counts}; {states}{kv}; longest stall {self.longest_stall:.3f} s, {self.evictions} evictions"
         )
 

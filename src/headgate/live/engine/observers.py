@@ -25,6 +25,15 @@ class Facts(NamedTuple):
     engine: int = 0  # which of several engines side by side
 
 
+def engine_number(parallel: Any) -> int:
+    """Which of several data-parallel engines this is.
+
+    vLLM resets `data_parallel_rank` to 0 in engines of models without experts; `data_parallel_index` stays.
+    """
+    number = getattr(parallel, "data_parallel_index", None)
+    return int(parallel.data_parallel_rank if number is None else number)
+
+
 def observers(settings: Settings, parameters: Mapping[str, Any], facts: Facts) -> list[Watcher]:
     """The observers the settings ask for. A trace that cannot be written stops the start, as any setting."""
     about = {"policy": settings.policy, "card": settings.card or "none", "model": facts.model}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from headgate.core.plan import Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
+from headgate.live.engine.gauges import numbers
 from headgate.live.engine.live import LiveObserver
 
 STATES = ("waiting", "prefilling", "decoding")
@@ -63,7 +64,7 @@ class Tally(LiveObserver):
         """Who decides, and where the policy has two ways, which of them."""
         if self.fallen is not None:
             return "fallback"
-        exclusive = self.gauges.get("exclusive")
+        exclusive = numbers(self.gauges).get("exclusive")
         return self.policy if exclusive is None else "exclusive" if exclusive else "mixed"
 
     def all_steps(self) -> Counter[str]:

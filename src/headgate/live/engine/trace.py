@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from io import TextIOWrapper
+from io import FileIO
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
 from headgate.live.engine.background import Background
+from headgate.live.engine.gauges import numbers
 from headgate.live.engine.live import LiveObserver
 from headgate.live.vllm.fields import LOG
 from headgate.record.live_trace import TRACE
@@ -26,62 +27,86 @@ from headgate.record.trace_fields import FIELDS, KNOWN
 ABOUT = attrgetter(*KNOWN)
 FLUSH_EVERY = 1.0  # seconds
 AT_A_TIME = 16  # events
-MOST_UNWRITTEN = 500_000  # events; a disk that is so far behind will not catch up
+CHUNK = 1 << 16  # characters written at once
+MOST_UNWRITTEN = 200_000  # events, about 50 MB; a disk that is so far behind will not catch up
 
 
 class Trace(LiveObserver):
     """Writes a trace. Hooks only remember; a thread of its own writes, about once a second and at the end.
 
-    Where that fails (a full disk) or falls too far behind, the trace ends with one line in the log and the
-    engine goes on. A file that exists is kept: the trace then gets a number before its ending.
+    Where that fails (a full disk) or falls too far behind (a disk that hangs), the trace ends with one line
+    in the log and the engine goes on. At most `MOST_UNWRITTEN` events are ever kept. A file that exists is
+    not overwritten: the trace then gets a number before its ending.
     """
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], background: bool = True) -> None:
         self.path, self._file = _open(Path(path))
         self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._open = True
-        self._file.write(json.dumps({"trace": TRACE, **header}, default=_plain) + "\n")
+        self._write(json.dumps({"trace": TRACE, **header}, default=_plain) + "\n")
         self._thread = Background(self.flush, FLUSH_EVERY, "the trace") if background else None
 
     def close(self) -> None:
-        """Write what is left, and stop."""
-        if self._thread is not None:
-            self._thread.close()
-        else:
+        """Write what is left, and stop; a disk that hangs is left behind with the file open."""
+        if self._thread is None:
             self.flush()
-        self._stop()
+        else:
+            self._thread.close()
+            if self._thread.busy:
+                self._end("the disk hangs")
+                return
+        self._end()
+        self._shut()
 
     def flush(self) -> None:
         """Write what has happened since the last time."""
-        events = self._events
         if not self._open:
-            events.clear()
-            return
-        if len(events) > MOST_UNWRITTEN:
-            self._stop("the disk is too slow")
+            self._events.clear()
+            self._shut()
             return
         try:
-            for number in range(len(events)):
-                event, values = events.popleft()
-                self._file.write(_line(event, values))
-                if number % AT_A_TIME == 0:
-                    time.sleep(0)  # let the engine's thread go on; by itself Python would wait for 5 ms
-            self._file.flush()
+            self._write_events()
         except Exception as error:
-            self._stop(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
+            self._end(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
 
-    def _stop(self, why: str | None = None) -> None:
-        """The trace ends here."""
-        self._open = False
+    def _write_events(self) -> None:
+        events, lines, size = self._events, [], 0
+        for number in range(len(events)):
+            if not events:  # the engine's thread has ended the trace meanwhile
+                break
+            line = _line(*events.popleft())
+            lines.append(line)
+            size += len(line)
+            if size > CHUNK:
+                self._write("".join(lines))
+                lines, size = [], 0
+            if number % AT_A_TIME == 0:
+                time.sleep(0)  # let the engine's thread go on; by itself Python would wait for 5 ms
+        if self._open:
+            self._write("".join(lines))
+
+    def _write(self, text: str) -> None:
+        """Straight to the disk: a buffer would have a lock, on which the end of the process could wait."""
+        rest = memoryview(text.encode())
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def _end(self, why: str | None = None) -> None:
+        """Nothing is remembered or written from now on. Does not touch the disk."""
+        was_open, self._open = self._open, False
         self._events.clear()
-        if why is not None:
+        if why is not None and was_open:
             LOG.warning("headgate: the trace %s ends here, serving goes on: %s", self.path, why)
+
+    def _shut(self) -> None:
         with suppress(OSError):  # what could not be written cannot be written now either
             self._file.close()
 
     def _note(self, event: str, *values: Any) -> None:
         if self._open:
             self._events.append((event, values))
+            if len(self._events) > MOST_UNWRITTEN:
+                self._end("the disk is too slow")
 
     # -- what it hears ---------------------------------------------------------------------------------
 
@@ -123,7 +148,14 @@ class Trace(LiveObserver):
         """In numbers, as the recorder keeps it."""
         decode = plan.decode
         named = -1 if decode is ALL else 0 if isinstance(decode, Decodes) else len(decode)
-        self._note("plan", now, named, len(plan.prefill), len(plan.evict), dict(gauges))
+        self._note(
+            "plan",
+            now,
+            named,
+            len(plan.prefill),
+            len(plan.evict),
+            dict(gauges) if isinstance(gauges, Mapping) else {},
+        )
 
     def renewed(self, policy: str, parameters: Mapping[str, Any], now: float) -> None:
         """Another policy decides from now on."""
@@ -146,7 +178,7 @@ def _line(event: str, values: tuple[Any, ...]) -> str:
     named = {"event": event, **dict(zip(FIELDS[event], values, strict=True))}
     if event == "plan":  # JSON has no word for numbers that are none
         named["gauges"] = {
-            name: value if math.isfinite(value) else None for name, value in values[-1].items()
+            name: value if math.isfinite(value) else None for name, value in numbers(values[-1]).items()
         }
     return json.dumps(named, separators=(",", ":"), default=_plain) + "\n"
 
@@ -156,12 +188,12 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def _open(path: Path) -> tuple[Path, TextIOWrapper]:
+def _open(path: Path) -> tuple[Path, FileIO]:
     """A new file: this one, or the first free name-2, name-3, ... (engines side by side, or a restart)."""
     number, wanted = 1, path
     while True:
         try:
-            return wanted, open(wanted, "x", encoding="utf-8")
+            return wanted, open(wanted, "xb", buffering=0)
         except FileExistsError:
             number += 1
             wanted = path.with_name(f"{path.stem}-{number}{path.suffix}")

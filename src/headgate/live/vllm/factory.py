@@ -15,23 +15,27 @@ from headgate.core.request import Slo
 from headgate.cost.likeness import Likeness
 from headgate.live.calibrate.engine import shape_of
 from headgate.live.engine.live import LiveObserver
-from headgate.live.engine.observers import Facts, Watcher, close, connect, observers, renewed
+from headgate.live.engine.observers import Facts, Watcher, close, connect, engine_number, observers, renewed
 from headgate.live.vllm.fields import LOG, OBSERVE, Settings
 from headgate.live.vllm.plugin import Duties, Headgate, Renewal
+from headgate.live.vllm.reload import Reload, Renewals
 from headgate.live.vllm.requests import promises
 from headgate.live.vllm.seams import faults, unsupported, version
-from headgate.live.vllm.settings import Reload, build_policy, file_of, read_settings
+from headgate.live.vllm.settings import build_policy, file_of, read_settings
 
 
 class Watched:
     """The end of the engine is the end of those who watch it."""
 
     _headgate_watchers: Sequence[Watcher] = ()
+    _headgate_renewals: Renewals | None = None
 
     def shutdown(self) -> None:
         """Called once by vLLM."""
         super().shutdown()  # type: ignore[misc]
         close(self._headgate_watchers)
+        if self._headgate_renewals is not None:
+            self._headgate_renewals.close()
 
 
 class SyncHeadgate(Watched, Headgate, Scheduler):
@@ -64,13 +68,14 @@ def make_scheduler(given: dict[str, Any]) -> Any:
         LOG.error("headgate: %s", error)
         raise
     state = {"settings": settings}
+    scheduler._headgate_renewals = renewals = _renewals(settings, scheduler)
     scheduler._headgate_begin(
         Duties(
             policy,
             (Says(), *watchers),
             settings.watchdog,
             lambda request: _said(request, state["settings"]),
-            _renewal(state, scheduler),
+            _renewal(state, scheduler, renewals),
         )
     )
     connect(watchers, scheduler._headgate.counts)
@@ -136,27 +141,36 @@ def _said(request: Request, settings: Settings) -> tuple[str, Slo, int | None]:
     return promises(sampling.extra_args if sampling is not None else None, settings)
 
 
-def _renewal(state: dict[str, Settings], scheduler: Any) -> Callable[[], Renewal | None]:
-    """Looks at the file of settings; who decides, when it has changed for another valid one."""
+def _renewals(settings: Settings, scheduler: Any) -> Renewals | None:
+    """Watches the settings file, where there is one."""
     path = file_of()
     if path is None:
-        return lambda: None
+        return None
     reload = Reload(path, scheduler.vllm_config.additional_config)
+    return Renewals(reload, settings, lambda new: _policy(new, scheduler), lambda: _fallen(scheduler))
+
+
+def _fallen(scheduler: Any) -> bool:
+    live = getattr(scheduler, "_headgate", None)  # not there yet while the engine starts
+    return live is not None and live.fallen is not None
+
+
+def _renewal(
+    state: dict[str, Settings], scheduler: Any, renewals: Renewals | None
+) -> Callable[[], Renewal | None]:
+    """Asked by the engine's thread between two plans: a policy that is ready takes over."""
+    if renewals is None:
+        return lambda: None
 
     def renew() -> Renewal | None:
-        settings = reload.changed()
-        if settings is None:
+        ready = renewals.take()
+        if ready is None:
             return None
-        try:
-            policy, parameters = _policy(settings, scheduler)
-        except InputError as error:
-            LOG.warning("headgate: %s; the settings in force stay", error)
-            return None
-        state["settings"] = settings
-        LOG.warning("headgate: settings read again from %s", path)
-        renewed(scheduler._headgate_watchers, settings.policy, parameters, scheduler._headgate.now)
-        _announce(settings, scheduler, parameters)
-        return Renewal(policy)
+        state["settings"] = settings = ready.settings
+        LOG.warning("headgate: settings read again from %s", file_of())
+        renewed(scheduler._headgate_watchers, settings.policy, ready.parameters, scheduler._headgate.now)
+        _announce(settings, scheduler, ready.parameters)
+        return Renewal(ready.policy)
 
     return renew
 
@@ -175,7 +189,7 @@ def _watchers(settings: Settings, scheduler: Any, parameters: dict[str, Any]) ->
         vllm=".".join(map(str, version())),
         kv_tokens=_kv_tokens(scheduler),
         limits=limits,
-        engine=config.parallel_config.data_parallel_rank,
+        engine=engine_number(config.parallel_config),
     )
     return observers(settings, parameters, facts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -11,11 +11,14 @@ from headgate.settings_base import Seconds, Setting, SettingsModel, Switch, decl
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 
-AUTO = "auto"  # keep: with promises it keeps them, without any it is eb+; without a card it learns prices
+AUTO = "auto"  # by promises and card: see Settings.named
 OBSERVE = "vllm"  # the name of no policy: vLLM decides, we only watch
 
+MayBe = Literal["class", "ttft", "tbt", "guess"]  # parameters of a request, without their prefix headgate_
+CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
+
 PANEL = "headgate"  # in --help
-DEFAULT = "auto (default): keep the promises given, without any eb+"
+DEFAULT = "auto (default): slai with promises, else eb+; keep without a card"
 Status = Literal[503, 429]
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Name = Annotated[str, Field(strict=True, min_length=1)]
@@ -27,6 +30,13 @@ class Promise(SettingsModel):
 
     ttft: Seconds | None = None  # time to first token
     tbt: Seconds | None = None  # time between tokens
+
+
+class Floor(SettingsModel):
+    """The shortest times a request may claim for itself; promises of classes are not cut."""
+
+    ttft: Seconds = 0.1
+    tbt: Seconds = 0.02
 
 
 class Settings(SettingsModel):
@@ -54,6 +64,8 @@ class Settings(SettingsModel):
     force: Switch = declared(PANEL, "try a vLLM outside 0.26 to 0.32", False)
     any_card: Switch = declared(PANEL, "take a card of another model, too", False)
     classes: dict[str, Promise] = Field(default_factory=dict)
+    clients_may: tuple[MayBe, ...] = ("class",)  # parameters that requests may set themselves
+    floor: Floor = Floor()
 
     def learns(self) -> bool:
         """Whether step times are learned while serving, for want of a card."""
@@ -64,6 +76,15 @@ class Settings(SettingsModel):
         from headgate.methods.make import split_name  # all policies; the command line does without them
 
         name, inline = split_name(self.policy)
-        name = "keep" if name == AUTO else name
+        name = self._automatic() if name == AUTO else name
         own = {"refuse": "predicted"} if self.refuse and name == "keep" else {}
         return name, {**own, **self.set, **inline}
+
+    def _automatic(self) -> str:
+        """`slai` where promises and a card are given, else `keep`, which without promises is `eb+`.
+
+        On an H200 `slai` kept more promises than `keep` (benchmarks/h200). `keep` can refuse, and it learns
+        step times where there is no card.
+        """
+        promised = self.ttft or self.tbt or any(each.ttft or each.tbt for each in self.classes.values())
+        return "slai" if promised and self.card is not None and not self.refuse else "keep"

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.v1.request import Request
 
 from headgate.core.ledger import Entry, Ledger
-from headgate.core.plan import NONE, Decodes, Plan
+from headgate.core.plan import ALL, NONE, Decodes, Plan
 from headgate.live.vllm.queues import GatedQueue
 from headgate.live.vllm.request_map import Books
 
@@ -29,6 +29,7 @@ class Knobs:
         for name in names:
             setattr(scheduler, name, GatedQueue(getattr(scheduler, name)))
         self._queues: list[GatedQueue] = [getattr(scheduler, name) for name in names]
+        self._limited = False  # tokens of this step are limited
         self._order: list[Request] | None = None  # of those running, where we had to change it
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._longest: int = scheduler.scheduler_config.long_prefill_token_threshold
@@ -36,6 +37,12 @@ class Knobs:
     def turn(self, plan: Plan) -> list[Request]:
         """Set them for the step that vLLM composes next; who of those waiting it can see."""
         ledger = self._ledger
+        if plan.decode is ALL and not plan.prefill and not ledger.prefilling and ledger.decoding:
+            for queue in self._queues:  # most steps: every decode, and nobody enters
+                queue.shut()
+            if plan.budget < self._budget or plan.chunk < inf:
+                self._limit(plan, [])
+            return []
         halfway = [ledger.prefilling[id] for id in plan.prefill if id in ledger.prefilling]
         visible = self._visible(plan)
         for queue in self._queues:
@@ -64,8 +71,10 @@ class Knobs:
     def restore(self) -> None:
         """As vLLM had them."""
         scheduler = self._scheduler
-        scheduler.max_num_scheduled_tokens = self._budget
-        scheduler.scheduler_config.long_prefill_token_threshold = self._longest
+        if self._limited:
+            self._limited = False
+            scheduler.max_num_scheduled_tokens = self._budget
+            scheduler.scheduler_config.long_prefill_token_threshold = self._longest
         for queue in self._queues:
             queue.open()
         if self._order is not None:  # the order of admission decides whom vLLM preempts
@@ -92,6 +101,7 @@ class Knobs:
     def _limit(self, plan: Plan, visible: list[Request]) -> None:
         """Tokens of the step, and of its prompts."""
         scheduler, budget, chunk = self._scheduler, plan.budget, plan.chunk
+        self._limited = True
         decodes = 0 if plan.decode is NONE else self._ledger.rolling * self._ledger.limits.decode_width
         if not scheduler.scheduler_config.enable_chunked_prefill:
             if visible:  # a prompt that cannot be cut runs whole, or never

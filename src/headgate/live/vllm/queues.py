@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
+NOBODY: deque[Request] = deque()  # never changed: what cannot be seen cannot be taken
+
 
 class GatedQueue(RequestQueue):
     """Wraps one of vLLM's own queues and keeps its order; `shut` narrows it for the time of one step.
@@ -23,17 +25,20 @@ class GatedQueue(RequestQueue):
         self._visible: deque[Request] | None = None
         self._taken: dict[Request, None] = {}  # in the order they were taken
 
-    def shut(self, requests: Iterable[Request]) -> None:
+    def shut(self, requests: Iterable[Request] = ()) -> None:
         """From now on only these can be seen, as far as they are here."""
+        if not requests:
+            self._visible = NOBODY
+            return
         members = self._members
         self._visible = deque(request for request in requests if request in members)
 
     def open(self) -> None:
         """Everybody can be seen again."""
         self._visible = None
-        taken, self._taken = self._taken, {}
-        if not taken:
+        if not self._taken:
             return
+        taken, self._taken = self._taken, {}
         inner = self._inner
         gone = set(taken)
         while gone and inner and inner.peek_request() in gone:

@@ -15,6 +15,7 @@ from headgate.live.engine.live import Live
 from headgate.live.engine.step_in_flight import Chunk, Flight
 from headgate.live.vllm.seams import PROMOTE
 
+LONGEST_WAY = 60.0  # seconds a request may have been on its way from the front end
 Promises = Callable[[Request], tuple[str, Slo, int | None]]  # kind, promises, predicted output
 
 
@@ -62,9 +63,12 @@ class Books:
     def _entry(self, request: Request) -> Entry:
         live = self._live
         kind, slo, guess = self._promises(request)
-        arrival = live.now - max(0.0, self.wall() - request.arrival_time)
+        # A wall clock may jump between the front end and here: neither from the future nor from long ago.
+        arrival = live.now - min(max(0.0, self.wall() - request.arrival_time), LONGEST_WAY)
         number, self._next = self._next, self._next + 1
         limit, priority = request.max_tokens, request.priority
+        if guess is not None:
+            guess = min(guess, limit)
         entry = Entry(live.ledger, number, arrival, request.num_tokens, limit, kind, guess, priority, slo)
         self.entries[request.request_id] = entry
         self.requests[number] = request
@@ -72,11 +76,12 @@ class Books:
 
     def tidy(self) -> None:
         """Before a plan: who could not run may be able to now, and the queue is in vLLM's order."""
-        blocked = self._scheduler._is_blocked_waiting_status
-        for name, request in list(self._unready.items()):
-            if not blocked(request.status) or self._promote(request):
-                del self._unready[name]
-                self._join(request)
+        if self._unready:
+            blocked = self._scheduler._is_blocked_waiting_status
+            for name, request in list(self._unready.items()):
+                if not blocked(request.status) or self._promote(request):
+                    del self._unready[name]
+                    self._join(request)
         if self._aside:
             running = self._scheduler.running
             adapters = {each.lora_request.lora_int_id for each in running if each.lora_request}

@@ -1,18 +1,27 @@
-"""What a request says of itself: its class, what it was promised, how long its output may become."""
+"""Per-request parameters: the class of a request, what it was promised, how long its output may become.
+
+Whatever a client sends is hostile until it is bounded. The work for one request is bounded too: four look-ups
+by name, texts of at most `LONGEST_TEXT` characters, and at most `LOOKED_AT` names of other parameters.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from math import inf
+from itertools import islice
 from typing import Any, NamedTuple
 
-from headgate.core.errors import unknown
+from headgate.core.errors import InputError
 from headgate.core.request import Slo
-from headgate.live.vllm.fields import LOG, Promise, Settings
+from headgate.live.vllm.fields import CLIENTS_MAY, LOG, Promise, Settings
 from headgate.workloads.durations import duration
 
-LONGEST_KIND = 64  # letters of a request's class; what comes over HTTP is not to fill memory
+LONGEST_TEXT = 64  # characters of a value
+LOOKED_AT = 16  # parameters of one request whose names are checked for spelling
+MOST_CLASSES = 64  # classes that clients may make up where the settings declare none
+LONGEST_TIME = 86_400.0  # seconds; a longer promise says nothing
+MOST_TOKENS = 1 << 24  # of a guess; the driver cuts it to the request's own limit
+SHOWN = 32  # characters of a wrong value in the log
 
 
 class Said(NamedTuple):
@@ -23,72 +32,105 @@ class Said(NamedTuple):
     guess: int | None = None
 
 
-WORDS = ("headgate_class", "headgate_ttft", "headgate_tbt", "headgate_guess")
-BAD: Counter[str] = Counter()  # words of requests that were ignored in this process, by name
+PREFIX = "headgate_"
+WORDS = tuple(PREFIX + name for name in CLIENTS_MAY)
+CLASS, TTFT, TBT, GUESS = WORDS
+BAD: Counter[str] = Counter()  # parameters that were ignored in this process, by name
+MADE_UP: set[str] = set()  # classes of this process that no setting declares
 NOTHING = Said()
 
 
 def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Said:
-    """Class, promises and predicted output of a request.
+    """Class, promises and predicted output of a request, each within its range.
 
-    A wrong value is ignored and counted, and told the first time: no request is refused for it.
+    A wrong or forbidden parameter is ignored and counted, and logged the first time. No request is refused.
     """
     default = Said(slo=Slo(settings.ttft, settings.tbt)) if settings.ttft or settings.tbt else NOTHING
     if not extra_args:
         return default
-    given = {word: extra_args[word] for word in extra_args if str(word).startswith("headgate_")}
-    if not given:
+    known = 0
+    for word in WORDS:
+        known += word in extra_args
+    if len(extra_args) > known:
+        _misspelled(extra_args)
+    if not known:
         return default
-    for word in given:
-        if word not in WORDS:
-            _complain(word, unknown("word of a request", word, WORDS))
-    kind = _read(given, "headgate_class", lambda value: _kind(value, settings))
-    promised = settings.classes.get(kind or "", Promise())
-    first = _read(given, "headgate_ttft", _seconds)
-    between = _read(given, "headgate_tbt", _seconds)
+    kind = _read(extra_args, CLASS, settings, _kind) or ""
+    promised = settings.classes.get(kind) or Promise()
+    first = _read(extra_args, TTFT, settings, lambda value, all: _seconds(value, all.floor.ttft))
+    between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.floor.tbt))
     return Said(
-        kind or "",
+        kind,
         Slo(first or promised.ttft or settings.ttft, between or promised.tbt or settings.tbt),
-        _read(given, "headgate_guess", _tokens),
+        _read(extra_args, GUESS, settings, _tokens),
     )
 
 
-def _read(given: Mapping[str, Any], word: str, read: Callable[[Any], Any]) -> Any:
-    """The value of a word, or None where there is none or a wrong one."""
+def _misspelled(extra_args: Mapping[str, Any]) -> None:
+    """Count parameters that begin like ours but are none; only the first few names are looked at."""
+    for word in islice(extra_args, LOOKED_AT):
+        if isinstance(word, str) and word.startswith(PREFIX) and word not in WORDS:
+            _complain("others", f"unknown parameter {_clipped(word)}; known: {', '.join(WORDS)}")
+
+
+def _read(
+    given: Mapping[str, Any], word: str, settings: Settings, read: Callable[[Any, Settings], Any]
+) -> Any:
+    """The value of a parameter; None where there is none, a wrong one, or one clients may not set."""
     if word not in given:
         return None
+    name = word.removeprefix(PREFIX)
+    if name not in settings.clients_may:
+        _complain(word, f'clients may not set it; the setting clients_may = ["{name}", ...] allows it')
+        return None
     try:
-        return read(given[word])
+        return read(given[word], settings)
     except (ValueError, TypeError, OverflowError) as error:
-        _complain(word, error)
+        _complain(word, str(error))
         return None
 
 
-def _complain(word: str, error: Exception) -> None:
-    word = word if word in WORDS else "others"
+def _complain(word: str, why: str) -> None:
     BAD[word] += 1
     if BAD[word] == 1:
-        LOG.warning("headgate: %s of a request ignored, as all such later ones: %s", word, error)
+        LOG.warning("headgate: %s of a request ignored, as all such later ones: %s", word, why)
+
+
+def _clipped(value: object) -> str:
+    """A value in an error message: a few characters of a text or a number, of anything else only its type."""
+    if isinstance(value, str):
+        return repr(value[:SHOWN])
+    if isinstance(value, float) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 64):
+        return str(value)
+    return f"a value of type {type(value).__name__}"
 
 
 def _kind(value: object, settings: Settings) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_KIND:
-        raise ValueError(f"{str(value)[:LONGEST_KIND]!r} is not a class; give 1 to {LONGEST_KIND} letters")
-    if settings.classes and value not in settings.classes:
-        raise unknown("class", value, settings.classes)
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT:
+        raise InputError(f"{_clipped(value)} is not a class; give 1 to {LONGEST_TEXT} characters")
+    if settings.classes:
+        if value not in settings.classes:
+            raise InputError(f"unknown class {_clipped(value)}; declare it under classes in the settings")
+    elif value not in MADE_UP:
+        if len(MADE_UP) >= MOST_CLASSES:
+            raise InputError(f"more than {MOST_CLASSES} classes; declare yours under classes in the settings")
+        MADE_UP.add(value)
     return value
 
 
-def _seconds(value: object) -> float:
-    seconds = duration(value) if isinstance(value, str) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < inf:
-        raise ValueError(f"{str(value)[:20]!r} is not a time above 0; write seconds, or 500ms")
-    return float(seconds)
+def _seconds(value: object, floor: float) -> float:
+    if isinstance(value, str) and len(value) <= LONGEST_TEXT:
+        value = duration(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InputError(f"{_clipped(value)} is not a time above 0; write seconds, or 500ms")
+    return max(floor, float(min(value, LONGEST_TIME)))
 
 
-def _tokens(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or not float(value).is_integer():
-        raise ValueError(f"{str(value)[:20]!r} is not a number of tokens")
-    if int(float(value)) < 1:
-        raise ValueError(f"{value!r} is below 1 token")
-    return int(float(value))
+def _tokens(value: object, settings: Settings) -> int:
+    if isinstance(value, str) and len(value) <= LONGEST_TEXT:
+        value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(min(value, MOST_TOKENS))
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{_clipped(value)} is not a number of tokens, 1 or more")
+    return min(value, MOST_TOKENS)

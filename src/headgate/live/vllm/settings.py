@@ -5,27 +5,26 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, cast
 
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
-from headgate.cost.card import Card, load_card
+from headgate.cost.card import Card, load_card, parse_card
 from headgate.cost.likeness import Likeness, doubts, refusals
 from headgate.cost.model import StepCost
-from headgate.live.vllm.fields import LOG, OBSERVE, Promise, Settings
+from headgate.live.vllm.fields import LOG, OBSERVE, Floor, Promise, Settings
+from headgate.live.vllm.files import MOST_CARD_BYTES, read_regular
 from headgate.live.vllm.requests import promises
 from headgate.methods.make import make_policy, policy_class
-from headgate.settings_base import checked, read_toml, underscored
+from headgate.settings_base import SettingsModel, checked, parse_toml, underscored
 from headgate.sim.engine.engine import Engine
 
-__all__ = ["Reload", "Settings", "build_policy", "check_policy", "promises", "read_settings"]
+__all__ = ["Settings", "build_policy", "check_policy", "promises", "read_settings"]
 
 FILE = "HEADGATE_CONFIG"  # the environment variable that names a file of settings
 KEY = "headgate"  # our key in vLLM's --additional-config
-LOOK_EVERY = 1.0  # seconds between two looks at the file
 CAN_BE_ANYTHING = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
 UNKNOWN = Likeness()
 MOST_TOKENS, MOST_REQUESTS = 1 << 20, 1 << 16  # where the engine's limits are not known yet
@@ -71,12 +70,12 @@ def read_file(path: str) -> dict[str, Any]:
     """The words in a JSON file, told by its name or first letter, or in a TOML file; not yet checked."""
     what = "settings file"
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise InputError(f"{what} {path}: {reason}; give a readable JSON or TOML file") from None
     if not (path.endswith(".json") or text.lstrip().startswith("{")):
-        return read_toml(path, what)
+        return parse_toml(text, path, what)
     try:
         words = json.loads(text)
     except json.JSONDecodeError as error:
@@ -91,47 +90,9 @@ def read_file(path: str) -> dict[str, Any]:
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:
     """The words one may use at this place."""
-    return list((Promise if parent and parent[0] == "classes" else Settings).model_fields)
-
-
-class Reload:
-    """Notices that the file of settings has changed. Asked at every step; looks at most once a second.
-
-    A file counts as changed when two looks in a row saw it the same: an editor may be in the middle of it.
-    A file that went wrong is told once, and the settings in force stay.
-    """
-
-    def __init__(
-        self, path: str, additional_config: object = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.path = path
-        self._over = additional_config
-        self._clock = clock
-        self._used = self._before = self._stamp()
-        self._next = clock() + LOOK_EVERY
-
-    def changed(self) -> Settings | None:
-        """The new settings, once, or None."""
-        now = self._clock()
-        if now < self._next:
-            return None
-        self._next = now + LOOK_EVERY
-        before, self._before = self._before, self._stamp()
-        if self._before == self._used or self._before != before:
-            return None
-        self._used = before
-        try:
-            return read_settings(self._over, self.path)
-        except InputError as error:
-            LOG.warning("headgate: %s; the settings in force stay", error)
-            return None
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+    tables: dict[str, type[SettingsModel]] = {"classes": Promise, "floor": Floor}
+    here = tables.get(str(parent[0]), Settings) if parent else Settings
+    return list(here.model_fields)
 
 
 # -- the policy ---------------------------------------------------------------------------------------
@@ -148,7 +109,8 @@ def build_policy(
     like: Likeness = UNKNOWN,
 ) -> tuple[BatchPolicy, dict[str, Any]]:
     """The policy for an engine of these limits, and its parameters; `like` says what engine it is."""
-    card = load_card(settings.card) if settings.card else None
+    import_module("scipy.special")  # policies import it at first use: not within a step of the engine
+    card = _card(settings.card)
     if card is not None:
         wrong = refusals(card, like)
         if wrong and not settings.any_card:
@@ -160,7 +122,7 @@ def build_policy(
 
 def check_policy(settings: Settings, batch_tokens: int | None = None, running: int | None = None) -> None:
     """Refuse what `build_policy` would refuse, as far as that can be told before the engine is there."""
-    card = load_card(settings.card) if settings.card else None
+    card = _card(settings.card)
     if settings.policy == OBSERVE:
         return
     tokens = batch_tokens or max(MOST_TOKENS, running or 0)
@@ -206,6 +168,22 @@ def _make(settings: Settings, card: Card | None, engine: Engine) -> tuple[BatchP
     except Exception as error:  # from the user's own policy
         said = " ".join(str(error).split())
         raise InputError(f"policy {name} cannot be made: {type(error).__name__}: {said}; mend it") from error
+
+
+def _card(name: str | None) -> Card | None:
+    """A built-in card, or one from a regular file of bounded size."""
+    if not name:
+        return None
+    if not (name.endswith(".json") or "/" in name):
+        return load_card(name)
+    try:
+        text = read_regular(name, MOST_CARD_BYTES).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise InputError(
+            f"card file {name}: {reason}; give a readable file or one of the built-in names"
+        ) from None
+    return parse_card(text, name)
 
 
 def _cost(card: Card | None) -> StepCost:

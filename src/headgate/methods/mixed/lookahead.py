@@ -100,11 +100,11 @@ class LookAhead(Mixed):
         """For how many steps each brings tokens, and the KV it holds now, in whole blocks."""
         unknown = round(self._expected)
         rows = [
-            (r.prompt + r.generated, r.generated, r.limit, unknown if r.guess is None else r.guess)
+            (r.prompt + r.generated, r.generated, min(r.limit, unknown if r.guess is None else r.guess))
             for r in requests
         ]
-        known, generated, limit, output = np.array(rows, np.int64).reshape(-1, 4).T
-        return np.maximum(1, np.minimum(output, limit) - generated), known + view.limits.block - 2
+        known, generated, output = np.array(rows, np.int64).reshape(-1, 3).T
+        return np.maximum(1, output - generated), known + view.limits.block - 2
 
 
 class _Line:

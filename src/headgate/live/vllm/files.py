@@ -1,0 +1,28 @@
+"""Files an operator names, read without trusting them: a FIFO would hang the reader, a huge file stall it."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+MOST_BYTES = 1 << 20  # of a settings file
+MOST_CARD_BYTES = 1 << 24
+
+
+def read_regular(path: str, most: int = MOST_BYTES) -> bytes:
+    """The whole of a regular file of at most `most` bytes; OSError says what it is otherwise."""
+    found = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # opening a FIFO would wait for a writer
+    with open(found, "rb", buffering=0) as file:
+        about = os.fstat(found)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(0, "not a regular file", path)
+        if about.st_size > most:
+            raise OSError(0, f"{about.st_size:,} bytes, more than {most:,}", path)
+        data = bytearray()
+        while piece := file.read(most + 1 - len(data)):
+            data += piece
+            if len(data) > most:  # it grows, or its size is not told (as in /proc)
+                raise OSError(0, f"more than {most:,} bytes", path)
+    return bytes(data)

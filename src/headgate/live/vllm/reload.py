@@ -1,0 +1,123 @@
+"""The settings file is read again when it changes, by a thread of its own; the engine only takes over."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from headgate.core.errors import InputError
+from headgate.core.policy import BatchPolicy
+from headgate.live.engine.background import Background
+from headgate.live.vllm.fields import LOG, Settings
+from headgate.live.vllm.settings import read_settings
+
+LOOK_EVERY = 1.0  # seconds between two looks at the file
+Stamp = tuple[int, int, int] | None
+Make = Callable[[Settings], tuple[BatchPolicy | None, dict[str, Any]]]
+
+
+class Reload:
+    """Notices that the settings file has changed. Looks at most once a second.
+
+    A file counts as changed when two looks in a row saw it the same: an editor may be in the middle of it.
+    A file with an error is logged once, and the settings in force stay.
+    """
+
+    def __init__(
+        self, path: str, additional_config: object = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.path = path
+        self._over = additional_config
+        self._clock = clock
+        self._used = self._before = _stamp(path)
+        self._next = clock() + LOOK_EVERY
+
+    def changed(self) -> Settings | None:
+        """The new settings, once, or None."""
+        now = self._clock()
+        if now < self._next:
+            return None
+        self._next = now + LOOK_EVERY
+        before, self._before = self._before, _stamp(self.path)
+        if self._before == self._used or self._before != before:
+            return None
+        self._used = before
+        try:
+            return read_settings(self._over, self.path)
+        except InputError as error:
+            LOG.warning("headgate: %s; the settings in force stay", error)
+            return None
+
+
+class Renewed(NamedTuple):
+    """Settings that were read again, and the policy made from them."""
+
+    settings: Settings
+    policy: BatchPolicy | None
+    parameters: dict[str, Any]
+
+
+class Renewals:
+    """Reads and checks the file and makes the policy beside the engine; `take` hands over what is ready.
+
+    A file that says what is in force already changes nothing: a new policy would begin to learn anew, and the
+    watchdog to wait anew. Only a policy that has fallen is brought back by it.
+    """
+
+    def __init__(
+        self,
+        reload: Reload,
+        settings: Settings,
+        make: Make,
+        fallen: Callable[[], bool],
+        background: bool = True,
+    ) -> None:
+        self._reload, self._make, self._fallen = reload, make, fallen
+        self._in_force = _identity(settings)
+        self._ready: Renewed | None = None
+        self._thread = Background(self.look, LOOK_EVERY / 2, "reading the settings") if background else None
+
+    def look(self) -> None:
+        """What the thread does twice a second."""
+        settings = self._reload.changed()
+        if settings is None:
+            return
+        identity = _identity(settings)
+        if identity == self._in_force and not self._fallen():
+            LOG.info("headgate: %s says what is in force already", self._reload.path)
+            return
+        try:
+            policy, parameters = self._make(settings)
+        except InputError as error:
+            LOG.warning("headgate: %s; the settings in force stay", error)
+            return
+        self._in_force = identity
+        self._ready = Renewed(settings, policy, parameters)
+
+    def take(self) -> Renewed | None:
+        """Called by the engine's thread between two plans: nothing is read here."""
+        if self._ready is None:
+            return None
+        ready, self._ready = self._ready, None
+        return ready
+
+    def close(self) -> None:
+        """The engine ends."""
+        if self._thread is not None:
+            self._thread.close()
+
+
+def _identity(settings: Settings) -> tuple[Settings, tuple[Stamp, ...]]:
+    """What makes two readings the same: the settings, and the files they name."""
+    files = [settings.card or "", settings.named()[0].partition(".py:")[0] + ".py"]
+    return settings, tuple(_stamp(file) for file in files)
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,28 @@
+"""Models without prefill and decode are refused at the start, with one line that says what to do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from headgate.core.errors import InputError
+from headgate.live.vllm import factory
+from headgate.live.vllm.fields import Settings
+
+
+@pytest.mark.parametrize(
+    "about", [{"runner_type": "pooling"}, {"runner_type": "generate", "is_diffusion": True}]
+)
+def test_pooling_and_diffusion(about):
+    config = SimpleNamespace(model_config=SimpleNamespace(model="org/embedder", **about))
+    with pytest.raises(InputError, match="org/embedder does not generate token by token; drop"):
+        factory._refuse(Settings(), config)
+
+
+def test_a_model_that_generates():
+    factory._refuse(
+        Settings(), SimpleNamespace(model_config=SimpleNamespace(model="m", runner_type="generate"))
+    )

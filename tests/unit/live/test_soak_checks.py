@@ -1,0 +1,51 @@
+"""The soak's own checks can fail: each on the fault it is there for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "soak"))
+
+from checks import Soaked, equal, slope, verdicts
+
+MEMORY = [(100 * beat, 10**9 + (beat * 7919 % 13) * 1000) for beat in range(600)]
+GOOD = Soaked(100, 90, 10, [], {1: {"a"}, 2: {"b"}}, [0.1] * 100, MEMORY)
+
+
+def grown(bytes: float) -> list[tuple[int, int]]:
+    return [(count, int(held + bytes * count)) for count, held in MEMORY]
+
+
+def test_the_slope_is_found_within_its_error():
+    rng = np.random.default_rng(0)
+    noisy = [(count, int(held + 200 * count + rng.normal(0, 50_000))) for count, held in MEMORY]
+    found = slope(noisy)
+    assert abs(found.bytes - 200) < 3 * found.error < 10
+
+
+def failed(gated: Soaked, left: dict[str, float] | None = None, fallen: float = 0.0) -> list[str]:
+    return [name for name, _, good in verdicts(GOOD, gated, left or {}, fallen) if not good]
+
+
+@pytest.mark.parametrize(
+    ("gated", "name"),
+    [
+        (GOOD._replace(answered=89), "lost"),
+        (GOOD._replace(failures=["24 in place of 25 tokens"]), "failures"),
+        (GOOD._replace(texts={1: {"a"}, 2: {"c"}}), "answers equal to plain vLLM's"),
+        (GOOD._replace(memory=grown(213)), "engine memory above plain vLLM's"),
+        (GOOD._replace(seconds=[0.1] * 98 + [5.0, 5.0]), "p99 latency against plain vLLM's"),
+    ],
+)
+def test_each_fault_is_found(gated, name):
+    assert failed(GOOD) == [] and failed(gated) == [name]
+
+
+def test_books_and_policies():
+    assert failed(GOOD, {'state="waiting"': 1.0}) == ["books empty when idle"]
+    assert failed(GOOD, fallen=1) == ["policies fallen"]
+    assert equal({1: {"a"}}, {2: {"a"}}) == 0.0

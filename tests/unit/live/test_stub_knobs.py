@@ -1,0 +1,179 @@
+"""Knobs and gated queues on the stub of vLLM's scheduler: what a plan sets, and that it goes back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.plan import ALL, NONE, Plan, Until
+from headgate.core.policy import BatchPolicy
+from stub_engine import StubEngine
+from stub_requests import ListQueue, PauseState, Request, RequestStatus
+from stub_scheduler import plug_in
+
+
+class Told(BatchPolicy):
+    """Plans what it is told, one step at a time; otherwise everything."""
+
+    def __init__(self) -> None:
+        self.next: Plan | None = None
+
+    def plan(self, view):
+        plan, self.next = self.next, None
+        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
+        usual = Plan(ALL, (*view.prefilling, *[*view.waiting][: max(0, seats)]), until=Until(steps=1))
+        return plan or usual
+
+
+def running(count: int = 4, **words) -> tuple[StubEngine, Told]:
+    """An engine with so many decodes, and three requests in its queue."""
+    policy = Told()
+    engine = StubEngine(policy, **words)
+    for number in range(count):
+        engine.add(f"d{number}", 10, 50)
+    engine.step()
+    for number in range(3):
+        engine.add(f"w{number}", 40, 5)
+    return engine, policy
+
+
+def step(engine: StubEngine, policy: Told, plan: Plan) -> dict[str, int]:
+    policy.next = plan._replace(until=Until(steps=1))
+    scheduled = engine.step().num_scheduled_tokens
+    assert engine.live.fallen is None and not engine.scheduler._headgate_broken
+    assert engine.scheduler.max_num_scheduled_tokens == 256
+    assert engine.scheduler.scheduler_config.long_prefill_token_threshold == 0
+    return scheduled
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_who_is_held_and_who_enters(asynchronous):
+    engine, policy = running(asynchronous=asynchronous)
+    assert step(engine, policy, Plan(NONE, (5,))) == {"w1": 40}
+    assert engine.scheduler.waiting.peek_request().request_id == "w0"
+    assert set(step(engine, policy, Plan(frozenset({0, 2})))) == {"d0", "d2"}
+    assert set(step(engine, policy, Plan(ALL))) == {"d0", "d1", "d2", "d3", "w1"}
+    assert [*step(engine, policy, Plan(NONE, (6, 4)))] == ["w2", "w0"]  # in the order of the plan
+    engine.drain()
+    assert not any(engine.sizes().values())
+
+
+def test_budget_and_chunk_of_one_step():
+    engine, policy = running()
+    assert step(engine, policy, Plan(ALL, (4,), budget=14)) == {"d0": 1, "d1": 1, "d2": 1, "d3": 1, "w0": 10}
+    assert step(engine, policy, Plan(ALL, (4, 5), chunk=8)) == {"d0": 1, "d1": 1, "d2": 1, "d3": 1, "w0": 8}
+    assert step(engine, policy, Plan(NONE, (4,))) == {"w0": 22}
+    assert step(engine, policy, Plan(NONE, (5,), budget=10_000)) == {"w1": 40}  # never above the engine's own
+
+
+def test_half_done_prompts_come_behind_decodes_and_the_order_goes_back():
+    engine, policy = running(2)
+    step(engine, policy, Plan(NONE, (2,), chunk=8))
+    engine.add("late", 3, 9)
+    step(engine, policy, Plan(NONE, (5,)))
+    before = [request.request_id for request in engine.scheduler.running]
+    assert before == ["d0", "d1", "w0", "late"]
+    assert [*step(engine, policy, Plan(ALL, (2,), chunk=8))] == ["d0", "d1", "late", "w0"]
+    assert [
+        request.request_id for request in engine.scheduler.running
+    ] == before  # whom vLLM preempts is its own
+
+
+def test_a_prompt_that_cannot_be_cut_runs_whole():
+    engine, policy = running(chunked=False)
+    assert step(engine, policy, Plan(ALL, (4,), budget=14))["w0"] == 40
+
+
+def test_adapters_that_do_not_fit_are_set_aside_until_there_is_room():
+    engine = StubEngine(Told(), max_loras=2)
+    for number, adapter in enumerate([1, 2, 3, 1, 3]):
+        engine.add(f"r{number}", 5, 4 + number, adapter=adapter)
+    engine.step()
+    assert {r.request_id for r in engine.scheduler.running} == {"r0", "r1", "r3"}
+    assert engine.books._aside.keys() == {"r2", "r4"} and not engine.live.ledger.waiting
+    engine.drain()
+    assert len(engine.scheduler.gone) == 5 and not any(engine.sizes().values())
+
+
+def test_a_plan_that_evicts():
+    engine, policy = running()
+    scheduled = step(engine, policy, Plan(ALL, evict=(1,)))
+    assert set(scheduled) == {"d0", "d2", "d3"} and engine.books.entries["d1"].evictions == 1
+    engine.drain()
+    assert engine.scheduler.gone["d1"] == (RequestStatus.FINISHED_LENGTH_CAPPED, 50)
+
+
+def test_a_pause_and_a_throttle_of_vllms_own():
+    engine, _ = running()
+    engine.scheduler._pause_state = PauseState.PAUSED_ALL
+    assert engine.step().num_scheduled_tokens == {}
+    engine.scheduler._pause_state = PauseState.PAUSED_NEW
+    assert set(engine.step().num_scheduled_tokens) == {"d0", "d1", "d2", "d3"}
+    engine.scheduler._pause_state = PauseState.UNPAUSED
+    output = engine.scheduler.schedule(True)
+    assert set(output.num_scheduled_tokens) == {"d0", "d1", "d2", "d3"}
+    engine.scheduler.update_from_output(output, None)
+    engine.drain()
+    assert not any(engine.sizes().values())
+
+
+@pytest.mark.parametrize("part", ["arrive", "tidy", "ran", "done", "left"])
+def test_our_own_bug_costs_nobody_an_answer(part, caplog):
+    """When the plug-in itself fails, vLLM goes on without it, with every knob where vLLM had it."""
+    engine, _ = running()
+
+    def broken(*args):
+        raise KeyError("a bug of ours")
+
+    setattr(engine.books, part, broken)
+    engine.add("more", 5, 3)
+    engine.drain()
+    assert engine.scheduler._headgate_broken and "internal error" in engine.live.fallen
+    assert len(engine.scheduler.gone) == 8 and engine.scheduler.gone["d0"][1] == 50
+    assert engine.scheduler.max_num_scheduled_tokens == 256
+    assert caplog.text.count("vLLM goes on without it") == 1
+
+
+# -- the queue ------------------------------------------------------------------------------------------
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "prepend", "pop", "shut", "open", "remove"]), st.integers(0, 11)),
+    max_size=40,
+)
+
+
+@given(ACTIONS)
+def test_a_gated_queue_is_the_inner_queue_with_a_view(actions):
+    """Against a plain list: order kept, length true, and only those visible are taken while it is shut."""
+    gate = plug_in().queues.GatedQueue(ListQueue())
+    requests = [Request(f"r{number}", 1, 1) for number in range(12)]
+    truth: list[Request] = []
+    visible: list[Request] | None = None
+    for what, number in actions:
+        request = requests[number]
+        if what in ("add", "prepend") and request not in truth:
+            getattr(gate, f"{what}_request")(request)
+            truth.insert(0 if what == "prepend" else len(truth), request)
+        elif what == "remove" and request in truth:
+            gate.remove_request(request)
+            truth.remove(request)
+            visible = visible and [each for each in visible if each is not request]
+        elif what == "pop" and gate:
+            head = (truth if visible is None else visible)[0]
+            assert gate.peek_request() is head and gate.pop_request() is head
+            truth.remove(head)
+            if visible is not None:
+                visible.remove(head)
+        elif what == "shut" and visible is None:
+            chosen = [*requests[number:], *requests[:number]][:5]
+            gate.shut(chosen)
+            visible = [each for each in chosen if each in truth]
+        elif what == "open":
+            gate.open()
+            visible = None
+        assert len(gate) == len(truth)
+        assert bool(gate) == bool(truth if visible is None else visible)
+        assert [*gate] == truth
+    gate.open()
+    assert [*gate] == truth
