@@ -85,6 +85,8 @@ async def client(port: int, streams: int, seconds: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
         while time.monotonic() < end:
             writer.write(ask)
+            if b" 200 " not in await reader.readline():
+                raise RuntimeError("refused")
             while True:
                 line = await reader.readline()
                 if not line:
