@@ -212,7 +212,14 @@ def test_a_prefill_without_parameters_is_served_whole_and_warned_once(
 def test_random_hang_ups_leave_nothing_behind() -> None:
     async def work() -> None:
         draw = random.Random(7)
-        async with split(engines=4, router="split:prefill=2", speed=20.0) as (world, fleet):
+        lease = 20.0  # seconds; KV whose decode was cut before its engine knew of it is pinned until then
+        settings = {
+            "router": "split:prefill=2",
+            "speed": 20.0,
+            "kv_lease": 20.0 * lease,
+            "kv": {"lease": lease},
+        }
+        async with split(engines=4, **settings) as (world, fleet):
             tasks = []
             for number in range(80):
                 task = asyncio.create_task(wanted(world, f"prompt {number} " * 20, 12))
