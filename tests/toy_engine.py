@@ -18,7 +18,7 @@ from headgate.core.view import Limits
 from headgate.cost.model import Chunk as Piece
 from headgate.cost.model import Shape
 from headgate.live.engine.live import Live
-from headgate.live.engine.step_in_flight import Chunk, Flight
+from headgate.live.engine.step_in_flight import Chunk, StepInFlight
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
@@ -103,7 +103,7 @@ class ToyEngine:
 
     def run(self, most: int = 5_000) -> None:
         """Serve everybody, in a bounded number of steps."""
-        air: deque[tuple[Flight, list[tuple[Job, int]], float]] = deque()
+        air: deque[tuple[StepInFlight, list[tuple[Job, int]], float]] = deque()
         free_at = 0.0  # when the processor is done with all that was composed
         for _ in range(most):
             self.receive()
@@ -136,7 +136,7 @@ class ToyEngine:
             later.append(plan.until.time)
         self.time = min(later, default=self.time + 1.0)
 
-    def compose(self) -> tuple[Flight, list[tuple[Job, int]], float] | None:
+    def compose(self) -> tuple[StepInFlight, list[tuple[Job, int]], float] | None:
         live, ledger = self.live, self.live.ledger
         plan = live.begin(self.free * self.engine.block, self.free < len(self.running))
         if plan is None:
@@ -223,7 +223,7 @@ class ToyEngine:
             found.append((job, tokens))
         return found
 
-    def deliver(self, flight: Flight, batch: list[tuple[Job, int]]) -> None:
+    def deliver(self, flight: StepInFlight, batch: list[tuple[Job, int]]) -> None:
         live = self.live
         live.done(flight, (self.blocks - self.free) * self.engine.block)
         for job, tokens in batch:

@@ -95,7 +95,7 @@ def test_everybody_is_served_or_leaves(name, data, engine, workload):
             assert room < 1
 
 
-class Miser(Replica):
+class StingyEngine(Replica):
     """An engine that at random gives less than was asked: a smaller budget, or no seat."""
 
     moods: st.DataObject
@@ -112,7 +112,7 @@ class Miser(Replica):
 @given(data=st.data(), engine=engines(), workload=workloads())
 def test_refusal_breaks_nothing(name, data, engine, workload):
     simulator = Simulator(engine, MAKE[name](data.draw, engine), workload, (log := Log(),))
-    simulator.replica.__class__ = Miser
+    simulator.replica.__class__ = StingyEngine
     simulator.replica.moods = data
     simulator.patient = True
     while True:

@@ -53,7 +53,6 @@ class FlagsPlan:
         return tuple(flag for flag in (self.seats, self.budget, self.queue) if flag)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         lengths = self.situation.lengths
         return {
             "costs_from": self.situation.source,
@@ -81,7 +80,6 @@ class Checked:
     metrics: Metrics
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {**asdict(self), "metrics": self.metrics.as_dict()}
 
 

@@ -11,7 +11,7 @@ from headgate.core.request import Request
 from headgate.core.roster import Roster
 
 
-class Asking:
+class AskRouter:
     """Asks a router, and has its moves and refusals carried out by the driver it was made for.
 
     While no request waits there is nothing to ask. A time at which the router wants to be asked again is

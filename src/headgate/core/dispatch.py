@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headgate.core.ask_router import Asking
+from headgate.core.ask_router import AskRouter
 from headgate.core.errors import InputError
 from headgate.core.fleet import FleetObserver, Move, Room, RoutePolicy, Stage, endless, room
 from headgate.core.policy import End
@@ -55,7 +55,7 @@ class Dispatch:
         """This router decides from now on; it must have adopted the fleet unless that is empty."""
         self.router = router
         refuse, wake, soonest = self._outward
-        self._asking = Asking(router, self.roster, self._move, refuse, wake, self.set_role, soonest)
+        self._asking = AskRouter(router, self.roster, self._move, refuse, wake, self.set_role, soonest)
         listens = type(router)
         self._tell_arrived = None if listens.arrived is FleetObserver.arrived else router.arrived
         self._tell_moved = None if listens.moved is FleetObserver.moved else router.moved

@@ -301,5 +301,4 @@ class RoutePolicy(FleetObserver, ABC):
         """Engines came, went, or have another role or room; by its own wish or not."""
 
     def gauges(self) -> Mapping[str, float]:
-        """Numbers worth plotting."""
         return {}

@@ -22,7 +22,6 @@ class Lease:
         self.ended = False
 
     def arrival(self) -> None:
-        """One request has joined."""
         self.arrivals -= 1
         if self.arrivals <= 0:
             self.ended = True
@@ -34,7 +33,6 @@ class Lease:
             self.ended = True
 
     def finish(self) -> None:
-        """One request has left."""
         self.finishes -= 1
         if self.finishes <= 0:
             self.ended = True

@@ -64,7 +64,6 @@ class Entry(Identity):
 
     @property
     def generated(self) -> int:
-        """Output tokens so far."""
         if self._joined == NOT_ROLLING:
             return self._tokens
         return self._tokens + self._ledger.tick - self._joined
@@ -191,7 +190,6 @@ class Ledger:
         self.held[entry.id] = entry
 
     def resume(self, entry: Entry) -> None:
-        """It rolls again."""
         del self.held[entry.id]
         self._roll(entry)
 

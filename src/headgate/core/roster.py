@@ -212,7 +212,6 @@ class Roster:
         self._count(seat)
 
     def finish(self, request: Request, seat: Seat) -> None:
-        """Its last token came."""
         del self.places[request.id]
         seat.decoding[request.kind] -= 1
         seat.decodes -= 1

@@ -78,17 +78,14 @@ class Seat:
 
     @property
     def load(self) -> int:
-        """Both together."""
         return self.prompts + self.decodes
 
     @property
     def waiting(self) -> int:
-        """As the engine says."""
         return self.inside.waiting
 
     @property
     def kv_free(self) -> int:
-        """As the engine says."""
         return self.inside.kv_free
 
     @property

@@ -35,7 +35,6 @@ class Ema:
 
     @property
     def value(self) -> float | None:
-        """The average so far."""
         return self._value
 
 
@@ -68,7 +67,6 @@ class TimedEma:
 
     @property
     def value(self) -> float | None:
-        """The average so far."""
         return self._value
 
 
@@ -87,7 +85,6 @@ class Mean:
 
     @property
     def value(self) -> float | None:
-        """The mean so far."""
         return self._total / self._count if self._count else None
 
 

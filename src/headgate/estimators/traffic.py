@@ -40,7 +40,6 @@ class Decaying:
         self._seconds, self._value, self._at = seconds, 0.0, 0.0
 
     def add(self, x: float, now: float) -> None:
-        """One more term."""
         self._value = self.value(now) + x
         self._at = now
 
@@ -70,7 +69,6 @@ class WindowRate:
         self.count = 0
 
     def update(self, now: float) -> None:
-        """One more event."""
         if self._start is None:
             self._start = now
         self._events.add(1.0, now)
@@ -108,7 +106,6 @@ class ClassTraffic:
             self._gave_up.add(weight, now)
 
     def arrived(self, prompt: int, now: float) -> None:
-        """One joins the queue."""
         self._rate.update(now)
         self._prompts.add(float(prompt), now)
         self._came.add(1.0, now)

@@ -18,7 +18,7 @@ from headgate.experiment.worlds import World, world
 from headgate.methods.make import make_policy
 from headgate.methods.names import Mixed
 from headgate.sim.engine.simulator import Simulator
-from headgate.sim.engine.stingy_engine import serve_by_miser
+from headgate.sim.engine.stingy_engine import serve_stingily
 
 Make = Callable[[], BatchPolicy]  # a fresh policy for the world in hand
 TOOK_OVER = 12  # the most steps before a fresh policy takes over
@@ -37,15 +37,12 @@ class Diary(Observer):
         self.gone = 0
 
     def admitted(self, request: Request, now: float) -> None:
-        """It got its seat."""
         self.schedule.append(("admitted", request.id, now))
 
     def evicted(self, request: Request, now: float) -> None:
-        """Its KV was dropped."""
         self.schedule.append(("evicted", request.id, now))
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """It left."""
         self.gone += 1
         self.schedule.append((how.value, request.id, now, request.generated))
 
@@ -98,7 +95,7 @@ def refusal(make: Make, at: World) -> None:
     """An engine that gives less than asked: nobody is lost."""
     diary = Diary()
     mood = np.random.default_rng(at.number).random
-    serve_by_miser(at.engine, make(), at.workload, (diary,), mood)
+    serve_stingily(at.engine, make(), at.workload, (diary,), mood)
     _everybody(diary, at)
 
 
@@ -155,7 +152,6 @@ class Trial:
 
     @property
     def kept(self) -> bool:
-        """Every law, everywhere."""
         return not any(verdict.broken for verdict in self.verdicts)
 
 

@@ -84,7 +84,6 @@ class Prepared:
         return FleetSetup(self.engine, words.engines, transfer, prices, words.watchdog, words.asynchronous)
 
     def maker(self, name: str, settings: dict[str, Any]) -> Maker:
-        """Policies for this engine."""
         return Maker(name, settings, self.engine)
 
     def requests(self, seed: int) -> Workload:

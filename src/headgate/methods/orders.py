@@ -113,11 +113,9 @@ class ShortestPrompt(Order):
         self._sorted = _Sorted(self._key)
 
     def add(self, request: Request) -> None:
-        """Sort it in."""
         self._sorted.add(request)
 
     def drop(self, request: Request) -> None:
-        """Take it out."""
         self._sorted.drop(request)
 
     def _ids(self, now: float) -> Iterator[int]:
@@ -158,7 +156,6 @@ class EarliestDeadline(ShortestPrompt):
         self._by_start.add(request)
 
     def drop(self, request: Request) -> None:
-        """Take it out."""
         super().drop(request)
         self._by_start.drop(request)
 
@@ -206,7 +203,6 @@ class Ordered(BatchPolicy):
     watermark: float  # share of the KV that no new prompt may take; decodes grow into it
 
     def arrived(self, request: Request, now: float) -> None:
-        """It waits."""
         self.order.add(request)
 
     def admitted(self, request: Request, now: float) -> None:

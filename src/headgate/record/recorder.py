@@ -45,7 +45,6 @@ class Rows:
         self.replica = array("q", [NOWHERE]) * requests
 
     def arrived(self, request: Request, now: float) -> None:
-        """A new row."""
         id = request.id
         self.handles[id] = request
         self.times["arrival"][id] = now
@@ -54,7 +53,6 @@ class Rows:
             column[id] = value
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Its row is complete."""
         id = request.id
         if self.last_before:
             self.last_before.pop(id, None)
@@ -107,12 +105,10 @@ class Recorder(Observer):
         self._step = 0
 
     def arrived(self, request: Request, now: float) -> None:
-        """A new row."""
         self.rows.arrived(request, now)
         self.rows.replica[request.id] = self._replica
 
     def admitted(self, request: Request, now: float) -> None:
-        """Its first seat counts."""
         if self._admitted[request.id] != self._admitted[request.id]:  # still nan
             self._admitted[request.id] = now
 
@@ -124,7 +120,6 @@ class Recorder(Observer):
         self._open_stay(request.id, now, now - before)
 
     def held(self, request: Request, now: float) -> None:
-        """Its stay is interrupted."""
         self._close_stay(request.id)
 
     def resumed(self, request: Request, now: float) -> None:
@@ -139,7 +134,6 @@ class Recorder(Observer):
             self._last_before[request.id] = request.last_token
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Its row is complete."""
         self._close_stay(request.id)
         self.rows.finished(request, now, how)
 

@@ -169,7 +169,6 @@ class Table:
 
     @cached_property
     def gap(self) -> int:
-        """Spaces between columns."""
         return GAP if sum(self.whole) + GAP * (len(self.whole) - 1) <= self.width else 1
 
     @cached_property

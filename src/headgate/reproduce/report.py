@@ -54,7 +54,6 @@ class Section:
         return all(math.isnan(cell.published) for row in self.rows for cell in row.cells)
 
     def ratios(self) -> list[float]:
-        """All that are known."""
         found = (cell.ratio for row in self.rows for cell in row.cells)
         return [ratio for ratio in found if math.isfinite(ratio)]
 

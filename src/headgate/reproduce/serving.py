@@ -77,7 +77,6 @@ class Outcome:
 
     @classmethod
     def of(cls, run: Run) -> Outcome:
-        """From a run's tables."""
         table, (begin, end) = run.requests, run.span()
         done, seconds, latencies = run.completed(), end - begin, Latencies.of(run)
         outputs = float(table["output"][done].sum())

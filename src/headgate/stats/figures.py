@@ -101,7 +101,6 @@ class Spread:
         return Estimate(value, value - half, value + half, self.order is Order.BATCHES and alike(self.parts))
 
     def minus(self, other: Spread) -> Spread:
-        """The paired difference."""
         if len(self.parts) != len(other.parts):
             return Spread(self.value - other.value, np.empty(0), self.order)
         return Spread(self.value - other.value, self.parts - other.parts, self.order)

@@ -40,7 +40,6 @@ class Measured:
 
     @cached_property
     def latencies(self) -> Latencies:
-        """Of every request."""
         return Latencies.of(self.run)
 
     @cached_property

@@ -49,7 +49,6 @@ class Ticks:
 
     @property
     def count(self) -> Integers:
-        """Ticks in each row."""
         return np.diff(self.base)
 
     def numbers(self, first_tick: Integers, replica: Integers) -> Integers:
@@ -65,7 +64,6 @@ class Ticks:
         return row, tick - self.base[row]
 
     def end(self, tick: Integers) -> Floats:
-        """When each tick ended."""
         row, place = self.place(tick)
         return self._end(row, place)
 

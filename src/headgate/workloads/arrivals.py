@@ -71,7 +71,6 @@ class AllAtOnce:
     """All requests are there at the start."""
 
     def draw(self, count: int, generator: np.random.Generator) -> Real:
-        """Zeros; nothing is drawn."""
         return np.zeros(count)
 
 

@@ -63,12 +63,10 @@ class Uniform:
             )
 
     def range(self) -> tuple[int, int]:
-        """Shortest and longest length."""
         reach = min(self.mean * self.spread, self.mean - 1)
         return math.ceil(self.mean - reach), math.floor(self.mean + reach)
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
-        """So many lengths."""
         low, high = self.range()
         return generator.integers(low, high, count, endpoint=True)
 
@@ -83,7 +81,6 @@ class Geometric:
         _check_mean(self.mean)
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
-        """So many lengths."""
         return np.minimum(generator.geometric(1 / self.mean, count), LONGEST)
 
 
@@ -103,7 +100,6 @@ class Gamma:
         _check("shape", self.shape, 0 < self.shape < math.inf, "a number above 0")
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
-        """So many lengths."""
         return _rounded(generator.gamma(self.shape, self.mean / self.shape, count))
 
 
@@ -123,7 +119,6 @@ class LogNormal:
         _check("sigma", self.sigma, 0 <= self.sigma <= WIDEST, f"a number from 0 to {WIDEST}")
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
-        """So many lengths."""
         return _rounded(generator.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma, count))
 
 
@@ -144,7 +139,6 @@ class Empirical:
         return cls(_lengths_in(path, column))
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
-        """So many lengths."""
         seen = np.asarray(self.values, dtype=np.int64)
         return seen[generator.integers(0, len(seen), count)]
 

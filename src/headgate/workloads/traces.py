@@ -29,7 +29,6 @@ class BadRows:
     first: tuple[tuple[int, str], ...] = ()
 
     def and_one(self, line: int, reason: str) -> BadRows:
-        """One more."""
         return BadRows(self.count + 1, (*self.first, (line, reason))[:SHOWN])
 
 

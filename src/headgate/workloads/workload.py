@@ -138,7 +138,6 @@ class Workload:
         return cls(**filled, kinds=tuple(kinds), name=name, origin=dict(origin or {}))  # type: ignore[arg-type]
 
     def columns(self) -> dict[str, Whole | Real]:
-        """The columns by name."""
         return {name: getattr(self, name) for name in RULES}
 
     def identities(self) -> Iterator[tuple[Any, ...]]:

@@ -46,7 +46,6 @@ class Case(NamedTuple):
     asynchronous: bool = False
 
     def run(self, task: Task) -> Answer:
-        """Simulate it and measure."""
         policy, _ = make_policy(task.policy, task.settings, self.engine)
         requests = self.traffic.at(task.rate, task.seed)
         try:

@@ -63,7 +63,6 @@ class FleetCase(NamedTuple):
     seats: int  # of an engine
 
     def run(self, trial: Trial) -> Outcome:
-        """Simulate it and measure."""
         requests = self.traffic.at(self.rate, trial.seed)
         try:
             run = self.serve(trial.way, trial.engines, trial.seed, requests)

@@ -38,7 +38,6 @@ class Serving:
 
     @classmethod
     def of(cls, settings: Experiment) -> Serving:
-        """As the settings say."""
         prompt = PRICES.prompt if settings.prompt_price is None else settings.prompt_price
         output = PRICES.output if settings.output_price is None else settings.output_price
         engine = make_engine(settings, load_card(settings.card))

@@ -46,7 +46,6 @@ class FluidAnswer:
 
     @property
     def engines(self) -> int:
-        """In the fleet."""
         return self.staffing.engines
 
     def as_dict(self) -> dict[str, Any]:

@@ -63,7 +63,6 @@ class Nested:
         return sum(size * part.stages for size, part in zip(self.thresholds.sizes, parts, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "ends": list(self.segments.ends),
             "reach": list(self.segments.reach),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.cost.fit.cuts import Pieces
+from headgate.cost.fit.cuts import Cuts
 from headgate.cost.fit.family import PER_EXPERT, TILES, Law, host_can_show, offered, offered_floors
 from headgate.cost.fit.solve import WORST, Problem
 from headgate.cost.fit.steps import KINDS, Floats
@@ -33,7 +33,6 @@ class Tried:
 
     @property
     def loss(self) -> float:
-        """The mean relative error."""
         return float(self.losses.mean())
 
 
@@ -139,14 +138,14 @@ def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...], host:
     return groups
 
 
-def _labelled(problem: Problem) -> Pieces:
+def _labelled(problem: Problem) -> Cuts:
     """The pieces, parts of one label being one part."""
     labels = problem.table.labels
     first = np.array([labels.index(label) for label in labels], dtype=np.int32)
     return replace(problem.pieces, part=first[problem.pieces.part])
 
 
-def _blocks(pieces: Pieces) -> Whole:
+def _blocks(pieces: Cuts) -> Whole:
     """What is held out together: a part, or a stretch of pieces where parts are few."""
     parts, index = np.unique(pieces.part, return_inverse=True)
     if len(parts) >= FOLDS // 2:

@@ -16,7 +16,7 @@ LONGEST = 12  # rows of a burst, at most
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Cuts:
     """Runs of consecutive rows whose times are summed.
 
     An engine that schedules ahead sees a step end late while it launches one with prompts, which takes tens
@@ -41,12 +41,12 @@ class Pieces:
         return found
 
 
-def cut(table: StepTable, together: int = TOGETHER) -> Pieces:
+def cut(table: StepTable, together: int = TOGETHER) -> Cuts:
     """The pieces of a table, decode steps up to `together` at a time; 1 leaves them single."""
     starts = _fine(table)
     if together > 1:
         starts = _merged(table, starts, together)
-    return Pieces(
+    return Cuts(
         starts,
         np.add.reduceat(table.seconds, starts),
         np.maximum.reduceat(table.kind, starts),
@@ -89,7 +89,7 @@ def _mostly(table: StepTable, starts: Starts) -> NDArray[np.int32]:
     return found
 
 
-def single(table: StepTable, pieces: Pieces) -> Starts:
+def single(table: StepTable, pieces: Cuts) -> Starts:
     """The starts of units: pieces of decode steps as they are, those of bursts step by step."""
     bursts = np.repeat(pieces.kind != DECODE, np.diff(np.append(pieces.starts, len(table))))
     return np.union1d(pieces.starts, np.flatnonzero(bursts))

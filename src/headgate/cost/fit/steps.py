@@ -51,7 +51,6 @@ class StepTable:
 
     @property
     def tokens(self) -> Floats:
-        """Decodes and prompt tokens."""
         total: Floats = self.decodes + self.prefill
         return total
 

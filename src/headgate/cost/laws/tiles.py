@@ -78,7 +78,6 @@ class Parts(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it."""
         return sum(self)
 
 

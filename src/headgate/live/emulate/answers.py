@@ -48,7 +48,6 @@ class Answer:
         self.now: Callable[[], float] = lambda: 0.0
 
     def add(self, job: Job) -> None:
-        """One of its jobs."""
         self.jobs.append(job)
         self._open += 1
 

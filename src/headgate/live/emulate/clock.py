@@ -50,7 +50,6 @@ class Alarm:
             self._loop.add_reader(self._fd, self._expired)
 
     def ring(self) -> None:
-        """Wake whoever waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -74,7 +73,6 @@ class Alarm:
                 handle.cancel()
 
     def close(self) -> None:
-        """Give the timer back."""
         if self._fd is not None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -147,7 +145,6 @@ class VirtualClock:
         return 0.0
 
     def late(self, when: float) -> float:
-        """Never."""
         return 0.0
 
 

@@ -54,12 +54,10 @@ class Call(NamedTuple):
 
     @property
     def each(self) -> int:
-        """Choices for each prompt."""
         return self.body.n or 1
 
     @property
     def params(self) -> dict[str, Any]:
-        """Of a KV transfer."""
         return self.body.kv_transfer_params or {}
 
 

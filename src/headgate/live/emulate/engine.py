@@ -74,12 +74,10 @@ class EmulatedEngine:
 
     @property
     def running(self) -> int:
-        """Requests with a seat."""
         return len(self.replica.ledger.decoding) + len(self.replica.ledger.prefilling)
 
     @property
     def waiting(self) -> int:
-        """Requests without one."""
         return len(self.replica.ledger.waiting) + len(self._outside)
 
     @property
@@ -133,7 +131,6 @@ class EmulatedEngine:
         self._held.clear()
 
     def go(self) -> None:
-        """Run."""
         self._held.set()
 
     # -- the loop ----------------------------------------------------------------------

@@ -45,11 +45,9 @@ class Exports:
 
     @property
     def clock(self) -> Clock:
-        """The engine's."""
         return self.engine.clock
 
     def now(self) -> float:
-        """Of the engine."""
         return self.engine.replica.now if self.clock.virtual else self.clock.now()
 
     def keep(self, job: Job) -> None:
@@ -114,7 +112,6 @@ class Exports:
 
     @property
     def kept(self) -> int:
-        """Prompts kept for others."""
         return len(self._kept)
 
 

@@ -31,7 +31,6 @@ class Made:
         self.policy()
 
     def policy(self) -> BatchPolicy:
-        """A fresh one."""
         name, settings = split_name(self.options.policy)
         return make_policy(name, settings, self.engine)[0]
 

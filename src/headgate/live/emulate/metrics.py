@@ -56,7 +56,6 @@ class PlaceCollector(Collector):
         self._place = place
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
         for part in (self._gauges, self._counters, self._histograms, self._own):
             yield from part()
 

@@ -21,12 +21,10 @@ class ProblemError(Exception):
         self.type = type or TYPES.get(status, "Bad Request")
 
     def body(self) -> bytes:
-        """`{"error": {...}}`."""
         told = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
         return msgspec.json.encode({"error": told})
 
     def response(self) -> web.Response:
-        """The whole answer."""
         return web.Response(status=self.status, body=self.body(), content_type="application/json")
 
 

@@ -92,7 +92,6 @@ class Port:
             self._listener = None
 
     def cut(self) -> None:
-        """Reset every connection."""
         for handler in self._handlers():
             if handler.transport is not None:
                 handler.transport.abort()

@@ -83,7 +83,6 @@ class Tally:
         self.nixl: Counter[str] = Counter()
 
     def stepped(self, steps: Steps) -> None:
-        """A step has run."""
         self.steps += len(steps.ends)
         self.step_seconds += steps.ends[-1] - steps.start
         self.step_tokens.add(float(steps.decodes + steps.prefill))
@@ -101,7 +100,6 @@ class Tally:
         self.time_to_first_token.add(seconds)
 
     def preempted(self) -> None:
-        """An eviction."""
         self.preemptions += 1
 
     def ended(self, job: Job) -> None:

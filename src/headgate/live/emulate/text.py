@@ -75,7 +75,6 @@ class Text:
         return b"".join([words[place(i)] for i in range(begin, end)])
 
     def text(self, begin: int, end: int) -> str:
-        """Text of these positions."""
         return "".join(self.pieces(begin, end))
 
 
@@ -88,13 +87,10 @@ class Echo(Text):
         self._pieces, self._ids, self._json = pieces, ids, list(json)
 
     def ids(self, begin: int, end: int) -> list[int]:
-        """As given."""
         return list(self._ids[begin:end])
 
     def pieces(self, begin: int, end: int) -> list[str]:
-        """As given."""
         return list(self._pieces[begin:end])
 
     def json(self, begin: int, end: int) -> bytes:
-        """As given."""
         return b"".join(self._json[begin:end])

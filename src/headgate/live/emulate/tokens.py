@@ -35,7 +35,6 @@ class ByteRule:
         return np.array(ids, LITTLE).tobytes().replace(b"\0", b"").decode("utf-8", "replace")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Each token as text."""
         data = (np.array([id], LITTLE).tobytes().replace(b"\0", b"") for id in ids)
         return [each.decode("latin-1") for each in data]
 
@@ -79,11 +78,9 @@ class FileTokenizer:
         return np.array(self._made.encode(text).ids or [0], LITTLE)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
         return str(self._made.decode(list(ids), skip_special_tokens=False))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Each token as text."""
         return [str(self._made.decode([id], skip_special_tokens=False)) for id in ids]
 
     def chat(self, turns: list[tuple[str, str]]) -> Ids:

@@ -10,7 +10,7 @@ from headgate.core.ledger import Entry
 from headgate.core.listeners import Listeners
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
-from headgate.live.engine.step_in_flight import Flight
+from headgate.live.engine.step_in_flight import StepInFlight
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 NOBODY = Listeners(())
@@ -29,7 +29,7 @@ class LiveObserver(Observer):
         """Tokens were scheduled for a request that had gone when they came."""
 
 
-class News:
+class Events:
     """The hooks of one policy and of any number of observers.
 
     A policy that raises in a hook is relieved through `relieve`; an observer that raises hears no more. While
@@ -38,7 +38,7 @@ class News:
     """
 
     def __init__(self, observers: Sequence[Observer], relieve: Callable[[str], None]) -> None:
-        self.waits_for: Flight | None = None
+        self.waits_for: StepInFlight | None = None
         self._observers = list(observers)
         self._hear = Listeners(observers)
         self._tell = NOBODY
@@ -63,7 +63,7 @@ class News:
             return
         self._to_all(getattr(self._hear, name), entry, now if when is None else when)
 
-    def finished(self, entry: Entry, now: float, how: End, air: Iterable[Flight]) -> None:
+    def finished(self, entry: Entry, now: float, how: End, air: Iterable[StepInFlight]) -> None:
         """A request left; what observers have still to hear of it, with steps in the air, goes first."""
         if self._tell.finished:
             self._to_policy(self._tell.finished, entry, now, how)
@@ -86,12 +86,11 @@ class News:
             self._to_policy(self._tell.arrived, entry, entry.arrival)
 
     def stepped(self, steps: Steps) -> None:
-        """A step has ended."""
         if self._tell.stepped:
             self._to_policy(self._tell.stepped, steps)
         self._to_all(self._hear.stepped, steps)
 
-    def late(self, flight: Flight, end: float) -> None:
+    def late(self, flight: StepInFlight, end: float) -> None:
         """What had to wait for the end of this step."""
         for name, entry, when in flight.later:
             self._to_all(getattr(self._hear, name), entry, end if when is None else when)
@@ -103,7 +102,6 @@ class News:
         self._to_all(self._hear.planned, plan, now, gauges)
 
     def fell_back(self, reason: str, now: float) -> None:
-        """The policy was relieved."""
         self._to_all([each.fell_back for each in self._live()], reason, now)
 
     def rescued(self, now: float) -> None:

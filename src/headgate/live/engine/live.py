@@ -13,9 +13,9 @@ from headgate.core.plan import ALL, NONE, Decodes, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.view import Limits
 from headgate.core.watchdog import Watchdog
-from headgate.live.engine.events import LiveObserver, News
+from headgate.live.engine.events import Events, LiveObserver
 from headgate.live.engine.last_tokens import LastTokens
-from headgate.live.engine.step_in_flight import Chunk, Flight
+from headgate.live.engine.step_in_flight import Chunk, StepInFlight
 
 __all__ = ["Live", "LiveObserver"]
 
@@ -53,10 +53,10 @@ class Live:
         self.clock = clock
         self.origin = clock()
         self.counts = {"mixed": 0, "decode": 0, "prefill": 0, "empty": 0}
-        self._news = News(observers, self.fall)
+        self._news = Events(observers, self.fall)
         self._watchdog = Watchdog(watchdog)
         self._evict, self._reject = evict, reject
-        self._flights: deque[Flight] = deque()  # composed, tokens not yet known; oldest first
+        self._flights: deque[StepInFlight] = deque()  # composed, tokens not yet known; oldest first
         self._last_end = 0.0
         self._rescue = 0  # steps it still lasts
         self._last_tokens = LastTokens(self.ledger)
@@ -69,7 +69,6 @@ class Live:
 
     @property
     def occupied(self) -> bool:
-        """Is anybody here?"""
         ledger = self.ledger
         return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
 
@@ -97,7 +96,6 @@ class Live:
     # -- comings and goings ---------------------------------------------------------------------
 
     def arrive(self, entry: Entry) -> None:
-        """It joins the queue."""
         self.ledger.arrive(entry)
         self._news.of("arrived", entry, entry.arrival, entry.arrival)
         self.lease.arrival()
@@ -117,7 +115,6 @@ class Live:
         self._of("evicted", entry)
 
     def left(self, entry: Entry, how: End) -> None:
-        """It is gone."""
         self.ledger.leave(entry)
         self.lease.finish()
         self._rescue = 0
@@ -173,7 +170,9 @@ class Live:
             self._ask(self.policy)
         return self.plan
 
-    def ran(self, chunks: tuple[Chunk, ...], decodes: int, who: Callable[[], Iterable[int]]) -> Flight | None:
+    def ran(
+        self, chunks: tuple[Chunk, ...], decodes: int, who: Callable[[], Iterable[int]]
+    ) -> StepInFlight | None:
         """The engine composed this step: these pieces of prompts and that many decodes (`who`, if asked).
 
         The truth may be less than the plan. None: the step is empty.
@@ -187,12 +186,12 @@ class Live:
             return None
         context = ledger.context + decodes if decodes else 0
         rolls = plan is None or isinstance(plan.decode, Decodes)
-        flight = Flight(ledger.now, decodes, context, chunks, rolls)
+        flight = StepInFlight(ledger.now, decodes, context, chunks, rolls)
         self.counts[flight.kind] += 1
         self._flights.append(flight)
         return flight
 
-    def done(self, flight: Flight, kv: int) -> None:
+    def done(self, flight: StepInFlight, kv: int) -> None:
         """Its tokens are known, now; `kv` tokens of KV are held."""
         end = self.now
         start = max(flight.start, self._last_end)
@@ -250,7 +249,7 @@ class Live:
             ledger.hold(entry)
             self._of("held", entry)
 
-    def _book(self, flight: Flight, now: float, when: float | None) -> None:
+    def _book(self, flight: StepInFlight, now: float, when: float | None) -> None:
         """The ledger shows what the step did: tokens, and prompts that are complete; news go out `when`."""
         ledger, news = self.ledger, self._news
         flight.booked = True

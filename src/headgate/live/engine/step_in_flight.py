@@ -16,7 +16,7 @@ class Chunk(NamedTuple):
     left: int  # tokens of the prompt still to run after it
 
 
-class Flight:
+class StepInFlight:
     """What a step holds. An engine may compose the next step before the tokens of this one are known.
 
     A step counts as *booked* when the ledger shows its effect: at its end, or when the next step is composed,
@@ -39,7 +39,6 @@ class Flight:
 
     @property
     def kind(self) -> str:
-        """What it mixes."""
         if not self.chunks:
             return "decode"
         return "mixed" if self.decodes else "prefill"

@@ -84,11 +84,9 @@ class Tally(LiveObserver):
     # -- requests --------------------------------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
-        """It waits."""
         self._move(request.id, WAITING)
 
     def admitted(self, request: Request, now: float) -> None:
-        """Its prompt runs."""
         self._move(request.id, PREFILLING)
 
     def prefilled(self, request: Request, now: float) -> None:
@@ -110,7 +108,6 @@ class Tally(LiveObserver):
         self._move(request.id, WAITING)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """It is gone."""
         self.left[how.value] += 1
         self._thrown.pop(request.id, None)
         state = self._state.pop(request.id, None)
@@ -161,12 +158,10 @@ class Tally(LiveObserver):
     # -- the policy ------------------------------------------------------------------------------------
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        """Its newest numbers."""
         self.plans += 1
         self.gauges = gauges
 
     def fell_back(self, reason: str, now: float) -> None:
-        """It was relieved."""
         self.fallen = reason
         self.reasons[reason] += 1
 
@@ -175,5 +170,4 @@ class Tally(LiveObserver):
         self.rescues += 1
 
     def wasted(self, tokens: int, now: float) -> None:
-        """Their request had gone."""
         self.lost["gone"] += tokens

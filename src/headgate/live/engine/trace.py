@@ -115,11 +115,9 @@ class Trace(LiveObserver):
         self._note("arrived", *ABOUT(request), now, *request.slo)
 
     def admitted(self, request: Request, now: float) -> None:
-        """It got a seat."""
         self._note("admitted", request.id, now)
 
     def prefilled(self, request: Request, now: float) -> None:
-        """Its prompt is done."""
         self._note("prefilled", request.id, now)
 
     def held(self, request: Request, now: float) -> None:
@@ -127,21 +125,17 @@ class Trace(LiveObserver):
         self._note("held", request.id, now)
 
     def resumed(self, request: Request, now: float) -> None:
-        """It runs again."""
         self._note("resumed", request.id, now, request.last_token)
 
     def evicted(self, request: Request, now: float) -> None:
-        """Its KV is gone."""
         r = request
         self._note("evicted", r.id, now, r.last_token, r.generated, r.evictions, r.wasted)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """It left."""
         r = request
         self._note("finished", r.id, now, how.value, r.generated, r.evictions, r.wasted, r.cached)
 
     def stepped(self, steps: Steps) -> None:
-        """The engine ran these."""
         self._note("steps", *steps)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
@@ -162,7 +156,6 @@ class Trace(LiveObserver):
         self._note("policy", now, policy, dict(parameters))
 
     def fell_back(self, reason: str, now: float) -> None:
-        """The policy was relieved."""
         self._note("fell_back", now, reason)
 
     def rescued(self, now: float) -> None:
@@ -170,7 +163,6 @@ class Trace(LiveObserver):
         self._note("rescued", now)
 
     def wasted(self, tokens: int, now: float) -> None:
-        """Tokens nobody will read."""
         self._note("wasted", now, tokens)
 
 

@@ -43,7 +43,6 @@ class JsonLines:
         return self._file is not None
 
     def write(self, record: dict[str, Any]) -> None:
-        """One more line."""
         if self._file is None:
             return
         try:
@@ -64,7 +63,6 @@ class JsonLines:
             self.lost += 1
 
     def close(self) -> None:
-        """Write the rest."""
         self.flush()
         if self._file is not None and self._file is not sys.stdout:
             self._file.close()

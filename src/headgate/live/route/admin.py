@@ -20,7 +20,6 @@ class Admin:
         self.app = app
 
     def application(self) -> web.Application:
-        """Its routes."""
         made = web.Application(client_max_size=1 << 16)
         made.router.add_get("/metrics", self.metrics)
         made.router.add_get("/books", self.books)

@@ -17,5 +17,4 @@ class BodyBytes:
         return True
 
     def give_back(self, many: int) -> None:
-        """Their request is gone."""
         self.held -= many

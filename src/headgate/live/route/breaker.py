@@ -60,7 +60,6 @@ class Breaker:
             self._probes = max(0, self._probes - 1)
 
     def succeeded(self) -> None:
-        """The engine answered."""
         self._row = 0
         self._recent.append(True)
         if self.state is State.HALF_OPEN:

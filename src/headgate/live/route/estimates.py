@@ -26,7 +26,6 @@ class Estimates:
         return max(1, round(asked.prompt_bytes * self._ratio.get(kind, TOKENS_PER_BYTE)))
 
     def saw_usage(self, kind: str, asked: Asked, prompt: int, output: int) -> None:
-        """An engine counted."""
         if prompt > 0 and asked.prompt_bytes > 0 and asked.prompt_tokens is None:
             wrong = abs(self.prompt(kind, asked) - prompt) / prompt
             self.error += SMOOTHING * (wrong - self.error)

@@ -99,7 +99,6 @@ class EventScanner:
         return held + chunk
 
     def _read(self, whole: bytes) -> None:
-        """Look at whole events."""
         for piece in whole.split(b"\n\n"):
             if piece:
                 self._event(piece)

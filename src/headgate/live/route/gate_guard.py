@@ -89,7 +89,6 @@ class GuardedRouter:
         return self.desk.router
 
     def loop(self) -> Scheduler:
-        """Where callbacks run."""
         return self._loop or asyncio.get_running_loop()
 
     def settle(self) -> None:

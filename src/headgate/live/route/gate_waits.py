@@ -28,7 +28,6 @@ class Waits:
         self._default = ClassLimits()
 
     def limits(self, kind: str) -> ClassLimits:
-        """Of one class."""
         return self._limits.get(kind, self._default)
 
     def set_limits(self, limits: Mapping[str, ClassLimits]) -> None:

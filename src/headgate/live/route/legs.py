@@ -57,7 +57,6 @@ class Legs:
             call.leg.break_off("the router is shutting down")
 
     def began(self, upstream: Upstream) -> None:
-        """One more call there."""
         upstream.legs += 1
         upstream.breaker.sent()
 
@@ -73,7 +72,6 @@ class Legs:
         self._changed(upstream)
 
     def good(self, upstream: Upstream) -> None:
-        """It answered."""
         upstream.breaker.succeeded()
 
     def failed(self, upstream: Upstream, fault: LegError) -> None:
@@ -119,13 +117,11 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
                 self._legs.tell(self.upstream)
 
     def fail(self, fault: LegError) -> None:
-        """Book a failure, once."""
         if not self._told:
             self._told = True
             self._legs.failed(self.upstream, fault)
 
     def good(self) -> None:
-        """Book a success, once."""
         if not self._told:
             self._told = True
             self._legs.good(self.upstream)

@@ -271,7 +271,6 @@ class _Idle:
         self._last = self._loop.time()
 
     def stop(self) -> None:
-        """No longer needed."""
         self._handle.cancel()
 
     def _check(self) -> None:

@@ -25,7 +25,6 @@ class Changes(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """One line per change."""
         said = [f"engine {each.url} is added with {each.seats} seats" for each in self.added]
         said += [f"engine {url} is drained and retired" for url in self.retired]
         said += [f"engine {each.url} has new settings" for each in self.changed]

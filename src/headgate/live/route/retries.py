@@ -21,7 +21,6 @@ class RetryBudget:
         self._sums = [0, 0]
 
     def arrived(self, now: float) -> None:
-        """One more request."""
         self._add(0, self._requests, now)
 
     def take(self, now: float) -> bool:

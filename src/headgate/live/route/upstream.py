@@ -92,7 +92,6 @@ class Upstream:
         self.samples = 0
 
     def status(self, now: float) -> str:
-        """One word for people."""
         for there, word in (
             (self.retired, "retired"),
             (self.draining, "draining"),

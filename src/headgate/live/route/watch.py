@@ -51,13 +51,11 @@ class Watch:
         self._outliers = asyncio.create_task(self._look_for_outliers())
 
     def add(self, engine: Upstream) -> None:
-        """Watch one more."""
         self.engines[engine.id] = engine
         self._tasks[engine.id] = asyncio.create_task(self._watch(engine))
         self.tell(engine)
 
     def drop(self, engine: Upstream) -> None:
-        """Watch it no longer."""
         task = self._tasks.pop(engine.id, None)
         if task is not None:
             task.cancel()

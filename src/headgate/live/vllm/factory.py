@@ -31,7 +31,6 @@ class Watched:
     _headgate_renewals: Renewals | None = None
 
     def shutdown(self) -> None:
-        """Called once by vLLM."""
         super().shutdown()  # type: ignore[misc]
         close(self._headgate_watchers)
         if self._headgate_renewals is not None:
@@ -50,7 +49,6 @@ class Says(LiveObserver):
     """The one event nobody may miss."""
 
     def fell_back(self, reason: str, now: float) -> None:
-        """Loudly, once."""
         LOG.error("headgate: FALLEN BACK to vLLM's own scheduling after %.1f s: %s", now, reason)
 
 

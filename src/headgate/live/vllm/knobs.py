@@ -10,7 +10,7 @@ from vllm.v1.request import Request
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Decodes, Plan
 from headgate.live.vllm.queues import GatedQueue
-from headgate.live.vllm.request_map import Books
+from headgate.live.vllm.request_map import RequestMap
 
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # which of them exist depends on the release
 
@@ -20,7 +20,7 @@ class Knobs:
     waiting queues. How many tokens: the step's budget and the longest piece of a prompt.
     """
 
-    def __init__(self, scheduler: Any, ledger: Ledger, books: Books) -> None:
+    def __init__(self, scheduler: Any, ledger: Ledger, books: RequestMap) -> None:
         self._scheduler = scheduler
         self._ledger = ledger
         self._books = books
@@ -69,7 +69,6 @@ class Knobs:
         return visible
 
     def restore(self) -> None:
-        """As vLLM had them."""
         scheduler = self._scheduler
         if self._limited:
             self._limited = False

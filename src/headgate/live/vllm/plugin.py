@@ -19,7 +19,7 @@ from headgate.live.engine.events import LOG
 from headgate.live.engine.live import Live
 from headgate.live.vllm.knobs import Knobs
 from headgate.live.vllm.refusals import tell_refused
-from headgate.live.vllm.request_map import Books, Promises
+from headgate.live.vllm.request_map import Promises, RequestMap
 
 ENDS = {
     RequestStatus.FINISHED_STOPPED: End.STOPPED,
@@ -71,7 +71,7 @@ class Headgate:
             evict=self._headgate_evict,
             reject=self._headgate_reject,
         )
-        self._headgate_books = Books(self, self._headgate, duties.promises)
+        self._headgate_books = RequestMap(self, self._headgate, duties.promises)
         self._headgate_knobs = Knobs(self, self._headgate.ledger, self._headgate_books)
 
     # -- what vLLM calls ----------------------------------------------------------------------------
@@ -84,7 +84,6 @@ class Headgate:
             self._headgate_guarded(self._headgate_books.arrive, request)
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compose a step."""
         if self._pause_state != PauseState.UNPAUSED:
             self._headgate_guarded(self._headgate.paused)
         if self._headgate_broken or self._pause_state == PauseState.PAUSED_ALL:

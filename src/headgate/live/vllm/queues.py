@@ -71,7 +71,6 @@ class GatedQueue(RequestQueue):
         self._inner.add_request(request)
 
     def prepend_request(self, request: Request) -> None:
-        """It joins in front."""
         self._settle(request)
         self._members.add(request)
         self._inner.prepend_request(request)
@@ -86,11 +85,9 @@ class GatedQueue(RequestQueue):
         self._inner.prepend_requests(back)
 
     def remove_request(self, request: Request) -> None:
-        """It leaves."""
         self.remove_requests((request,))
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """They leave."""
         gone = self._members.intersection(requests)
         if not gone:
             return

@@ -104,7 +104,6 @@ class Renewals:
         return ready
 
     def close(self) -> None:
-        """The engine ends."""
         if self._thread is not None:
             self._thread.close()
 

@@ -12,14 +12,14 @@ from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.core.request import Slo
 from headgate.live.engine.live import Live
-from headgate.live.engine.step_in_flight import Chunk, Flight
+from headgate.live.engine.step_in_flight import Chunk, StepInFlight
 from headgate.live.vllm.seams import PROMOTE
 
 LONGEST_WAY = 60.0  # seconds a request may have been on its way from the front end
 Promises = Callable[[Request], tuple[str, Slo, int | None]]  # kind, promises, predicted output
 
 
-class Books:
+class RequestMap:
     """Tells the live driver what happens in vLLM. What vLLM does is the truth, planned or not."""
 
     def __init__(self, scheduler: Any, live: Live, promises: Promises) -> None:
@@ -32,7 +32,7 @@ class Books:
         self._promises = promises
         self._unready: dict[str, Request] = {}  # blocked, or between two inputs of a session
         self._aside: dict[str, Request] = {}  # no room for its adapter
-        self._flights: dict[int, tuple[Flight, Any]] = {}  # by the output they came with, which is kept
+        self._flights: dict[int, tuple[StepInFlight, Any]] = {}  # by the output they came with, which is kept
         self._next = 0
         self._by_priority = scheduler.policy.value == "priority"
         self._in_order = True
@@ -130,7 +130,6 @@ class Books:
                 self._live.wasted(output.num_scheduled_tokens[name])
 
     def evicted(self, request: Request) -> None:
-        """VLLM dropped its KV."""
         entry = self.entries.get(request.request_id)
         if entry is not None:
             self._live.evicted(entry)

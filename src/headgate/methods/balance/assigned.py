@@ -12,7 +12,7 @@ from headgate.core.request import Request
 SPARE = 64  # rows of the heap beyond some per engine before it is made anew
 
 
-class Lines:
+class Assigned:
     """Requests that were given to an engine and are not sent there yet, first come first served.
 
     Where engines take whatever they are sent, no request ever waits in one.
@@ -40,7 +40,6 @@ class Lines:
             del self._lines[engine][id]
 
     def touch(self, engine: int) -> None:
-        """There may be room."""
         if self._given and engine in self._lines:
             self._touched.append(engine)
 
@@ -126,5 +125,4 @@ class Loads:
         return engine
 
     def _row(self, engine: int) -> tuple[int, int, int]:
-        """What it has now."""
         return self.load[engine], self._chosen[engine], engine

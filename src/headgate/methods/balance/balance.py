@@ -14,7 +14,7 @@ from headgate.core.errors import InputError
 from headgate.core.fleet import STAY, Fleet, Move, RoutePolicy, Routing
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.methods.balance.assigned import Lines, Loads
+from headgate.methods.balance.assigned import Assigned, Loads
 from headgate.methods.fluid.placement import Draw
 
 POINTS = 64  # of each engine on the ring
@@ -38,7 +38,7 @@ class Balance(RoutePolicy):
         self.open: Sequence[int] = range(engines)  # those that may be chosen
         self.loads = Loads(range(engines))
         self._weights: dict[int, tuple[int, int]] = {}  # request: its weight and engine
-        self._lines = Lines(range(engines), lambda replica: replica.idle)
+        self._lines = Assigned(range(engines), lambda replica: replica.idle)
 
     def choose(self, request: Request) -> int:
         """The engine that shall serve it."""
@@ -75,7 +75,6 @@ class Balance(RoutePolicy):
         self._lines.touch(replica)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
-        """It weighs no more."""
         self.lift(request)
         self._lines.touch(replica)
 
@@ -157,7 +156,6 @@ class AtRandom(Balance):
         self.draw = draw
 
     def choose(self, request: Request) -> int:
-        """Drawn."""
         return self.open[int(self.draw() * len(self.open))]
 
 
@@ -173,7 +171,6 @@ class LeastPending(LeastLoaded):
     """The engine with the fewest prompt tokens to prefill; a prompt counts in full until it is done."""
 
     def weigh(self, request: Request) -> int:
-        """Its prompt."""
         return request.prompt
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:

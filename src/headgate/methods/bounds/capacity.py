@@ -34,17 +34,14 @@ class Bound:
 
     @property
     def prefill(self) -> float:
-        """Seconds of the prompt."""
         return self.prompt_tokens + self.prompt_attention
 
     @property
     def decode(self) -> float:
-        """Seconds of the output."""
         return self.output_tokens + self.output_attention
 
     @property
     def seconds(self) -> float:
-        """All of it."""
         return self.prefill + self.decode
 
     @property

@@ -117,7 +117,6 @@ class AdaptiveExclusive(Exclusive):
         super().evicted(request, now)
 
     def stepped(self, steps: Steps) -> None:
-        """Count decode iterations."""
         if steps.decodes:
             self._iterations += len(steps.ends)
 

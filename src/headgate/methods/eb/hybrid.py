@@ -108,26 +108,21 @@ class ExclusivePlus(BatchPolicy):
     # -- events; EB learns in both modes ---------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
-        """One more."""
         self.exclusive.arrived(request, now)
         self._count(now, +1)
         if self._demand > self._surge:
             self._decide(now)
 
     def prefilled(self, request: Request, now: float) -> None:
-        """Passed on."""
         self.exclusive.prefilled(request, now)
 
     def evicted(self, request: Request, now: float) -> None:
-        """Passed on."""
         self.exclusive.evicted(request, now)
 
     def stepped(self, steps: Steps) -> None:
-        """Passed on."""
         self.exclusive.stepped(steps)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        """Passed on."""
         self.exclusive.planned(plan, now, gauges)
 
     def finished(self, request: Request, now: float, how: End) -> None:

@@ -50,7 +50,6 @@ class PaperForm:
     mixed: MixedForm | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
 
     def lines(self) -> list[str]:

@@ -181,7 +181,6 @@ class TokenBucket(Occupancy):
         return kind not in self.throttled or self.level(kind, fleet.now) >= FULL
 
     def entered(self, request: Request, now: float) -> None:
-        """It paid its token."""
         if request.kind in self.throttled:
             self._level[request.kind] = (self.level(request.kind, now) - 1.0, now)
 

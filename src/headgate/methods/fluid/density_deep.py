@@ -50,12 +50,10 @@ class DensityDeep(RoutePolicy):
         self._at: dict[int, int] = {}
 
     def moved(self, request: Request, move: Move, now: float) -> None:
-        """One more there."""
         self._at[request.id] = move.replica
         self._loads.add(move.replica, 1)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
-        """One fewer."""
         self._gone(request)
 
     def left(self, request: Request, now: float, how: End) -> None:

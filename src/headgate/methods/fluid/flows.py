@@ -51,7 +51,6 @@ class Pace:
 
     @property
     def mixed_step(self) -> float:
-        """τ, seconds."""
         beside = self.seats - 1 if self.decodes_count else 0
         return self.mixed_fixed + self.mixed_per_token * (self.chunk + beside)
 
@@ -124,7 +123,6 @@ class Instance:
         return self
 
     def seconds(self) -> list[float]:
-        """1/μ_p of each class."""
         return [self.pace.prefill_seconds(flow) for flow in self.flows]
 
     def values(self) -> list[float]:

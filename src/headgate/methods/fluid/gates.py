@@ -66,7 +66,6 @@ class Gated(RoutePolicy):
         self._apart.discard(request.id)
 
     def left(self, request: Request, now: float, how: End) -> None:
-        """It looks no more."""
         self._apart.discard(request.id)
         if self.placement is not None:
             self.placement.gone(request)
@@ -228,7 +227,6 @@ class GateDecoupled(Gated):
         super().__init__(Occupancy(plan, engines), Anywhere(draw), ANY, draw)
 
     def route(self, fleet: Fleet) -> Routing:
-        """Prompts first."""
         routing = self.start_prompt(fleet)
         if routing.moves or self.placement is None or not fleet.handoff:
             return routing

@@ -93,21 +93,17 @@ class Online(RoutePolicy):
     # -- what happens ----------------------------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
-        """Counted."""
         self.traffic.arrived(request, now)
         self.inner.arrived(request, now)
 
     def moved(self, request: Request, move: Move, now: float) -> None:
-        """It waits no more."""
         self.traffic.started(request, now)
         self.inner.moved(request, move, now)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """For the router inside."""
         self.inner.prefilled(request, replica, now)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
-        """Its length is known."""
         self.traffic.finished(request, now)
         self.inner.finished(request, replica, now)
 

@@ -116,7 +116,6 @@ class ByPool(Placement):
         return None
 
     def head(self, pool: str, waiting: OrderedDict[int, str]) -> int:
-        """First come, first served."""
         return next(iter(waiting))
 
     def _exists(self, fleet: Fleet, pool: str) -> bool:
@@ -154,7 +153,6 @@ class ByPoolAndKind(ByPool):
         self._by_kind[pool].setdefault(request.kind, OrderedDict())[request.id] = None
 
     def gone(self, request: Request) -> None:
-        """Out of both."""
         super().gone(request)
         for kinds in self._by_kind.values():
             if request.kind in kinds:

@@ -36,5 +36,4 @@ class Probes:
         return None
 
     def sent(self, kind: str, now: float) -> None:
-        """One was let in."""
         self._last[kind] = now

@@ -52,11 +52,9 @@ class Builder:
         return len(self._rows) - 1
 
     def block(self, name: str) -> slice:
-        """Where that block stands."""
         return self._blocks[name]
 
     def program(self) -> Program:
-        """The arrays."""
         width = len(self._gain)
         matrix = np.zeros((len(self._rows), width))
         for number, (parts, _, _) in enumerate(self._rows):

@@ -33,7 +33,6 @@ class Solver:
         self._last: Program | None = None
 
     def solve(self, program: Program) -> Answer:
-        """The optimum, or Infeasible."""
         last = self._last
         if last is None or last.rows.shape != program.rows.shape:
             self._pass(program)

@@ -18,7 +18,6 @@ class Staffing:
 
     @property
     def solo(self) -> int:
-        """Engines that never prefill."""
         return self.engines - self.mixed
 
     @property

@@ -34,7 +34,6 @@ class LearnedCost(StepCost):
         return self._terms
 
     def learn(self, steps: Steps) -> None:
-        """Steps that have run."""
         start, context = steps.start, steps.context
         for end in steps.ends:
             shape = Shape(steps.decodes, context, steps.prefill, steps.behind)

@@ -79,7 +79,6 @@ class Waiting:
         insort(self._by_length, (job.todo, job.arrival, job.id))
 
     def drop(self, request: Request) -> None:
-        """It waits no longer."""
         job = self._jobs.pop(request.id, None)
         if job is None:
             return

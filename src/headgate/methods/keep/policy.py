@@ -101,13 +101,11 @@ class Keep(BatchPolicy):
     # -- what it hears ------------------------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
-        """It waits."""
         self.plain.arrived(request, now)
         self._waiting.add(request)
         self._promised += self._has_promise(request)
 
     def admitted(self, request: Request, now: float) -> None:
-        """It waits no longer."""
         self.plain.admitted(request, now)
         self._waiting.drop(request)
         self._waiting.admitted(request, now)

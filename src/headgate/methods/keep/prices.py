@@ -70,7 +70,6 @@ class Prices:
         return self._seconds(Shape(0, 0, cut.tokens, cut.behind, cut.chunks))
 
     def together(self, load: Load, cut: Cut) -> float:
-        """Both in one step."""
         return self._seconds(Shape(*load, cut.tokens, cut.behind, cut.chunks))
 
     def launch(self, decodes: int, cut: Cut) -> float:

@@ -123,7 +123,6 @@ class _Line:
         return self._tokens >= self._room
 
     def delay(self, todo: int) -> int:
-        """The next one's."""
         self._tokens += todo
         late = -(-max(0, self._tokens - self._room) // max(1, self._later))
         self._later -= self._width

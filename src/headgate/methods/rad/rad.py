@@ -67,7 +67,6 @@ class Rad(BatchPolicy):
         self._started += 1
 
     def evicted(self, request: Request, now: float) -> None:
-        """It holds no KV."""
         self._forget(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:

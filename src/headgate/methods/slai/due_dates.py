@@ -20,7 +20,7 @@ class Found(NamedTuple):
     others: float = inf
 
 
-class Dues:
+class DueDates:
     """Decodes whose users were promised the same time between tokens.
 
     Their last tokens only get newer. So a request that was not critical is checked again only when the oldest
@@ -43,7 +43,6 @@ class Dues:
         self._members[request.id] = self._awake[request.id] = request
 
     def leave(self, request: Request) -> None:
-        """It decodes no longer."""
         self._members.pop(request.id, None)
         self._awake.pop(request.id, None)
 

@@ -13,7 +13,7 @@ from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import Shape, StepCost
 from headgate.methods.orders import Ordered, order_of, share
-from headgate.methods.slai.due_dates import LAST, Dues
+from headgate.methods.slai.due_dates import LAST, DueDates
 from headgate.methods.slai.margins import Margin, behind
 
 AGEING = 0.01  # of the prefill rate: overtaken only within a hundred times its own prefill time
@@ -83,7 +83,7 @@ class Slai(Ordered):
         self.order = order_of("slai", order, ageing, first_token, token)
         self._cost = cost
         self._between = between_tokens
-        self._running: dict[float, Dues] = {}  # those that decode, by their promise
+        self._running: dict[float, DueDates] = {}  # those that decode, by their promise
         self._served: float | None = None  # when all of them last got a token together
 
     def gauges(self) -> Mapping[str, float]:
@@ -94,14 +94,13 @@ class Slai(Ordered):
 
     def prefilled(self, request: Request, now: float) -> None:
         """It decodes from now on."""
-        self._running.setdefault(self._promise(request), Dues()).join(request)
+        self._running.setdefault(self._promise(request), DueDates()).join(request)
 
     def evicted(self, request: Request, now: float) -> None:
         """It does not decode any more."""
         self._forget(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """It has left."""
         super().finished(request, now, how)
         self._forget(request)
 

@@ -8,7 +8,7 @@ from headgate.core.errors import InputError
 from headgate.core.fleet import DECODE, PREFILL, STAY, Fleet, Move, Replica, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.methods.balance.assigned import Lines, Loads
+from headgate.methods.balance.assigned import Assigned, Loads
 
 
 class Split(RoutePolicy):
@@ -34,8 +34,8 @@ class Split(RoutePolicy):
         makers, users = range(prefill), range(prefill, engines)
         self._makers: Sequence[int] = makers
         self._users: Sequence[int] = users
-        self._prompts = Lines(makers, lambda replica: replica.idle)
-        self._decodes = Lines(users, lambda replica: replica.seats > 0)
+        self._prompts = Assigned(makers, lambda replica: replica.idle)
+        self._decodes = Assigned(users, lambda replica: replica.seats > 0)
         self._tokens, self._outputs = Loads(makers), Loads(users)
         self._prompt_at: dict[int, tuple[int, int]] = {}  # engine, and the tokens it was given with
         self._decode_at: dict[int, int] = {}

@@ -77,7 +77,6 @@ class Lockstep(BatchPolicy):
         track.waiting[request.id] = request
 
     def admitted(self, request: Request, now: float) -> None:
-        """Its prompt runs."""
         self._on[request.id].waiting.pop(request.id, None)
 
     def prefilled(self, request: Request, now: float) -> None:

@@ -38,7 +38,6 @@ class Bound(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.full + self.waiting + self.tail
 
 

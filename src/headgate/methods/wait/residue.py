@@ -27,7 +27,6 @@ class Walk(NamedTuple):
 
     @property
     def decay(self) -> float:
-        """θ_k of equation (16)."""
         return decay(self.ratio, self.stay)
 
     def tail(self, at_least: float) -> float:

@@ -107,7 +107,6 @@ class Wait(Lockstep):
             self._learn(now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Learn its length."""
         self._census.went(self._sorting.name(request), request.generated - 1, how)
         super().finished(request, now, how)
 

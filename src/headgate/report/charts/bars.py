@@ -28,7 +28,6 @@ class Bar:
 
     @property
     def length(self) -> float:
-        """All parts together."""
         return sum(length for _, _, length in self.parts)
 
 
@@ -43,7 +42,6 @@ class Bars:
 
     @property
     def named(self) -> str:
-        """Axis and unit."""
         return f"{self.axis} ({self.unit})" if self.unit else self.axis
 
     def figure(self, title: str, look: str, note: str = "") -> Figure:
@@ -57,7 +55,6 @@ class Bars:
         return Figure(title, look, self.draw(title), {"heads": heads, "rows": rows}, legend, note=note)
 
     def draw(self, title: str) -> Markup:
-        """The drawing."""
         ends = [max(bar.length, bar.high or 0.0) for bar in self.items]
         most = max([*ends, self.mark.value if self.mark else 0.0, 1e-12])
         x = Scale(0.0, most, LEFT, WIDTH - RIGHT)

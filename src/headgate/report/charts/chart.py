@@ -31,7 +31,6 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """Name and unit."""
         unit = f" ({self.unit})" if self.unit else ""
         return f"{self.name}{unit}{', log scale' if self.kind == LOG else ''}"
 
@@ -84,7 +83,6 @@ class Chart:
     marks: Sequence[Mark] = ()
 
     def figure(self, title: str, look: str, note: str = "") -> Figure:
-        """With its legend."""
         if len({each.name for each in self.series}) == 1 and not all(each.alone for each in self.series):
             alone = [replace(each, alone=True) for each in self.series]
             return replace(self, series=alone).figure(title, look, note)
@@ -92,7 +90,6 @@ class Chart:
         return Figure(title, look, self.draw(title), self._data(), tuple(names), note=note)
 
     def scales(self) -> tuple[Scale, Scale]:
-        """Both axes, in pixels."""
         marked = {along: [mark.value for mark in self.marks if mark.along == along] for along in "xy"}
         across = np.concatenate([each.x for each in self.series] + [np.array(marked["x"], float)])
         ends = [end for each in self.series for end in (each.low, each.high) if end is not None]
@@ -100,7 +97,6 @@ class Chart:
         return self.x.scale(across, LEFT, WIDTH - RIGHT), self.y.scale(upward, HEIGHT - BOTTOM, TOP)
 
     def draw(self, title: str) -> Markup:
-        """The drawing."""
         x, y = self.scales()
         parts = [axes(x, y, self.x.label, self.y.label)]
         parts += [_draw(each, x, y) for each in sorted(self.series, key=lambda each: each.shape != "band")]

@@ -65,7 +65,6 @@ class Load(NamedTuple):
 
     @property
     def text(self) -> str:
-        """In words."""
         if self.kind == CLIENTS:
             return f"{self.value:,.0f} clients in a closed loop"
         if self.kind == RATE:
@@ -102,7 +101,6 @@ class Scene:
 
     @property
     def tables(self) -> dict[str, Run]:
-        """The tables of those."""
         return {name: own[0].run for name, own in self.runs.items()}
 
     @property
@@ -135,7 +133,6 @@ class Scene:
 
     @property
     def engines(self) -> int:
-        """How many there are."""
         run = next(iter(self.tables.values()))
         return int(run.meta.get("engines") or max(1, len(np.unique(run.steps["replica"]))))
 

@@ -30,7 +30,6 @@ class CutGamma:
     shift: float = 0.0
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
-        """So many lengths."""
         shape, scale = _gamma(self)
         return _whole(_gamma_values(self, shape, scale, _levels(count)), generator)
 
@@ -45,7 +44,6 @@ class CutLogNormal:
     shift: float = 0.0
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
-        """So many lengths."""
         middle, sigma = _log_normal(self)
         return _whole(_log_normal_values(self, middle, sigma, _levels(count)), generator)
 

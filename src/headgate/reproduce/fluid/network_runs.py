@@ -59,7 +59,6 @@ class Results:
         self.failures: dict[Hashable, str] = {}
 
     def add(self, key: Hashable, window: Window) -> None:
-        """One more run."""
         self._found.setdefault(key, []).append(window)
 
     def of(self, key: Hashable) -> Measured:

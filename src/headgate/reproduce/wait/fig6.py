@@ -66,7 +66,6 @@ class Watch(Observer):
         self._decoding[request.id] = None
 
     def finished(self, request: Request, now: float, how: object) -> None:
-        """It has left."""
         self._decoding.pop(request.id, None)
         self._left += 1
 

@@ -60,7 +60,6 @@ class Mix(NamedTuple):
 
     @property
     def parts(self) -> list[Part]:
-        """As planners want it."""
         return [kind(rate, prompt, decodes) for rate, prompt, decodes in self.types]
 
     def times(self, factor: float) -> Mix:
@@ -99,7 +98,6 @@ class Served:
 
     @classmethod
     def of(cls, run: Run, seconds: float, types: int) -> Served:
-        """From a run's tables."""
         table, done = run.requests, run.completed()
         low, high = (share * seconds for share in WINDOW)
         inside = done & (table["finished"] >= low) & (table["finished"] < high)

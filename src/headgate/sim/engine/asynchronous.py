@@ -9,7 +9,7 @@ from math import inf
 from headgate.core.ledger import NOT_ROLLING, Entry
 from headgate.core.plan import Decodes
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
-from headgate.sim.engine.delayed_events import Later
+from headgate.sim.engine.delayed_events import DelayedEvents
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.launches import Launches
 from headgate.sim.engine.replica import Replica
@@ -71,7 +71,7 @@ class Ahead(Replica):
         observers: Sequence[Observer] = (),
         on_leave: Callable[[float], None] = lambda now: None,
     ) -> None:
-        self._later = Later(observers)
+        self._later = DelayedEvents(observers)
         self._air: Composed | None = None  # composed last
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were

@@ -10,7 +10,7 @@ from headgate.core.policy import End, Observer
 from headgate.core.request import Request
 
 
-class AsOf:
+class RequestAsOf:
     """A request as it was when something happened to it: its tokens do not move on."""
 
     def __init__(self, request: Request) -> None:
@@ -22,7 +22,7 @@ class AsOf:
         return getattr(self._request, name)
 
 
-class Later(Observer):
+class DelayedEvents(Observer):
     """Keeps the order in which observers would hear of steps that run one after the other.
 
     An engine that composes ahead admits and evicts for step n + 1 before the tokens of step n are seen. Who
@@ -45,23 +45,18 @@ class Later(Observer):
             self.tell("finished", request, now, how)
 
     def admitted(self, request: Request, now: float) -> None:
-        """In its turn."""
         self._news.append(("admitted", (request, now)))
 
     def held(self, request: Request, now: float) -> None:
-        """In its turn."""
         self._news.append(("held", (request, now)))
 
     def resumed(self, request: Request, now: float) -> None:
-        """In its turn."""
-        self._news.append(("resumed", (AsOf(request), now)))
+        self._news.append(("resumed", (RequestAsOf(request), now)))
 
     def evicted(self, request: Request, now: float) -> None:
-        """In its turn."""
-        self._news.append(("evicted", (AsOf(request), now)))
+        self._news.append(("evicted", (RequestAsOf(request), now)))
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        """In its turn."""
         self._news.append(("planned", (plan, now, gauges)))
 
     def tell(self, name: str, *news: object) -> None:
@@ -73,6 +68,6 @@ class Later(Observer):
         """What has waited; tokens of this `date`, this very object, were `seen` only now."""
         news, self._news = self._news, []
         for name, words in news:
-            if isinstance(words[0], AsOf) and words[0].last_token is date:
+            if isinstance(words[0], RequestAsOf) and words[0].last_token is date:
                 words[0].last_token = seen
             self.tell(name, *words)

@@ -182,7 +182,6 @@ class Replica(Residents):
     def _ran(
         self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
     ) -> None:
-        """Book these steps."""
         blocks, count, end = self.blocks, len(ends), ends[-1]
         if decodes:
             blocks.grow(self.ledger.tick, count, decodes)

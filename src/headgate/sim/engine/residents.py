@@ -27,7 +27,6 @@ class Residents:
 
     @property
     def occupied(self) -> bool:
-        """Is anybody here?"""
         ledger = self.ledger
         return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
 
@@ -63,7 +62,6 @@ class Residents:
         entry.end = NOT_ROLLING
 
     def _resume(self, entry: Entry) -> None:
-        """It rolls again."""
         ledger = self.ledger
         ledger.resume(entry)
         self.blocks.roll(entry.held_kv, ledger.tick)
@@ -106,6 +104,5 @@ class Residents:
             heappop(ends)
 
     def _newest(self) -> Entry:
-        """Whoever was admitted last."""
         running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
         return max(running, key=SEAT)

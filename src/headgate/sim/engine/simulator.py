@@ -80,7 +80,6 @@ class Simulator:
             )
 
     def _serve(self) -> None:
-        """The main loop."""
         arrivals, replica, impatient = self.arrivals, self.replica, self._impatient
         while True:
             if arrivals.next_time <= replica.now or self._timers:

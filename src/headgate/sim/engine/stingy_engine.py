@@ -16,7 +16,7 @@ REFUSES = 1 / 3  # of the prompts that ask for a seat
 HALVES = 1 / 2  # of the steps get half of their tokens
 
 
-class Miser(Replica):
+class StingyEngine(Replica):
     """Halves the tokens of some steps and refuses some seats; decodes always get their token."""
 
     mood: Callable[[], float]  # uniform on [0, 1)
@@ -38,7 +38,7 @@ class Miser(Replica):
         return super()._admit(entry, spare)
 
 
-def serve_by_miser(
+def serve_stingily(
     engine: Engine,
     policy: BatchPolicy,
     workload: Workload,
@@ -48,8 +48,8 @@ def serve_by_miser(
     """Serve the workload on a miserly engine."""
     simulator = Simulator(engine, policy, workload, observers)
     miser = simulator.replica
-    miser.__class__ = Miser
-    assert isinstance(miser, Miser)
+    miser.__class__ = StingyEngine
+    assert isinstance(miser, StingyEngine)
     miser.mood = mood
     while True:
         try:

@@ -18,10 +18,10 @@ from headgate.record.fleet_recorder import FleetRecorder
 from headgate.sim.engine.arrivals import Arrivals
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY
-from headgate.sim.fleet.exchange import Exchange
-from headgate.sim.fleet.fleet_engine import PENDING, RUNNING, WAITS, Station
+from headgate.sim.fleet.fleet_engine import PENDING, RUNNING, WAITS, FleetEngine
+from headgate.sim.fleet.fleet_replica import FleetReplica
 from headgate.sim.fleet.handover import Handover
-from headgate.sim.fleet.kv_handover import Porter
+from headgate.sim.fleet.kv_handover import KvHandover
 from headgate.workloads.workload import Workload
 
 DUE, WAKE, TIMER, LANDS = range(4)
@@ -65,27 +65,27 @@ class FleetSimulator:
             raise InputError(f"{len(roles)} roles for {engines} engines; the router must give each one")
         rooms, told = simulated_rooms(router, engine.running), (self._send, self._turn_away, self._push_wake)
         self.dispatch = Dispatch(router, roles, rooms, kinds, *told)
-        self._porter = Porter(transfer.checked(), self._push_landing, self._reach, self._joined)
+        self._porter = KvHandover(transfer.checked(), self._push_landing, self._reach, self._joined)
         self._lengths: list[int] = workload.output.tolist()
-        self.stations: list[Station] = []
+        self.stations: list[FleetEngine] = []
         for seat in self.dispatch.roster.replicas:
             station = self._station(seat.id, engine, policy(seat.role), leases, watchdog)
             seat.inside = station.replica
             self.stations.append(station)
         self._longest = engine.longest
         self._lobby = Ledger(self.stations[0].replica.ledger.limits, 0)  # whose handles wait at no engine
-        self._at: dict[int, Station] = {}
+        self._at: dict[int, FleetEngine] = {}
         self._patience: list[float] = workload.patience.tolist()
         self._abort: list[float] = workload.abort.tolist()
         self._heap: list[tuple[float, int, int, Any]] = []
-        self._ready: list[Station] = []
+        self._ready: list[FleetEngine] = []
         self.working = 0  # engines with a step under way
         self._sequence = 0
         self._progress = progress
 
     def _station(
         self, id: int, engine: Engine, policy: BatchPolicy, leases: bool, watchdog: float
-    ) -> Station:
+    ) -> FleetEngine:
         def on_end(entry: Entry, how: End) -> None:
             del self._at[entry.id]
             self.arrivals.returned(self.now)
@@ -96,8 +96,8 @@ class FleetSimulator:
             self.dispatch.parted(entry, id, self.now)
 
         recorder = self.recorder.engines[id]
-        replica = Exchange(engine, policy, self._lengths, recorder, leases, on_end, on_part)
-        return Station(id, replica, watchdog, self._porter)
+        replica = FleetReplica(engine, policy, self._lengths, recorder, leases, on_end, on_part)
+        return FleetEngine(id, replica, watchdog, self._porter)
 
     def run(self) -> None:
         """Serve everybody. Whatever goes wrong in a policy's or the router's own code is a RunError."""
@@ -114,7 +114,6 @@ class FleetSimulator:
             raise RunError(self._left_behind())
 
     def _serve(self) -> None:
-        """The main loop."""
         heap, arrivals, ready, dispatch = self._heap, self.arrivals, self._ready, self.dispatch
         while (now := self._next()) < inf:
             self.now = dispatch.roster.now = now
@@ -154,8 +153,7 @@ class FleetSimulator:
 
     # -- what happens -------------------------------------------------------------------------------------
 
-    def _turn(self, station: Station) -> None:
-        """An engine is due."""
+    def _turn(self, station: FleetEngine) -> None:
         if station.state == PENDING:
             end, heap = station.finish_span(), self._heap
             others = self._ready or self.dispatch.pending  # have something to do before that
@@ -262,7 +260,7 @@ class FleetSimulator:
 
     # -- time --------------------------------------------------------------------------------------------
 
-    def _reach(self, station: Station) -> None:
+    def _reach(self, station: FleetEngine) -> None:
         """Something was put at its door."""
         due = station.due
         if station.reached(self.now):

@@ -10,7 +10,7 @@ from headgate.core.errors import RunError
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.core.watchdog import Watchdog
-from headgate.sim.fleet.exchange import AT_ONCE, Exchange
+from headgate.sim.fleet.fleet_replica import AT_ONCE, FleetReplica
 from headgate.sim.fleet.handover import Handover
 
 IDLE, WAITS, PENDING, RUNNING, READY = range(5)
@@ -18,7 +18,7 @@ MOST_WAITS = 100_000  # plans in a row that run nothing, each for a little time:
 Timer = tuple[float, int, bool]  # when whose patience ends, and whether by hanging up
 
 
-class Porter(Protocol):
+class HandsOver(Protocol):
     """Who carries KV from one engine to another."""
 
     def copy(self, handover: Handover, now: float) -> bool:
@@ -28,7 +28,7 @@ class Porter(Protocol):
         """It decodes at its receiver now."""
 
 
-class Station:
+class FleetEngine:
     """Works as the simulator of one engine does, but only when it is due or something reaches it.
 
     Whatever is sent to it waits at the door until the step under way has ended: nothing changes inside an
@@ -55,7 +55,7 @@ class Station:
         "unneeded",
     )
 
-    def __init__(self, id: int, replica: Exchange, watchdog: float, porter: Porter) -> None:
+    def __init__(self, id: int, replica: FleetReplica, watchdog: float, porter: HandsOver) -> None:
         self.id, self.replica = id, replica
         self.state = IDLE
         self.due = inf  # when it must be looked at although nothing reaches it

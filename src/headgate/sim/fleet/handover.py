@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headgate.core.ledger import Entry
 
 if TYPE_CHECKING:
-    from headgate.sim.fleet.fleet_engine import Station
+    from headgate.sim.fleet.fleet_engine import FleetEngine
 
 
 @dataclass(slots=True, eq=False)
@@ -19,8 +19,8 @@ class Handover:
     """
 
     entry: Entry
-    sender: Station
-    receiver: Station | None = None
+    sender: FleetEngine
+    receiver: FleetEngine | None = None
     reserved: int = 0  # blocks taken at the receiver
     copying: bool = False
     dropped: bool = False  # its client hung up
@@ -28,5 +28,4 @@ class Handover:
 
     @property
     def tokens(self) -> int:
-        """KV tokens it brings."""
         return self.entry.prompt + self.entry.generated - 1

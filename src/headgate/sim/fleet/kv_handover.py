@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from headgate.core.ledger import Entry
 from headgate.kv.transfer import Transfer
-from headgate.sim.fleet.fleet_engine import Station
+from headgate.sim.fleet.fleet_engine import FleetEngine
 from headgate.sim.fleet.handover import Handover
 
 
-class Porter:
+class KvHandover:
     """All that are on their way. KV stays at the sender until its copy is complete, and is reserved at the
     receiver, between two of its steps, before the copy begins.
 
@@ -23,7 +23,7 @@ class Porter:
         self,
         transfer: Transfer,
         lands: Callable[[float, Handover], None],
-        reach: Callable[[Station], None],
+        reach: Callable[[FleetEngine], None],
         arrives: Callable[[Handover], None],
     ) -> None:
         self.transfer = transfer
@@ -31,11 +31,11 @@ class Porter:
         self._handovers: dict[int, Handover] = {}
         self._copies = 0  # under way
 
-    def take(self, entry: Entry, sender: Station) -> None:
+    def take(self, entry: Entry, sender: FleetEngine) -> None:
         """Its prompt is done there."""
         self._handovers[entry.id] = Handover(entry, sender)
 
-    def bind(self, id: int, receiver: Station) -> None:
+    def bind(self, id: int, receiver: FleetEngine) -> None:
         """The router has found a place for its decode."""
         handover = self._handovers[id]
         handover.receiver = receiver
@@ -54,7 +54,6 @@ class Porter:
         return True
 
     def landed(self, handover: Handover) -> None:
-        """The copy is complete."""
         assert handover.receiver is not None
         handover.copying = False
         self._copies -= 1
@@ -108,6 +107,6 @@ class Porter:
         handover.sender.freed.append(handover)
         self._tell(handover.sender)
 
-    def _tell(self, station: Station) -> None:
+    def _tell(self, station: FleetEngine) -> None:
         station.news = True
         self._reach(station)

@@ -48,23 +48,18 @@ class Lagged(BatchPolicy):
         self.inner.arrived(request, now)
 
     def admitted(self, request: Request, now: float) -> None:
-        """Passed on."""
         self.inner.admitted(request, now)
 
     def prefilled(self, request: Request, now: float) -> None:
-        """Passed on."""
         self.inner.prefilled(request, now)
 
     def held(self, request: Request, now: float) -> None:
-        """Passed on."""
         self.inner.held(request, now)
 
     def resumed(self, request: Request, now: float) -> None:
-        """Passed on."""
         self.inner.resumed(request, now)
 
     def evicted(self, request: Request, now: float) -> None:
-        """Passed on."""
         self.inner.evicted(request, now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
@@ -80,11 +75,9 @@ class Lagged(BatchPolicy):
         self._left = 0
 
     def adopt(self, view: View) -> None:
-        """Passed on."""
         self.inner.adopt(view)
 
     def gauges(self) -> Mapping[str, float]:
-        """The inner policy's."""
         return self.inner.gauges()
 
     def plan(self, view: View) -> Plan:

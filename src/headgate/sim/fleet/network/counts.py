@@ -35,7 +35,7 @@ LEVELS = ("waiting", "prefilling", "handoff", "mixed", "solo")  # Q_p, X, Q_d, Y
 WAITING, PREFILLING, HANDOFF, MIXED, SOLO = range(len(LEVELS))
 
 
-class Books:
+class Counts:
     """Counts and levels by class (position in the instance); every transition of the network is entered once.
 
     The time spent in a state is the sum of the moments of leaving it less those of entering it, so a
@@ -48,12 +48,10 @@ class Books:
         self._spent = [[0.0] * kinds for _ in LEVELS]
 
     def enter(self, level: int, kind: int, now: float) -> None:
-        """One more is there."""
         self.levels[level][kind] += 1
         self._spent[level][kind] -= now
 
     def leave(self, level: int, kind: int, now: float) -> None:
-        """One fewer."""
         self.levels[level][kind] -= 1
         self._spent[level][kind] += now
 
@@ -80,7 +78,6 @@ class Books:
                 spent_out[kind] += moment
 
     def page(self, now: float) -> Page:
-        """Everything up to now."""
         spent = np.array(self._spent) + now * np.array(self.levels)
         counts = {name: np.array(values, dtype=np.int64) for name, values in self.counts.items()}
         return Page(now, counts, spent, np.array(self.levels, dtype=np.int64))
@@ -124,7 +121,6 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
         return self.last.time - self.first.time
 
     def rate(self, name: str) -> Floats:

@@ -26,7 +26,6 @@ class Clock:
         self.due = inf  # when the next event of this engine is set
 
     def count(self, now: float) -> float:
-        """Tokens up to now."""
         return self._tokens + (now - self._since) * self._speed
 
     def so_far(self) -> float:
@@ -94,7 +93,6 @@ class Job(Identity):
 
     @property
     def generated(self) -> int:
-        """Output tokens so far."""
         if self.state in (DECODING, GONE) and hasattr(self, "end"):
             return int(self.output - max(0.0, self.end - self.clock.so_far()) + ROUNDING)
         return 0

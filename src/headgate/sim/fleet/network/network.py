@@ -14,14 +14,14 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
-from headgate.core.ask_router import Asking
+from headgate.core.ask_router import AskRouter
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import CLOSED, FleetObserver, Move, Room, RoutePolicy, Stage, room
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Roster, Seat
 from headgate.methods.fluid.flows import Instance
-from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Books, Page, Window
+from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Counts, Page, Window
 from headgate.sim.fleet.network.job import DECODING, GONE, IN_PREFILL, WAITS_DECODE, WAITS_PROMPT, Clock, Job
 from headgate.sim.fleet.network.outages import Outage, lose_all
 from headgate.sim.fleet.network.source import Block, Source
@@ -48,13 +48,13 @@ class Network:
         self.instance, self.engines, self.router = instance, engines, router
         self.kinds = [flow.name for flow in instance.flows]
         self.fleet = Roster(router.roles(engines), lambda role: room(role, seats), self.kinds)
-        self.books = Books(len(self.kinds))
+        self.books = Counts(len(self.kinds))
         self.events = 0
         self._fast, self._slow = instance.pace.solo_speed, 1 / instance.pace.mixed_step
         self._clocks = [Clock(self.fleet, self._fast) for _ in range(engines)]
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
-        self._asking = Asking(
+        self._asking = AskRouter(
             router, self.fleet, self._move, self._turn_away, self._push_wake, self._set_role
         )
         self._source = source

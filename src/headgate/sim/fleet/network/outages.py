@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from headgate.core.errors import InputError
 from headgate.core.roster import Roster, Seat
-from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Books
+from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Counts
 from headgate.sim.fleet.network.job import DECODING, WAITS_PROMPT, Clock, Job
 
 LOST = {PREFILLING: "lost_prompts", HANDOFF: "lost_handoffs", MIXED: "lost_mixed", SOLO: "lost_solo"}
@@ -34,7 +34,7 @@ class Outage(NamedTuple):
         return self
 
 
-def lose_all(fleet: Roster, books: Books, clock: Clock, seat: Seat, now: float) -> list[Job]:
+def lose_all(fleet: Roster, books: Counts, clock: Clock, seat: Seat, now: float) -> list[Job]:
     """The requests that lose their engine or their KV, newest first; in the books they wait again."""
     mixed = seat.prompts > 0
     found: list[Job] = []

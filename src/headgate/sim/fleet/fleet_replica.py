@@ -18,7 +18,7 @@ AT_ONCE = -inf
 CUT_TO = 1  # output tokens of a request that is sent for its prompt alone
 
 
-class Exchange(Replica):
+class FleetReplica(Replica):
     """What a fleet needs of an engine beyond what a simulator of one needs.
 
     A span of decode steps is not run when it begins, because somebody may be sent here before it ends:
@@ -45,12 +45,10 @@ class Exchange(Replica):
 
     @property
     def waiting(self) -> int:
-        """Requests in its queue."""
         return len(self.ledger.waiting)
 
     @property
     def kv_free(self) -> int:
-        """Tokens."""
         return self.blocks.free * self.blocks.size
 
     # -- parts of `advance` ---------------------------------------------------------------------------
