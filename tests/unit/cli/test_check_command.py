@@ -110,7 +110,7 @@ def test_a_policy_that_cannot_be_made_is_one_line(refused, tmp_path, monkeypatch
         refused([*command, "mine.py:Unfinished"], "abstract", "plan")
         refused([*command, "mine.py"], "name one: mine.py:Boom, mine.py:Unfinished")
         refused([*command, "quits.py:Mine"], "policy file quits.py: SystemExit: 0")
-    refused(["check", "mine.py:Boom:x=1"], "unknown parameter", "there are none")
+    refused(["check", "mine.py:Boom:x=1"], "unknown parameter", "none exist")
 
 
 QUITS = "    def plan(self, view):\n        raise SystemExit(0)\n"

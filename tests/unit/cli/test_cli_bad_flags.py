@@ -185,7 +185,7 @@ def test_flags_of_a_run(refused, args, fragments):
 @pytest.mark.parametrize(
     ("args", "fragment"),
     [
-        (["simulat"], "Did you mean 'simulate'?"),
+        (["simulat"], "Did you mean 'simulate'"),
         (["--nope"], "No such option: --nope"),
         (["doctor", "--json", "/"], "is a folder"),
         (["doctor", "x"], "unexpected extra argument"),

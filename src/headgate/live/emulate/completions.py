@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -205,9 +206,10 @@ async def _close(response: web.StreamResponse, answer: Stream, fault: Fault | No
         answer.write(answer.closing())
         raise ConnectionResetError
     closing = answer.closing()
-    if closing:
-        await response.write(closing)
-    await response.write_eof()
+    with suppress(ConnectionResetError):  # the client has gone with its last token
+        if closing:
+            await response.write(closing)
+        await response.write_eof()
     return response
 
 
