@@ -15,6 +15,7 @@ import aiohttp
 import openai
 import pytest
 import tiny
+from http_server import kill
 from nixl_pair import LEASE, pair
 
 from headgate.live.route.handover import decode_body, prefill_body, read_params, release_body
@@ -228,7 +229,7 @@ def test_the_openai_client_and_an_engine_killed_in_the_middle(engines) -> None:
 
             tasks = [asyncio.create_task(one(number)) for number in range(12)]
             await until(lambda: all(seat.decodes for seat in world.app.gate.roster.replicas))
-            engines[0].child.kill()
+            await asyncio.to_thread(kill, engines[0])
             results = await asyncio.gather(*tasks)
             whole = [text for text in results if text != "error"]
             assert 0 < len(whole) < 12
