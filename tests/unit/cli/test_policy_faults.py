@@ -107,21 +107,21 @@ def test_a_policy_that_runs_nothing(load):
 
 
 def test_a_policy_that_never_stops_waiting():
-    class DelayedEvents(BatchPolicy):
+    class Later(BatchPolicy):
         def plan(self, view):
             return Plan(NONE, until=Until(time=view.now + 1e-9))
 
     with pytest.raises(RunError, match="policy Later runs nothing"):
-        simulate(ENGINE, DelayedEvents(), requests())
+        simulate(ENGINE, Later(), requests())
 
 
 def test_a_policy_that_lets_time_pass():
-    class DelayedEvents(BatchPolicy):
+    class Later(BatchPolicy):
         def plan(self, view):
             return Plan(NONE, until=Until(time=view.now + 1))
 
     with pytest.raises(RunError, match=r"policy Later starves .* request 0 \(waiting\)"):
-        simulate(ENGINE, DelayedEvents(), requests())
+        simulate(ENGINE, Later(), requests())
 
 
 def test_a_policy_that_passes_somebody_over():
