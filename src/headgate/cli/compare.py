@@ -177,7 +177,9 @@ def run_all(
         found = Measured(run)
         save(found, place, overwrite)
         if run.meta["outcome"] != "finished":
-            raise RunError(f"{text}: the run was {run.meta['outcome']}; what there is stands in {place}")
+            raise RunError(
+                f"{text}: the run ended early ({run.meta['outcome']}); its results so far are in {place}"
+            )
         runs[text].append(found)
     return runs
 

@@ -72,7 +72,7 @@ def simulate(
         save(found, folder, overwrite)
     _report(found, folder, (json, report), detailed, say)
     if run.meta["outcome"] != "finished":
-        raise RunError(f"the run was {run.meta['outcome']}; what there is stands in {folder}")
+        raise RunError(f"the run ended early ({run.meta['outcome']}); its results so far are in {folder}")
 
 
 def _one_policy(flags: list[str] | None, words: Experiment) -> str:

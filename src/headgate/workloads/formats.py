@@ -109,7 +109,8 @@ def choose(path: str, text: str, name: str | None) -> str:
     if not fitting:
         raise InputError(
             f"{path}:1: not a known trace format ({', '.join(FORMATS)}); "
-            "name the format or rename the columns"
+            "name the format, or rename the columns: the simplest has "
+            "arrived_at,num_prefill_tokens,num_decode_tokens"
         )
     return max(fitting, key=lambda known: len(FORMATS[known].required()))
 

@@ -80,7 +80,7 @@ def test_an_interrupted_run_says_so():
     requests["finished"][late], requests["how"][late] = math.nan, -1
     cut = replace(run, requests=requests, meta={**run.meta, "outcome": "interrupted"})
     text = read(page_of(cut)).text
-    assert "The run was interrupted" in text and "figures cover what there is" in text
+    assert "The run ended early (interrupted)" in text and "figures cover what there is" in text
     both = read(page_of(served("eb"), cut)).text
     assert "No verdict" in both and "not every run came to its end" in both
 

@@ -69,6 +69,7 @@ class RouterApp:
 
     def _make_parts(self, engines: int) -> None:
         front = self.config.front
+        self.policy = LivePolicy(self.config, engines)  # first: a mistake of the user ends here
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=engine_tls(front))
         self.session = aiohttp.ClientSession(
             connector=connector,
@@ -77,7 +78,6 @@ class RouterApp:
             trust_env=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.config.limits.connect),
         )
-        self.policy = LivePolicy(self.config, engines)
         self.gate = Gate(
             self.policy.router, self._kinds(), limits=self._class_limits(), clock=self.now, on_fall=self._fell
         )
@@ -251,8 +251,9 @@ class RouterApp:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for runner in self._runners:
             await runner.cleanup()
-        if hasattr(self, "session"):
+        if hasattr(self, "service"):
             await asyncio.gather(*self.service.splitter.background, return_exceptions=True)
+        if hasattr(self, "session"):
             await self.session.close()
         self.access_log.close()
         self.trace.close()

@@ -191,7 +191,8 @@ class Config(Part):
             raise ValueError("tls_cert and tls_key go together; give both")
         if front.host not in LOOPBACK and not (front.key_file or front.open or front.client_ca):
             raise ValueError(
-                f"{front.host} is open to others and there are no keys; give key_file, client_ca or open"
+                f"{front.host} is open to others and there are no keys; "
+                "give --key-file FILE (key_file), client_ca, or --open"
             )
         return self
 

@@ -37,7 +37,7 @@ def scene_verdict(scene: Scene) -> str:
 def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
     """What one run served, how soon, and whether it came to its end."""
     outcome = str(run.meta.get("outcome", "finished"))
-    ended = "" if outcome == "finished" else f"The run was {outcome}; this is what there is. "
+    ended = "" if outcome == "finished" else f"The run ended early ({outcome}); these are its results so far. "
     if not metrics.counts.completed:
         return f"{ended}No request of {metrics.counts.total:,} was served to its end."
     rate = metrics.request_rate

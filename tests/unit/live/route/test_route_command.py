@@ -100,3 +100,9 @@ def test_the_demo_serves_clients() -> None:
     row = next(line for line in done.stdout.splitlines() if "chat" in line)
     assert int(row.replace("│", " ").split()[2]) > 0  # sent
     assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_router_is_one_line_when_the_server_starts() -> None:
+    done = command("--engine", "http://127.0.0.1:1", "--router", "nope", "--port", "0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("headgate: unknown router 'nope'") and done.stderr.count("\n") == 1
