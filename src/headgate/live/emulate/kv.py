@@ -39,7 +39,7 @@ class Exports:
         self.engine, self.lease = engine, lease
         self.host, self.port = "127.0.0.1", 0
         self._kept: dict[str, Export] = {}
-        self._expired: set[str] = set()
+        self._expired: dict[str, None] = {}  # oldest first
         engine.on_keep = self.keep
         NAMES[self.id] = self
 
@@ -88,9 +88,9 @@ class Exports:
             del self._kept[request]
             self.engine.release(export.job.id)
             self.engine.tally.nixl["kv_expired_reqs"] += 1
-            self._expired.add(request)
+            self._expired[request] = None
             if len(self._expired) > REMEMBERED:
-                self._expired.clear()
+                del self._expired[next(iter(self._expired))]
 
     def read(self, request: str, mark: int) -> int:
         """One read by a request that believes its prompt to have this fingerprint; what it really gets."""

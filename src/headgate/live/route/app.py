@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from math import ceil
 from typing import Any
 
 import aiohttp
@@ -22,6 +21,7 @@ from headgate.live.route.config import Config, EngineAt
 from headgate.live.route.discovery import discover
 from headgate.live.route.front import Front
 from headgate.live.route.gate import ClassLimits, EngineState, Gate
+from headgate.live.route.gate_engines import UNBOUNDED
 from headgate.live.route.job import Job
 from headgate.live.route.keys import read_keys
 from headgate.live.route.legs import Legs
@@ -30,12 +30,11 @@ from headgate.live.route.policy import LivePolicy
 from headgate.live.route.reload import changes
 from headgate.live.route.server import GuardedServer, engine_tls, server_tls
 from headgate.live.route.service import Service
-from headgate.live.route.upstream import Upstream
+from headgate.live.route.upstream import Upstream, engine_key
 from headgate.live.route.watch import Watch
 
 log = logging.getLogger("headgate.route")
 KEEP_ALIVE = 4.0  # seconds: below the 5 s after which vLLM's server closes an idle connection
-SPARE = 1 / 16  # of its seats that the gate may queue inside an engine
 
 
 class RouterApp:
@@ -109,10 +108,11 @@ class RouterApp:
     # -- engines -----------------------------------------------------------------------------------------
 
     def _add(self, spec: EngineAt) -> Upstream:
+        engine_key(spec)  # a missing key is an error before the gate knows the engine
         prompts = spec.prompts_at_once or self.policy.prompts_at_once(spec.seats)
-        upstream = Upstream(self.gate.add_engine(EngineState(spec.seats, prompts, spec.role)), spec)
-        _ = upstream.authorization  # a missing key is said at the start
-        self.gate.set_engine(upstream.id, up=False)
+        state = EngineState(spec.seats, prompts, spec.role)
+        state.up = False
+        upstream = Upstream(self.gate.add_engine(state), spec)
         self.upstreams[upstream.id] = upstream
         return upstream
 
@@ -120,11 +120,10 @@ class RouterApp:
         """Tell the gate what an engine may be sent now."""
         if upstream.retired:
             return
-        seats, now = upstream.spec.seats, self.now()
+        now = self.now()
         allowed = upstream.seats(now)
-        full = allowed >= seats
-        taken = 0 if full else ceil(seats * (1 + SPARE)) - allowed
-        self.gate.set_engine(upstream.id, up=allowed > 0, taken=taken)
+        most = allowed if allowed < upstream.spec.seats else UNBOUNDED
+        self.gate.set_engine(upstream.id, up=upstream.up(now), most=most)
 
     def drain_engine(self, upstream: Upstream, draining: bool) -> None:
         """Nothing more is sent there, or again."""
@@ -133,6 +132,8 @@ class RouterApp:
 
     def _set_engines(self, specs: tuple[EngineAt, ...]) -> None:
         """Engines are matched by URL: new ones are added, absent ones drained, others changed."""
+        for spec in specs:
+            engine_key(spec)  # all of them, before anything changes
         here = {each.url: each for each in self.upstreams.values() if not each.retired}
         for spec in specs:
             known = here.pop(spec.url, None)
@@ -145,7 +146,7 @@ class RouterApp:
                 self.set_room(known)
         for gone in here.values():
             log.warning("engine %s is drained and retired", gone.url)
-            gone.retired = True
+            gone.retired, gone.healthy = True, False
             self.watch.drop(gone)
             self.gate.retire(gone.id)
 
@@ -160,6 +161,8 @@ class RouterApp:
             if not engines:
                 raise InputError("no engine would be left; keep at least one")
             self.policy.check(new, len(engines))
+            for spec in engines:
+                engine_key(spec)
         except InputError as error:
             self.metrics.reloads.labels("refused").inc()
             log.error("reload: %s; the old configuration stays", error)
@@ -188,6 +191,8 @@ class RouterApp:
                         self._set_engines(engines)
                 except InputError as error:
                     log.error("discovery: %s; the engines stay as they are", error)
+                except Exception:
+                    log.exception("discovery failed; the engines stay as they are")
 
     async def _flush(self) -> None:
         while True:

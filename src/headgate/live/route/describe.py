@@ -40,7 +40,7 @@ def plan(app: RouterApp) -> dict[str, Any]:
         "router": app.config.router.name,
         "policy": type(gate.router).__name__,
         "fallen": gate.fallen,
-        "gauges": dict(gate.router.gauges()),
+        "gauges": gate.gauges(),
         "plan": app.policy.described(app.now()),
         "prompt_estimate_error": round(app.service.estimates.error, 4),
     }
@@ -52,7 +52,7 @@ def measure(app: RouterApp) -> None:
     for upstream in app.upstreams.values():
         seats, load = upstream.seats(now), upstream.load
         values = {
-            "up": float(seats > 0),
+            "up": float(upstream.up(now)),
             "seats": seats,
             "legs": upstream.legs,
             "foreign": upstream.foreign,
@@ -71,5 +71,5 @@ def measure(app: RouterApp) -> None:
     metrics.set("router_disabled", float(app.gate.fallen is not None))
     metrics.set("refused_connections", app.server.refused)
     metrics.estimate.set(app.service.estimates.error)
-    for name, value in app.gate.router.gauges().items():
+    for name, value in app.gate.gauges().items():
         metrics.set("router_value", value, name=name)

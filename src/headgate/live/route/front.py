@@ -80,7 +80,7 @@ class Front:
             self._key(request)
             return web.json_response(await self._models.listed())
         now = self.app.now()
-        up = any(each.seats(now) for each in self.app.upstreams.values()) and not self.app.draining
+        up = any(each.up(now) for each in self.app.upstreams.values()) and not self.app.draining
         return web.Response(status=200 if up else 503)
 
     def _key(self, request: web.BaseRequest) -> Key | None:

@@ -168,12 +168,13 @@ class Gate(GuardedRouter):
         prompts: int | None = None,
         role: str | None = None,
         taken: int | None = None,
+        most: int | None = None,
     ) -> None:
         """What is given changes. Down or drained is `up=False`: requests on it stay counted until `end`."""
         if id not in self.desk.engines:
             raise InputError(f"there is no engine {id}; add it first")
         state = self.desk.engines[id]
-        asked = {"up": up, "seats": seats, "prompts": prompts, "role": role, "taken": taken}
+        asked = {"up": up, "seats": seats, "prompts": prompts, "role": role, "taken": taken, "most": most}
         before = {name: getattr(state, name) for name in asked}
         for name, value in asked.items():
             if value is not None:

@@ -32,7 +32,7 @@ def summary(gate: GuardedRouter) -> dict[str, Any]:
         "retiring": {id: roster.replicas[id].load for id in roster.retired if roster.replicas[id].load},
         "counts": dict(gate.counts),
         "refused": dict(gate.refused),
-        "gauges": dict(gate.router.gauges()) if gate.fallen is None else {},
+        "gauges": gate.gauges() if gate.fallen is None else {},
     }
 
 

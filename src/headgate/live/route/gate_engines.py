@@ -10,13 +10,14 @@ from headgate.core.errors import InputError
 from headgate.core.fleet import ANY, CLOSED, DECODE, MIXED, PREFILL, SOLO, Room
 
 AUTO = "auto"  # the router chooses the role
+UNBOUNDED = 1 << 30
 SPARE = 1 / 16  # of its seats that an engine may have queued inside, before routers that send at once
 
 
 class EngineState:
     """What is known of one engine apart from the requests on it."""
 
-    __slots__ = ("prompts", "role", "rooms", "seats", "taken", "up")
+    __slots__ = ("most", "prompts", "role", "rooms", "seats", "taken", "up")
 
     def __init__(
         self, seats: int, prompts: int = 1, role: str = AUTO, rooms: Callable[[str], Room] | None = None
@@ -25,6 +26,7 @@ class EngineState:
         self.seats, self.prompts, self.role, self.rooms = seats, prompts, role, rooms
         self.up = True
         self.taken = 0  # seats held by requests that this gate did not send
+        self.most = UNBOUNDED  # requests it may have in all: a breaker that tries it again allows one
 
     def checked(self) -> EngineState:
         """The same, or an error that names what cannot be."""
@@ -33,6 +35,8 @@ class EngineState:
                 f"an engine with {self.seats} seats, {self.prompts} prompts at once and {self.taken} seats "
                 "taken; give at least 1 seat, 1 prompt and 0 taken"
             )
+        if self.most < 0:
+            raise InputError(f"an engine that may have {self.most} requests; give 0 or more")
         if self.role not in (AUTO, ANY, MIXED, SOLO, PREFILL, DECODE):
             raise InputError(f"role {self.role!r} of an engine is not known; give auto, any, mixed or solo")
         return self
@@ -43,10 +47,10 @@ class EngineState:
             return CLOSED
         if self.rooms is not None:
             return self.rooms(role)
-        return live_room(role, self.seats, self.prompts, deep, self.taken)
+        return live_room(role, self.seats, self.prompts, deep, self.taken, self.most)
 
 
-def live_room(role: str, seats: int, prompts: int, deep: bool, taken: int = 0) -> Room:
+def live_room(role: str, seats: int, prompts: int, deep: bool, taken: int = 0, most: int = UNBOUNDED) -> Room:
     """The room of a role on a real engine, which may run several prompts at once.
 
     Routers that send at once keep a few requests more than seats on every engine, so that a seat that falls
@@ -54,7 +58,7 @@ def live_room(role: str, seats: int, prompts: int, deep: bool, taken: int = 0) -
     is the simulator's `core.fleet.room`, but a prefill engine may decode: requests that cannot be split, or
     come back from a failed hand-over, are sent there whole.
     """
-    total = max(0, (ceil(seats * (1 + SPARE)) if deep else seats) - taken)
+    total = max(0, min((ceil(seats * (1 + SPARE)) if deep else seats) - taken, most))
     at_once = total if deep else min(prompts, total)
     if role == MIXED:
         return Room(at_once, max(0, total - 1), total)

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from math import inf
 from typing import Any, Protocol
 
@@ -34,6 +35,9 @@ class Scheduler(Protocol):
 
     def call_later(self, delay: float, callback: Callable[[], object], /) -> Any:
         """Run it after so many seconds."""
+
+
+MOST_GAUGES = 512
 
 
 class GuardedRouter:
@@ -146,6 +150,15 @@ class GuardedRouter:
             self._tell(self.desk.place_left, now)
         self._deadlines.held(now, bool(self.roster.waiting or self.roster.handoff))
         self._arm(now)
+
+    def gauges(self) -> dict[str, float]:
+        """What the router shows of itself, bounded; one that fails at it is disabled."""
+        try:
+            shown = islice(self.router.gauges().items(), MOST_GAUGES)
+            return {str(name)[:64]: float(value) for name, value in shown}
+        except Exception as error:
+            self._fall(one_line(error))
+            return {}
 
     def _fall(self, reason: str) -> None:
         """The router is disabled: no more questions, no second chance."""

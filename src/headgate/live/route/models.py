@@ -32,7 +32,7 @@ class Models:
         now = self.app.now()
         if self._list is not None and now - self._at < KEPT:
             return self._list
-        up = [each for each in self.app.upstreams.values() if each.healthy][:ASKED]
+        up = [each for each in self.app.upstreams.values() if each.healthy and not each.retired][:ASKED]
         answers = await asyncio.gather(*(self._ask(each) for each in up))
         models = {str(model.get("id")): model for answer in reversed(answers) for model in answer}
         if not any(answers):
@@ -46,8 +46,12 @@ class Models:
             async with asyncio.timeout(self.app.config.health.timeout):
                 url = upstream.url + "/v1/models"
                 async with self.app.session.get(url, headers=headers, allow_redirects=False) as response:
-                    body = await response.content.read(LARGEST)
+                    body = bytearray()
+                    async for part in response.content.iter_any():
+                        body += part
+                        if len(body) > LARGEST:
+                            return []
         except (aiohttp.ClientError, OSError, TimeoutError):
             return []
-        data = decoded(body).get("data")
+        data = decoded(bytes(body)).get("data")
         return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []

@@ -48,7 +48,7 @@ async def _serve(
     try:
         await app.start()
         loop.add_signal_handler(signal.SIGHUP, reload)
-        up = sum(bool(each.seats(app.now())) for each in app.upstreams.values())
+        up = sum(each.up(app.now()) for each in app.upstreams.values())
         say(f"{up} of {len(app.upstreams)} engines are up, router {config.router.name}")
         say(f"listening on http://{config.front.host}:{app.port}, admin on port {app.admin_port}")
         watch = asyncio.create_task(_follow_file(path, reload))

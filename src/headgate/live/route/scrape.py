@@ -22,13 +22,14 @@ NAMES = (
     *ALARMS,
 )
 _SAMPLE = {
-    name: re.compile(rb"^" + name.encode() + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.MULTILINE)
+    name: re.compile(rb"\n" + name.encode() + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)(?: [0-9]+)?(?=\n|$)")
     for name in NAMES
 }
 
 
 def read_load(text: bytes, now: float) -> Load:
     """Sums over all label sets (several engine cores behind one address); absent ones are 0."""
+    text = b"\n" + text  # a pattern that begins with a letter is found fast, one that begins with ^ is not
     found = {name: _total(name, text) for name in NAMES}
     return Load(
         running=int(found["vllm:num_requests_running"]),

@@ -43,7 +43,7 @@ class Service:
     async def serve(self, job: Job) -> web.StreamResponse:
         """The answer; raises RefusedError where the router itself answers."""
         self.budget.arrived(job.arrived)
-        if not any(each.seats(self.now()) for each in self.upstreams.values()):
+        if not any(each.up(self.now()) for each in self.upstreams.values()):
             return await self._panic(job)
         ticket = self._arrive(job)
         handling = _Handling(self, job, ticket)
@@ -114,7 +114,7 @@ class Service:
             return web.Response(status=fault.status, body=fault.body, headers=headers)
         if self.legs.stopping:
             raise RefusedError(503, "draining", "the router is shutting down", 5)
-        if not any(each.seats(self.now()) for each in self.upstreams.values()):
+        if not any(each.up(self.now()) for each in self.upstreams.values()):
             raise RefusedError(503, "no-engines", "no engine is up", 5)
         status = 504 if fault.fault is Fault.FIRST_TOKEN else 502
         raise RefusedError(status, fault.fault.value, fault.message)
@@ -219,7 +219,12 @@ class _Handling:
         job.engine = move.replica
         job.engines.append(move.replica)
         target = service.upstreams[move.replica]
-        return await self._start(target, service.splitter.decode_body(job, params, target))
+        call = await self._start(target, service.splitter.decode_body(job, params, target))
+        leg = call.leg
+        if leg.status >= 500:  # the parameters are spent and nothing was shown: a new prompt, elsewhere
+            why = f"the decode was answered {leg.status}"
+            raise LegError(Fault.STATUS, why, leg.status, leg.head, leg.headers.get("Content-Type", ""))
+        return call
 
     def _detach(self) -> None:
         """The prefill goes on without its client and ends the ticket when it is done."""

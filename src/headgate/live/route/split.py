@@ -99,7 +99,10 @@ class Splitter:
         others = [
             each
             for each in self.upstreams.values()
-            if each.id != params.owner and each.healthy and self._same_group(each.id, params.owner)
+            if each.id != params.owner
+            and each.healthy
+            and not each.retired
+            and self._same_group(each.id, params.owner)
         ]
         if not others:
             self.legs.metrics.released.labels("no-engine").inc()

@@ -26,6 +26,16 @@ class Load:
     at: float = 0.0
 
 
+def engine_key(spec: EngineAt) -> str | None:
+    """The header with an engine's key, None where it needs none; an error where the key is not set."""
+    if spec.key_env is None:
+        return None
+    key = os.environ.get(spec.key_env)
+    if not key:
+        raise InputError(f"engine {spec.url}: environment variable {spec.key_env} is not set; set it")
+    return f"Bearer {key}"
+
+
 @dataclass
 class Upstream:
     """One engine: its settings, its health, and what the router has there."""
@@ -58,14 +68,12 @@ class Upstream:
     @property
     def authorization(self) -> str | None:
         """The header with its key, None where it needs none."""
-        if self.spec.key_env is None:
-            return None
-        key = os.environ.get(self.spec.key_env)
-        if not key:
-            raise InputError(
-                f"engine {self.url}: environment variable {self.spec.key_env} is not set; set it"
-            )
-        return f"Bearer {key}"
+        return engine_key(self.spec)
+
+    def up(self, now: float) -> bool:
+        """May it be sent requests at all? One that is full is up, and requests wait for it."""
+        out = self.retired or self.draining or not self.healthy or self.ejected_until > now
+        return not out and self.breaker.allows(now) != 0
 
     def seats(self, now: float) -> int:
         """How many requests of ours it may have in all; 0 while it is down, drained or ejected."""

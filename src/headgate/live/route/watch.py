@@ -98,7 +98,10 @@ class Watch:
         if was != engine.healthy:
             log.warning("engine %d is %s", engine.id, "up" if good else "down")
         if metrics is not None:
-            self._scraped(engine, metrics)
+            try:
+                self._scraped(engine, metrics)
+            except (ValueError, OverflowError):
+                log.warning("engine %d: its metrics cannot be read", engine.id)
 
     def _scraped(self, engine: Upstream, metrics: bytes) -> None:
         before = engine.load

@@ -55,7 +55,7 @@ def test_splittable() -> None:
         (b'{"kv_transfer_params":{"remote_host":"x"},"kv_transfer_params":null}', "duplicate"),
         (b'{"prompt":"a","p\\u0072ompt":"b"}', "duplicate"),
         (b'{"kv_transfer_params":{}}', "kv_params"),
-        (b'{"\\u006bv_transfer_params":{"do_remote_prefill":true}}', "kv_params"),
+        (b'{"\\u006bv_transfer_params":{"do_remote_prefill":true}}', "duplicate"),
         (b'{"a":' + b"[" * 65 + b"]" * 65 + b"}", "depth"),
         (b'{"a":' + b"[" * 100_000, "depth"),
         (b'{"prompt":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001, "depth"),
