@@ -200,7 +200,7 @@ def test_an_interrupted_run_is_kept(headgate, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Simulator, "_serve", interrupted)
     said = headgate("simulate", "--requests", 2000, "--out", "r", "--prompt", 50, "--output", 20)
-    assert said.code in (1, 130) and "interrupted; what there is stands in r" in said.err
+    assert said.code in (1, 130) and "(interrupted); its results so far are in r" in said.err
     run = Run.load(tmp_path / "r")
     assert run.meta["outcome"] == "interrupted" and 0 < run.completed().sum() < 2000
 

@@ -1,0 +1,38 @@
+"""The paper's rules by their parameters, and margins below zero."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.experiment.library import card_engine, simulate
+from headgate.methods.eb.hybrid import ExclusivePlus
+from headgate.methods.make import make_policy
+from headgate.workloads.lengths import Uniform
+from headgate.workloads.synthetic import generate
+
+
+def engine():
+    return card_engine("h200-qwen3-8b", slots=512, budget=16384)
+
+
+@pytest.mark.parametrize("name", ["eb-online", "eb+"])
+def test_the_rule_of_the_paper_can_be_chosen(name):
+    policy, _ = make_policy(name, {"mode": "paper", "gate": "paper", "seats": "planned"}, engine())
+    inner = getattr(policy, "exclusive", policy)
+    assert (inner.gate, inner.seats) == ("paper", "planned")
+    if isinstance(policy, ExclusivePlus):
+        assert (policy.rule, policy.margin) == ("paper", 1e-5)
+    ours, _ = make_policy(name, {}, engine())
+    inner = getattr(ours, "exclusive", ours)
+    assert (inner.gate, inner.seats) == ("forecast", "forecast")
+
+
+def test_a_negative_margin_favours_exclusive_batches():
+    requests = generate(600, seed=0, prompt=Uniform(256), output=Uniform(128), clients=48)
+    shares = {}
+    for margin in (0.2, -0.2):
+        policy, _ = make_policy("eb+", {"margin": margin, "seats": "fixed"}, engine())
+        run = simulate(engine(), policy, requests)
+        shares[margin] = run.plans["gauge.exclusive"].mean()
+    assert shares[0.2] == 0
+    assert shares[-0.2] > 0.5
