@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import openai
 import pytest
 import tiny
@@ -12,6 +14,9 @@ from http_server import served
 def server(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("refusals")
     flags: tuple[str, ...] = ("--ttft", "0.0001", "--tbt", "10s", "--refuse", "503", "--max-num-seqs", "8")
+    classes = {"classes": {"patient": {"ttft": "10min"}}}
+    (scratch / "classes.json").write_text(json.dumps(classes))
+    flags += ("--config", "classes.json")
     flags += ("--chat-template", "{% for each in messages %}{{ each['content'] }}{% endfor %}")
     with served(tiny.model(scratch / "model"), scratch, *flags) as found:
         yield found
@@ -40,8 +45,8 @@ def test_a_chat_stream_is_refused_before_its_first_event(server):
     assert caught.value.status_code == 503
 
 
-def test_a_request_with_a_longer_promise_of_its_own_is_served(server):
-    answer = ask(server, False, extra_body={"vllm_xargs": {"headgate_ttft": "10min"}})
+def test_a_request_of_a_class_with_a_longer_promise_is_served(server):
+    answer = ask(server, False, extra_body={"vllm_xargs": {"headgate_class": "patient"}})
     assert answer.usage.completion_tokens == 4
 
 
