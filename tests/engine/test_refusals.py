@@ -13,10 +13,9 @@ from http_server import served
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("refusals")
-    flags: tuple[str, ...] = ("--ttft", "0.0001", "--tbt", "10s", "--refuse", "503", "--max-num-seqs", "8")
-    classes = {"classes": {"patient": {"ttft": "10min"}}}
-    (scratch / "classes.json").write_text(json.dumps(classes))
-    flags += ("--config", "classes.json")
+    settings = {"ttft": "0.1ms", "tbt": "10s", "refuse": 503, "classes": {"patient": {"ttft": "10min"}}}
+    (scratch / "headgate.json").write_text(json.dumps(settings))
+    flags: tuple[str, ...] = ("--config", "headgate.json", "--max-num-seqs", "8")
     flags += ("--chat-template", "{% for each in messages %}{{ each['content'] }}{% endfor %}")
     with served(tiny.model(scratch / "model"), scratch, *flags) as found:
         yield found
