@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from random import randrange
+from random import SystemRandom
 
 import psutil
 
@@ -23,6 +23,13 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 START = 1200.0  # seconds: vLLM imports itself twice, on a machine that may be busy
 SHOWN = 0.6  # seconds: metrics are shown four times a second
 PATIENCE = 600.0  # seconds for what takes a moment: only what hangs takes so long
+# Settings of this process, or what an engine in it left behind.
+LEFT_BEHIND = (
+    "HEADGATE_CONFIG",
+    "PROMETHEUS_MULTIPROC_DIR",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_DIST_IDENT",
+)
 MAIN = "from headgate.cli import main; main()"
 SAMPLE = re.compile(r"^(headgate_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 
@@ -83,7 +90,7 @@ def environment(scratch: Path) -> dict[str, str]:
     except PackageNotFoundError:  # the CPU build has another name, which its own command does not know
         paths.append(str(_named_vllm(scratch)))
     found["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
-    for name in ("HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"):
+    for name in LEFT_BEHIND:
         found.pop(name, None)
     return found
 
@@ -97,9 +104,13 @@ def _named_vllm(scratch: Path) -> Path:
 
 
 def free_port() -> int:
-    """Below those the system gives to whoever asks for any: it must be free a minute later, too."""
+    """Below those the system gives to whoever asks for any: it must be free a minute later, too.
+
+    An engine in this process seeds Python's generator: two workers of pytest would draw the same ports, and
+    vLLM shares a port that is taken.
+    """
     while True:
-        port = randrange(20_000, 30_000)
+        port = SystemRandom().randrange(20_000, 30_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 

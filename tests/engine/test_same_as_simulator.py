@@ -37,14 +37,7 @@ def worlds(draw: st.DrawFn, roomy: bool) -> tuple[Engine, Workload]:
     return engine, Workload.of(np.minimum(workload.prompt, engine.longest - 1), workload.output, **columns)
 
 
-# Open: since pieces of a refill are counted when composed, the exclusive family differs from the simulator in
-# rare worlds. Every request is served in both.
-DIFFER = ("eb", "eb-online", "eb+", "keep")
-MARK = pytest.mark.xfail(strict=False, reason="pieces of refills differ in rare worlds")
-NAMES = [pytest.param(name, marks=MARK) if name in DIFFER else name for name in MAKE]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MAKE)
 @given(data=st.data(), world=worlds(roomy=True))
 def test_same_steps_at_the_same_times(name, data, world):
     engine, workload = world
@@ -54,7 +47,7 @@ def test_same_steps_at_the_same_times(name, data, world):
     assert theirs == ours
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MAKE)
 @given(data=st.data(), world=worlds(roomy=False))
 def test_same_steps_when_memory_is_short(name, data, world):
     engine, workload = world

@@ -9,13 +9,14 @@ from oracle import admitted
 from schedulers import EngineShape, request, scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
-from headgate.core.policy import BatchPolicy
+from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.view import View
 from headgate.cost.model import Shape
 from headgate.sim.engine.arrivals import Arrivals
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
+HOOKS = [name for name in vars(Observer) if not name.startswith("_")]  # a driver tells what a class overrides
 GOES_ON, STOPS = 5, 7  # tokens
 MOST_STEPS = 50_000
 
@@ -35,7 +36,7 @@ class Asked(BatchPolicy):
     def __init__(self, inner: BatchPolicy) -> None:
         self.inner = inner
         self.asked = False
-        for hook in ("arrived", "admitted", "prefilled", "held", "resumed", "evicted", "finished", "stepped"):
+        for hook in HOOKS:
             setattr(self, hook, getattr(inner, hook))
 
     def arrived(self, request, now): ...
@@ -46,6 +47,7 @@ class Asked(BatchPolicy):
     def evicted(self, request, now): ...
     def finished(self, request, now, how): ...
     def stepped(self, steps): ...
+    def planned(self, plan, now, gauges): ...
 
     def plan(self, view: View) -> Any:
         self.asked = True
