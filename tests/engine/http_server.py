@@ -23,8 +23,9 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 START = 1200.0  # seconds: vLLM imports itself twice, on a machine that may be busy
 SHOWN = 0.6  # seconds: metrics are shown four times a second
 PATIENCE = 600.0  # seconds for what takes a moment: only what hangs takes so long
+MULTIPROCESSING = "VLLM_ENABLE_V1_MULTIPROCESSING"
 # Settings of this process, or what an engine in it left behind.
-LEFT_BEHIND = (
+LEFT_BEHIND = ("HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR", "VLLM_DIST_IDENT", MULTIPROCESSING)
     "HEADGATE_CONFIG",
     "PROMETHEUS_MULTIPROC_DIR",
     "VLLM_ENABLE_V1_MULTIPROCESSING",
