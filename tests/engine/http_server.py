@@ -26,11 +26,6 @@ PATIENCE = 600.0  # seconds for what takes a moment: only what hangs takes so lo
 MULTIPROCESSING = "VLLM_ENABLE_V1_MULTIPROCESSING"
 # Settings of this process, or what an engine in it left behind.
 LEFT_BEHIND = ("HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR", "VLLM_DIST_IDENT", MULTIPROCESSING)
-    "HEADGATE_CONFIG",
-    "PROMETHEUS_MULTIPROC_DIR",
-    "VLLM_ENABLE_V1_MULTIPROCESSING",
-    "VLLM_DIST_IDENT",
-)
 MAIN = "from headgate.cli import main; main()"
 SAMPLE = re.compile(r"^(headgate_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 
