@@ -46,7 +46,7 @@ class Exclusive(BatchPolicy):
     Examples:
         >>> import headgate
         >>> policy = headgate.Exclusive(slots=64, refill=16)
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=64)
         >>> run = headgate.simulate(engine, policy, headgate.Workload.of([512] * 200, [64] * 200))
         >>> bool(((run.steps["decodes"] > 0) & (run.steps["prefill"] > 0)).any())  # never both in one step
         False
