@@ -33,7 +33,7 @@ Switch = Annotated[bool, Field(strict=True)]
 
 
 def seconds(value: object, info: ValidationInfo) -> object:
-    """A duration such as 500ms in seconds. A number is seconds, but not in a file: there it needs a unit too."""
+    """A duration such as 500ms in seconds. A number is seconds, except in a file, where it needs a unit."""
     bare = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
     return duration(str(value)) if isinstance(value, str) or (bare and info.context) else value
 

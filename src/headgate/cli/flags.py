@@ -158,7 +158,8 @@ def _parameters(tables: list[Table], fleet: bool) -> tuple[list[inspect.Paramete
 def _given(table: Table, values: dict[str, Any], fleet: bool) -> dict[str, Any]:
     """What the flags of a table say, taken out of the values."""
     found: dict[str, Any] = {}
-    for name, field in [(one, field) for own, field in _fields(table, fleet) for one in (own, *also(field))]:
+    known = {one: field for own, field in _fields(table, fleet) for one in (own, *also(field))}
+    for name, field in known.items():
         value = values.pop(name)
         if value is not None and value != []:
             table_of_values = get_origin(field.annotation) is dict

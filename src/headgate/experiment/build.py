@@ -167,4 +167,6 @@ def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
         return bundled(trace), BadRows()
     if "/" not in trace and "." not in trace and not (trace and Path(trace).exists()):
         raise unknown("trace", trace, BUNDLED)
-    return read_trace(trace, words.format, words.skip_bad_rows, words.sort)
+    return read_trace(
+        trace, words.format, words.skip_bad_rows, words.sort, words.columns or "", words.times or ""
+    )

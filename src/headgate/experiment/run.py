@@ -65,6 +65,7 @@ class Prepared:
         """What was left out of the input, will be refused, or is simulated in part."""
         notes = [line] if (line := renamed(self.words.card)) else []
         notes += partly(self.words, self.card, self.words.engines is not None)
+        notes += [str(self.workload.origin["times"])] if "times" in self.workload.origin else []
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")

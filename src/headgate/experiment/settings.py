@@ -138,7 +138,15 @@ class Experiment(Lengths, ManyEngines):
     watchdog: Seconds = declared(LOAD, "stop when a request gets nothing for so long (default: 1h)", 3600.0)
     trace: str | None = declared(TRACE, "a trace file, or a bundled one: azure-conv, azure-code, sharegpt-8k")
     format: str | None = declared(
-        TRACE, "azure, burstgpt, mooncake, qwen, vidur, vtc (default: told from the file)"
+        TRACE,
+        "azure, burstgpt, mooncake, qwen, vidur, vtc, servegen-offline, vllm-bench, aiperf, guidellm "
+        "(default: told from the file)",
+    )
+    columns: str | None = declared(
+        TRACE, "which column is which, instead of a format: arrival=ts,prompt=input,output=out,class=tenant"
+    )
+    times: str | None = declared(
+        TRACE, "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"
     )
     slice: str | None = declared(TRACE, "a part of the trace, such as 10min..20min")
     scale_rate: Positive | None = declared(TRACE, "send it so many times faster")
@@ -156,7 +164,7 @@ class Experiment(Lengths, ManyEngines):
 
 
 def experiment(settings: dict[str, Any], where: str = "", written: bool = False) -> Experiment:
-    """Checked settings; `where` says in messages which file they are from, `written` that they are from one."""
+    """Checked settings; `where` says in messages their file, `written` that they are from one."""
     return checked(Experiment, settings, _fields, where, written)
 
 
