@@ -52,6 +52,7 @@ def assumed(
 
 
 def card_said(card: Card) -> str:
+    """Its name, and whose step times it holds."""
     return f"{card.name} ({card.model} on {card.gpu})"
 
 
