@@ -40,9 +40,10 @@ class Serving:
     def of(cls, settings: Experiment) -> Serving:
         prompt = PRICES.prompt if settings.prompt_price is None else settings.prompt_price
         output = PRICES.output if settings.output_price is None else settings.output_price
-        engine = make_engine(settings, load_card(settings.card))
+        card = load_card(settings.card)
+        engine = make_engine(settings, card)
         prices = Prices(prompt, output)
-        return cls(engine, transfer_time(settings), prices, settings.watchdog, settings.asynchronous)
+        return cls(engine, transfer_time(settings, card.send), prices, settings.watchdog, settings.asynchronous)
 
     def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
         """One run; one that could not go on is an error, and so is a fleet too small for its router."""
