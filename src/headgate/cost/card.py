@@ -105,7 +105,7 @@ class Card(_Part):
     coefficients: Coefficients | None = None  # straight lines,
     tiles: TileTerms | None = None  # or whole tiles,
     work: WorkTerms | None = None  # or a sum of work, as `headgate calibrate` fits it: one of the three
-    send: Annotated[float, Field(ge=0)] | None = None  # s for which handing a request over occupies its engine
+    send: Annotated[float, Field(ge=0)] | None = None  # s a hand-over occupies the sending engine
     host: HostTerms | None = None  # what its host takes for a step, if asynchronous; beside `work` only
     region: Region
     provenance: Provenance

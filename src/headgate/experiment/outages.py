@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headgate.core.errors import InputError
-from headgate.settings_base import seconds
 from headgate.sim.fleet.outage import Outage, check_outages
+from headgate.workloads.durations import duration
 
 FORM = "write ENGINE:START:END, with :drain if requests there may end, such as 0:30s:60s,2:40s:50s:drain"
 
@@ -21,10 +21,6 @@ def _outage(text: str) -> Outage:
     if len(parts) not in (3, 4) or (len(parts) == 4 and parts[3] != "drain"):
         raise InputError(f"outages: {text!r} is not an outage; {FORM}")
     try:
-        return Outage(int(parts[0]), _time(parts[1]), _time(parts[2]), len(parts) == 4)
+        return Outage(int(parts[0]), duration(parts[1]), duration(parts[2]), len(parts) == 4)
     except ValueError:
         raise InputError(f"outages: {text!r} is not an outage; {FORM}") from None
-
-
-def _time(text: str) -> float:
-    return float(seconds(text))

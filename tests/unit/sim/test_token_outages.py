@@ -18,7 +18,7 @@ from headgate.methods.names import ROUTE, Mixed
 from headgate.methods.split.split import Split
 from headgate.record.recorder import HOW
 from headgate.sim.engine.engine import Engine
-from headgate.sim.fleet.fleet import FleetSimulator
+from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator
 from headgate.sim.fleet.outage import Outage
 from headgate.workloads.workload import Workload
 from token_fleets import token_worlds
@@ -29,7 +29,7 @@ ENGINE = Engine(SECOND, 1000, 1000, 64, 8, block=10)
 few = settings(max_examples=max(5, settings.default.max_examples // 6))
 
 
-def fleet_of(router, workload, *outages, transfer=Transfer(), policies=None):
+def fleet_of(router, workload, *outages, transfer=NO_TIME, policies=None):
     def policy(role):
         made = Mixed(8, 64)
         if policies is not None:
@@ -44,18 +44,19 @@ def fleet_of(router, workload, *outages, transfer=Transfer(), policies=None):
 def test_a_request_goes_on_elsewhere_with_the_tokens_it_has():
     """Prompt done at 1, tokens at 2 and 3; the engine fails at 2.5, so the step that ends at 3 is its last.
 
-    The other engine prefills prompt and three tokens in one step: the fourth token comes at 4, the fifth at 5.
+    The other engine prefills prompt and three tokens in one step: token four comes at 4, token five at 5.
     """
     tables = fleet_of(RoundRobin(2), Workload.of([10], [5]), Outage(0, 2.5, 50.0))
     row = tables["requests"]
     assert row["first_token"].tolist() == [1.0] and row["finished"].tolist() == [5.0]
-    assert row["replica"].tolist() == [1] and row["evictions"].tolist() == [1] and row["output"].tolist() == [5]
+    assert (row["replica"][0], row["evictions"][0], row["output"][0]) == (1, 1, 5)
     steps = tables["steps"]
     assert steps["prefill"].tolist() == [10, 0, 13, 0] and steps["replica"].tolist() == [0, 0, 1, 1]
 
 
 def test_what_runs_on_an_engine_that_drains_ends_there():
-    tables = fleet_of(LeastLoaded(2), Workload.of([10, 10], [5, 5], arrival=[0.0, 3.0]), Outage(0, 2.5, 50.0, True))
+    workload = Workload.of([10, 10], [5, 5], arrival=[0.0, 3.0])
+    tables = fleet_of(LeastLoaded(2), workload, Outage(0, 2.5, 50.0, drain=True))
     assert tables["requests"]["replica"].tolist() == [0, 1]
     assert tables["requests"]["finished"].tolist() == [5.0, 8.0]
 

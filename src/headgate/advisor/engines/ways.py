@@ -43,7 +43,8 @@ class Serving:
         card = load_card(settings.card)
         engine = make_engine(settings, card)
         prices = Prices(prompt, output)
-        return cls(engine, transfer_time(settings, card.send), prices, settings.watchdog, settings.asynchronous)
+        transfer = transfer_time(settings, card.send)
+        return cls(engine, transfer, prices, settings.watchdog, settings.asynchronous)
 
     def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
         """One run; one that could not go on is an error, and so is a fleet too small for its router."""

@@ -108,11 +108,8 @@ class FleetEngine:
     def begin(self, now: float) -> None:
         """Take in what is at the door and start what comes next."""
         replica = self.replica
-        if replica.now < now:
-            replica.now = now
-        if self.owed:
-            replica.now += self.owed
-            self.owed = 0.0
+        replica.now = max(replica.now, now) + self.owed
+        self.owed = 0.0
         if self.sent or self.timers:
             self._receive(replica.now)
         if self.news:
