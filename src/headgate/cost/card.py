@@ -107,6 +107,7 @@ class Card(_Part):
     coefficients: Coefficients | None = None  # straight lines,
     tiles: TileTerms | None = None  # or whole tiles,
     work: WorkTerms | None = None  # or a sum of work, as `headgate calibrate` fits it: one of the three
+    send: Annotated[float, Field(ge=0)] | None = None  # s a hand-over occupies the sending engine
     host: HostTerms | None = None  # what its host takes for a step, if asynchronous; beside `work` only
     region: Region
     provenance: Provenance
@@ -133,7 +134,7 @@ class Card(_Part):
     def text(self) -> str:
         """The card as it stands in a file."""
         document = self.model_dump(mode="json")
-        for part, names in ((document, (*LAWS, "host")), (document["provenance"], MEASURED)):
+        for part, names in ((document, (*LAWS, "send", "host")), (document["provenance"], MEASURED)):
             for name in names:
                 if part[name] is None:
                     del part[name]
