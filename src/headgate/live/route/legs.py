@@ -19,6 +19,7 @@ from headgate.live.route.upstream import Upstream
 from headgate.live.route.verdict import Fault, LegError
 
 log = logging.getLogger("headgate.route")
+SHUTTING_DOWN = "the router is shutting down"
 
 
 class Legs:
@@ -37,8 +38,13 @@ class Legs:
         self.stopping = False
         self.open_calls: set[OpenLeg] = set()
 
-    def open(self, upstream: Upstream, path: str) -> OpenLeg:
-        """A call to be made; leaving it as a context closes it and frees its place."""
+    def open(self, upstream: Upstream, path: str, last: bool = False) -> OpenLeg:
+        """A call to be made; leaving it as a context closes it and frees its place.
+
+        When the router ends no call is begun any more, except `last` ones, which release KV.
+        """
+        if self.stopping and not last:
+            raise LegError(Fault.CUT, SHUTTING_DOWN, retry=False)
         limits = self.config.limits
         times = Times(
             limits.connect,
@@ -54,7 +60,7 @@ class Legs:
         """The router ends: calls that still run are cut, and their clients get an error."""
         self.stopping = True
         for call in list(self.open_calls):
-            call.leg.break_off("the router is shutting down")
+            call.leg.break_off(SHUTTING_DOWN)
 
     def began(self, upstream: Upstream) -> None:
         upstream.legs += 1

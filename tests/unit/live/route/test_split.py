@@ -11,6 +11,7 @@ import pytest
 from fake_engines import stream
 from headgate.live.emulate import answer, chat_answer, emulated
 from headgate.live.route.handover import KvParams, decode_body, prefill_body, read_params, release_body
+from headgate.live.route.relay import Leg
 from headgate.live.route.verdict import LegError
 from router_world import World, routed, run, until
 
@@ -191,6 +192,80 @@ def test_a_client_that_goes_between_the_legs_pins_nothing(moment: str) -> None: 
             await world.settled()
             assert world.counted("kv_released_total", result="ok") == 1
             await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def held_decodes(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Calls that carry parameters of a prefill wait before they are sent: told when one does, and let go."""
+    waiting, go_on, send = asyncio.Event(), asyncio.Event(), Leg._send
+
+    async def slow(leg: Leg, body: bytes, headers) -> None:
+        if b'"do_remote_prefill":true' in body and b"2147483647" not in body:
+            waiting.set()
+            await go_on.wait()
+        await send(leg, body, headers)
+
+    monkeypatch.setattr(Leg, "_send", slow)
+    return waiting, go_on
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_goes_while_its_decode_is_opened_pins_nothing(
+    streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine of the decode does not know of the KV yet: nobody would free it before its lease ends."""
+
+    async def work() -> None:
+        waiting, go_on = held_decodes(monkeypatch)
+        async with split(engines=2) as (world, fleet):
+            asked = asyncio.create_task(world.ask(prompt="soon gone", max_tokens=5, stream=streams))
+            await waiting.wait()
+            asked.cancel()
+            labels = {"class": "default", "outcome": "client-gone"}
+            await until(lambda: world.counted("requests_total", **labels) == 1)
+            assert world.app.gate.roster.replicas[1].decodes == 1  # its seat is held until the call is closed
+            go_on.set()
+            await world.settled()
+            assert world.counted("kv_consumed_total") == 1
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_a_decode_that_could_not_be_sent_releases_its_kv_and_goes_elsewhere() -> None:
+    async def work() -> None:
+        async with split(engines=4) as (world, fleet):
+            dead = world.app.upstreams[1]
+            dead.spec = dead.spec.model_copy(update={"url": "http://127.0.0.1:1"})  # nothing listens there
+            for engine in (2, 3):
+                fill(world, engine)
+            asked = asyncio.create_task(wanted(world, "a prompt for a dead engine", 6))
+            await until(lambda: world.counted("retries_total", fault="connect"))
+            for engine in (2, 3):
+                fill(world, engine, full=False)
+            await asked
+            await world.settled()
+            failed = world.counted("retries_total", fault="connect")
+            assert world.counted("kv_released_total", result="ok") == failed
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_a_decode_goes_to_another_engine_than_the_one_that_failed_it() -> None:
+    async def work() -> None:
+        async with split(engines=3) as (world, fleet):
+            fleet.faults[1].set({"always": "503"})
+            fill(world, 2)
+            asked = asyncio.create_task(wanted(world, "a prompt that fails once", 6))
+            await until(lambda: world.app.gate.counts["returned"] == 1)
+            fill(world, 2, full=False)
+            await asked
+            moves = world.app.gate.counts["moved"]
+            assert moves <= 4  # prefill, decode at 1, prefill, decode at 2: never at 1 again
+            assert fleet.engines[1].tally.generation_tokens == 0
+            await world.settled()
 
     run(work())
 
