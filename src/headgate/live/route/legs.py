@@ -91,10 +91,10 @@ class Legs:
         else:
             upstream.breaker.gone()
 
-    def headers(self, job: Job, upstream: Upstream) -> aiohttp.typedefs.LooseHeaders:
-        """The headers of a call for this request to this engine."""
+    def headers(self, job: Job, upstream: Upstream, id: str = "") -> aiohttp.typedefs.LooseHeaders:
+        """The headers of a call for this request to this engine; `id` where it is not the request's own."""
         passes = self.config.front.pass_authorization
-        return to_engine(job.request.headers, job.id, upstream.authorization, job.kind.priority, passes)
+        return to_engine(job.request.headers, id or job.id, upstream.authorization, job.kind.priority, passes)
 
 
 class OpenLeg(AbstractContextManager["OpenLeg"]):
@@ -106,11 +106,11 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
         legs.began(upstream)
         legs.open_calls.add(self)
 
-    async def start(self, job: Job, body: bytes) -> None:
+    async def start(self, job: Job, body: bytes, id: str = "") -> None:
         """Send it and wait for the first token or the whole answer; raises LegError, which is booked."""
         sent = self._legs.now()
         try:
-            await self.leg.start(body, self._legs.headers(job, self.upstream))  # type: ignore[arg-type]
+            await self.leg.start(body, self._legs.headers(job, self.upstream, id))  # type: ignore[arg-type]
         except LegError as fault:
             self.fail(fault)
             raise

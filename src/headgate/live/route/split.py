@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from secrets import token_hex
 
 from headgate.core.policy import End
 from headgate.live.route.gate import Gate, Ticket
@@ -100,7 +101,8 @@ class Splitter:
     async def _prefill(self, job: Job, upstream: Upstream) -> KvParams | None:
         kv = self.legs.config.kv
         with self.legs.open(upstream, job.path) as call:
-            await call.start(job, prefill_body(job.asked.body, kv.reuse_tokens))
+            # KV is named after its prefill: two prompts of a request, or of two with one id, must differ
+            await call.start(job, prefill_body(job.asked.body, kv.reuse_tokens), f"hg-{token_hex(12)}")
             if call.leg.status >= 400 or not call.leg.whole:
                 raise self._refused(call.leg.status, call.leg.head, call.leg.headers.get("Content-Type", ""))
             call.good()

@@ -13,7 +13,7 @@ from headgate.live.emulate import answer, chat_answer, emulated
 from headgate.live.route.handover import KvParams, decode_body, prefill_body, read_params, release_body
 from headgate.live.route.relay import Leg
 from headgate.live.route.verdict import LegError
-from router_world import World, routed, run, until
+from router_world import World, fail_first_decode, routed, run, until
 
 SPEED = 50.0
 
@@ -112,6 +112,22 @@ def test_a_decode_that_fails_means_a_new_prompt_never_the_same_parameters() -> N
                 world.counted("retries_total", fault="status") + world.counted("retries_total", fault="busy")
                 > 0
             )
+
+    run(work())
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["read, then reset", "refused by its engine"])
+def test_spent_parameters_are_never_sent_again(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traps 1 and 2 one by one; `tests/engine/test_route_vllm.py` does the same before real vLLM."""
+
+    async def work() -> None:
+        sent = fail_first_decode(monkeypatch, refused)
+        async with split(engines=2) as (world, fleet):
+            await wanted(world, "a prompt whose decode fails", 9)
+            await world.settled()
+            assert len(sent) == len(set(sent))
+            assert len(sent) == 2 or refused  # an engine that refused is full, and the prompt stays at home
+            await until(lambda: fleet.at_rest)
 
     run(work())
 
@@ -306,6 +322,23 @@ def test_random_hang_ups_leave_nothing_behind() -> None:
             assert results.count(None) >= 60
             await world.settled()
             assert all(each.tally.nixl["notifications_after_expiry"] == 0 for each in fleet.engines)
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_requests_with_the_same_id_have_kv_of_their_own() -> None:
+    async def work() -> None:
+        async with split() as (world, fleet):
+
+            async def one(number: int) -> None:
+                prompt = f"prompt number {number}"
+                got = await world.ask(prompt=prompt, max_tokens=9, headers={"x-request-id": "the-same"})
+                assert got.json["choices"][0]["text"] == answer(prompt, 9)
+                assert "the-same" in got.json["id"]
+
+            await asyncio.gather(*(one(number) for number in range(12)))
+            assert handed_over(world) == 12
             await until(lambda: fleet.at_rest)
 
     run(work())
