@@ -1,8 +1,8 @@
 """What the gate costs a request, by router and number of engines: `python -m benchmarks.gate [--quick]`.
 
-CPU of one core in a full fleet, the best of three tries: arrival, place, first token or hand-over, second place, end, and the
-questions to the router, as in a live router but without HTTP and without a wait. Every engine is kept about
-half full. On a shared machine compare the columns of one run.
+CPU of one core in a full fleet, the best of three tries: arrival, place, first token or hand-over, second
+place, end, and the questions to the router, as in a live router but without HTTP and without a wait. Every
+engine is kept about half full. On a shared machine compare the columns of one run.
 """
 
 from __future__ import annotations
