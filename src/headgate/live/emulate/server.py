@@ -22,11 +22,11 @@ from headgate.live.emulate.options import Options
 from headgate.live.emulate.peers import Peers
 from headgate.live.emulate.place import Place
 from headgate.live.emulate.problems import busy
+from headgate.live.emulate.silent import Silent
 from headgate.live.emulate.tokens import tokens_by
 from headgate.settings_base import checked
 
 LOG = logging.getLogger("headgate.emulate")
-HEAD_PATIENCE = 30.0  # seconds until a new connection must have sent its first request
 KEEP_ALIVE = 75.0
 BACKLOG = 1024
 TASKS: deque[asyncio.Task[None]] = deque(maxlen=64)  # so that nobody collects them while they run
@@ -55,12 +55,15 @@ class Port:
             shutdown_timeout=0.5,
         )  # fmt: skip
         self._listener: asyncio.Server | None = None
+        self._silent: Silent | None = None
         self._host, self._port = "", 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> None:
         """Listen, and let the engines run."""
         await self._runner.setup()
+        assert self._runner.server is not None
+        self._silent = Silent(self._runner.server)
         self._host, self._port = host, port
         await self.listen()
         shown = f"[{host}]" if ":" in host else host
@@ -123,15 +126,9 @@ class Port:
         if server is None or len(server.connections) >= self.place.made.options.max_connections:
             return TooMany()
         handler = server()
-        asyncio.get_running_loop().call_later(HEAD_PATIENCE, _hurry, handler)
+        assert self._silent is not None
+        self._silent.watch(handler)
         return handler
-
-
-def _hurry(handler: Any) -> None:
-    """Nobody may hold a connection without ever having sent a request."""
-    silent = getattr(handler, "_current_request", None) is None and not getattr(handler, "_request_count", 1)
-    if silent and handler.transport is not None:
-        handler.transport.close()
 
 
 class Emulators(Sequence[str]):
