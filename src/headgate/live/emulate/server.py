@@ -22,8 +22,10 @@ from headgate.live.emulate.options import Options
 from headgate.live.emulate.peers import Peers
 from headgate.live.emulate.place import Place
 from headgate.live.emulate.problems import busy
+from headgate.live.emulate.recording import discard, traces
 from headgate.live.emulate.silent import Silent
 from headgate.live.emulate.tokens import tokens_by
+from headgate.live.engine.trace import Trace
 from headgate.settings_base import checked
 
 LOG = logging.getLogger("headgate.emulate")
@@ -134,8 +136,8 @@ class Port:
 class Emulators(Sequence[str]):
     """Running emulators: a sequence of their urls, and handles on what is behind each."""
 
-    def __init__(self, ports: list[Port], clock: Clock, peers: Peers) -> None:
-        self.ports, self.clock, self._peers = ports, clock, peers
+    def __init__(self, ports: list[Port], clock: Clock, peers: Peers, kept: list[Trace]) -> None:
+        self.ports, self.clock, self._peers, self._traces = ports, clock, peers, kept
         self.admin_url = ""
         self._admin: web.AppRunner | None = None
 
@@ -209,6 +211,8 @@ class Emulators(Sequence[str]):
         if self._admin is not None:
             await self._admin.cleanup()
         await self._peers.close()
+        for trace in self._traces:
+            trace.close()
 
 
 async def start(options: Options) -> Emulators:
@@ -216,9 +220,12 @@ async def start(options: Options) -> Emulators:
     made = Made(options)
     clock: Clock = VirtualClock() if options.virtual else WallClock(options.speed)
     tokens, peers = tokens_by(options.tokenizer), Peers(options.kv_hosts)
-    ports = 1 if options.ranks else options.engines
     ranks = options.engines if options.ranks else 1
-    running = Emulators([Port(Place(made, clock, tokens, peers, ranks)) for _ in range(ports)], clock, peers)
+    kept = traces(made, options.engines)
+    hear = [(trace,) for trace in kept] or [()] * options.engines
+    shares = [hear[first : first + ranks] for first in range(0, options.engines, ranks)]
+    places = [Place(made, clock, tokens, peers, share) for share in shares]
+    running = Emulators([Port(place) for place in places], clock, peers, kept)
     if options.slow_start:
         await asyncio.sleep(options.slow_start)
     try:
@@ -230,6 +237,7 @@ async def start(options: Options) -> Emulators:
             await running.open_admin(options.admin_host, options.admin_port)
     except BaseException:
         await running.stop()
+        discard(kept)
         raise
     return running
 
