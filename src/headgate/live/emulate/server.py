@@ -222,7 +222,7 @@ async def start(options: Options) -> Emulators:
     tokens, peers = tokens_by(options.tokenizer), Peers(options.kv_hosts)
     ranks = options.engines if options.ranks else 1
     kept = traces(made, options.engines)
-    hear = [(trace,) for trace in kept] or [()] * options.engines
+    hear: list[list[Trace]] = [[trace] for trace in kept] or [[]] * options.engines
     shares = [hear[first : first + ranks] for first in range(0, options.engines, ranks)]
     places = [Place(made, clock, tokens, peers, share) for share in shares]
     running = Emulators([Port(place) for place in places], clock, peers, kept)

@@ -20,9 +20,9 @@ class Silent:
         self._timers: dict[Any, asyncio.TimerHandle] = {}
         lost = server.connection_lost
 
-        def connection_lost(handler: Any, error: BaseException | None = None) -> None:
+        def connection_lost(handler: Any, exc: BaseException | None = None) -> None:
             self._stop(handler)
-            lost(handler, error)
+            lost(handler, exc)
 
         server.connection_lost = connection_lost  # type: ignore[method-assign]
 
@@ -32,10 +32,9 @@ class Silent:
 
     def _over(self, handler: Any) -> None:
         self._stop(handler)
-        asked = getattr(handler, "_current_request", None) is not None or getattr(
-            handler, "_request_count", 1
-        )
-        if not asked and handler.transport is not None:
+        under_way = getattr(handler, "_current_request", None) is not None
+        silent = not under_way and not getattr(handler, "_request_count", 1)
+        if silent and handler.transport is not None:
             handler.transport.close()
 
     def _stop(self, handler: Any) -> None:
