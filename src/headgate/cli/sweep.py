@@ -90,8 +90,12 @@ sweep.__doc__ = EXAMPLES
 
 def _notes(tasks: Sequence[Task], say: Any) -> None:
     """What the runs leave out, each said once."""
+    from headgate.cost.card import load_card
+    from headgate.cost.error_bar import error_bar
     from headgate.experiment.asynchrony import partly
 
+    for note in dict.fromkeys(note for task in tasks for note in error_bar(load_card(task.words.card))):
+        print(f"note: {note}", file=say)
     kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
     for note in dict.fromkeys(note for (_, fleet), each in kinds.items() for note in partly(each, fleet)):
         print(f"note: {note}", file=say)

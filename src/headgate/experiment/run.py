@@ -14,6 +14,7 @@ from headgate.core.errors import RunError
 from headgate.core.policy import BatchPolicy
 from headgate.core.version import VERSION
 from headgate.cost.card import Card, load_card
+from headgate.cost.error_bar import error_bar
 from headgate.experiment.asynchrony import partly
 from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.coverage import outside
@@ -61,7 +62,7 @@ class Prepared:
 
     def notes(self) -> list[str]:
         """What was left out of the input, will be refused, or is simulated in part."""
-        notes = partly(self.words, self.words.engines is not None)
+        notes = error_bar(self.card) + partly(self.words, self.words.engines is not None)
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")
@@ -178,6 +179,7 @@ def _meta(
         "model": card.model,
         "gpu": card.gpu,
         "provenance": card.provenance.source,
+        **({"expected_error": card.expected_error.model_dump()} if card.expected_error else {}),
         "engine": engine.limits,
         "asynchronous": words.asynchronous,
         "kv_tokens": engine.kv_tokens,
