@@ -82,7 +82,9 @@ def calibrate(
     ] = None,
     rescale: Annotated[
         bool | None,
-        _option("scale --like's prices instead of fitting (default: if it is derived, but not for steps)", FROM),
+        _option(
+            "scale --like's prices instead of fitting (default: if it is derived, but not for steps)", FROM
+        ),
     ] = None,
     name: Annotated[str | None, _option("name of the card (default: from --out)", SAYS)] = None,
     gpu: Annotated[str | None, _option("name of the GPU (default: asked from the driver)", SAYS)] = None,
@@ -189,6 +191,7 @@ class _Numbers:
 
 
 def card_file(out: str, overwrite: bool) -> Path:
+    """Where a card is to be written; refused before any work if it cannot be."""
     card = Path(out)
     if card.suffix != ".json":
         raise InputError(f"--out {out}: a card is a JSON file; name it {card.with_suffix('.json').name}")

@@ -55,7 +55,7 @@ class Number(_Part):
 
 
 class ExpectedError(_Part):
-    """How far a card that was not measured may be off, relative: nine steps in ten of each kind, and rates."""
+    """How far a card that was not measured may be off, relative: nine steps in ten of a kind; rates."""
 
     decode: Share
     prefill: Share
@@ -159,7 +159,10 @@ class Card(_Part):
     def text(self) -> str:
         """The card as it stands in a file."""
         document = self.model_dump(mode="json")
-        optional = (document, (*LAWS, "host", "expected_error")), (document["provenance"], (*MEASURED, *DERIVED))
+        optional = (
+            (document, (*LAWS, "host", "expected_error")),
+            (document["provenance"], (*MEASURED, *DERIVED)),
+        )
         for part, names in optional:
             for name in names:
                 if part[name] is None:

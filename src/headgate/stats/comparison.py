@@ -165,9 +165,7 @@ def _row(
     return Row(metric.name, metric.unit, metric.higher, method, estimate, others, best, level, apart)
 
 
-def _difference(
-    spread: Spread, base: Spread, higher: bool, no_interval: str, bar: float = 0.0
-) -> Difference:
+def _difference(spread: Spread, base: Spread, higher: bool, no_interval: str, bar: float = 0.0) -> Difference:
     """The paired difference and what it says; `no_interval` is the verdict when there is none.
 
     Percent is the same interval over the measured baseline, so that it never contradicts the verdict. It is

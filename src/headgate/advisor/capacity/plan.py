@@ -120,9 +120,7 @@ def plan_capacity(
     drawn = "mix" if settings.classes else settings.workload
     name = f"trace {settings.trace}" if settings.trace else f"{drawn} lengths"
     parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))
-    return CapacityPlan(
-        card.name, name, engine, *parts, interrupted=bool(left), error=throughput_error(card)
-    )
+    return CapacityPlan(card.name, name, engine, *parts, interrupted=bool(left), error=throughput_error(card))
 
 
 def _bounds(engine: Engine, traffic: Traffic, card: str) -> tuple[Bound, Bound]:

@@ -93,7 +93,7 @@ class _Reader:
         if value is None:
             return 0
         if type(value) is not int or not 0 <= value <= MOST:
-            raise InputError(f"{self._where}: {name} must be a whole number, not {str(value)[:40]}; correct it")
+            raise InputError(f"{self._where}: {name} must be a whole number, not {str(value)[:40]}; fix it")
         return value
 
     def first(self, names: tuple[str, ...]) -> int:
@@ -108,7 +108,7 @@ def _head(hidden: int, heads: int, where: str) -> int:
 
 
 def _window(document: Mapping[str, Any], kind: str, read: _Reader) -> tuple[int, int]:
-    """The window of layers that have one, and how often a layer has none; (0, 1) where all read everything."""
+    """The window of layers that have one, and how often a layer has none; (0, 1): none has one."""
     window = read.optional("sliding_window")
     if not window or document.get("use_sliding_window") is False:
         return 0, 1

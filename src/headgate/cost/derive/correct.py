@@ -42,13 +42,24 @@ def deployment_of(card: Card, gpu: Gpu) -> Deployment:
     """What a calibrated card was measured on, if the laws know it."""
     shape, settings = card.provenance.model_shape or {}, card.provenance.settings or {}
     needed = ("layers", "hidden", "heads", "kv_heads", "head_size", "inner", "vocabulary")
-    if card.work is None or not all(name in shape for name in needed):
+    if card.work is None or card.expected_error or not all(name in shape for name in needed):
         raise InputError(f"--correct {card.name}: not a calibrated card; give one of headgate calibrate")
     if gpu.name not in card.gpu and card.gpu not in gpu.name:
-        raise InputError(f"--correct {card.name} is of {card.gpu}, not of {gpu.name}; corrections hold for one GPU")
-    experts = {"experts": shape.get("experts", 0), "experts_per_token": shape.get("experts_per_token", 0)}
+        raise InputError(
+            f"--correct {card.name} is of {card.gpu}, not of {gpu.name}; corrections hold for one GPU"
+        )
+    layers, hidden, heads, kv_heads, head, inner, words = (shape[name] for name in needed)
     model = Transformer(
-        *(shape[name] for name in needed), **experts, expert_feed_forward=shape.get("expert_inner", 0)
+        layers,
+        hidden,
+        heads,
+        kv_heads,
+        head,
+        inner,
+        words,
+        experts=shape.get("experts", 0),
+        experts_per_token=shape.get("experts_per_token", 0),
+        expert_feed_forward=shape.get("expert_inner", 0),
     )
     return Deployment(model, gpu, int(settings.get("tensor parallel", "1")))
 

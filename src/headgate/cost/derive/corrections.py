@@ -1,4 +1,4 @@
-"""What an engine loses against operators timed alone; five numbers, from a calibrated card of the same GPU."""
+"""What an engine loses against operators timed alone: five numbers from a calibrated card."""
 
 from __future__ import annotations
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headgate.cost.card import Card, Number, Provenance, Region
+from headgate.cost.card import Card, Provenance, Region
 from headgate.cost.derive.correct import deployment_of, fit_corrections
 from headgate.cost.derive.corrections import OF_H200, Corrections
 from headgate.cost.derive.distil import distil
 from headgate.cost.derive.expected import expected_error
 from headgate.cost.derive.grid import shapes
 from headgate.cost.derive.host import host_prior, with_host
-from headgate.cost.derive.memory import BLOCK, UTILISATION, WORKSPACE, kv_tokens, most_running, weight_bytes
-from headgate.cost.derive.origins import origins
+from headgate.cost.derive.memory import BLOCK, WORKSPACE, kv_tokens, most_running
+from headgate.cost.derive.origins import Rests, origins
 from headgate.cost.derive.step import Deployment, step_seconds
 from headgate.cost.derive.wanted import Resolved, Wanted, resolve
 from headgate.cost.fit.fit import LARGEST_GRAPH
@@ -24,8 +24,8 @@ from headgate.cost.model import Shape
 
 MOST_TOKENS = 16384  # in one step
 SOURCE = (
-    "headgate card derive: the model's config.json, the GPU's data sheet, and laws fitted to AIConfigurator's "
-    "operator tables for vLLM 0.24"
+    "headgate card derive: the model's config.json, the GPU's data sheet, and laws fitted to "
+    "AIConfigurator's operator tables for vLLM 0.24"
 )
 
 
@@ -111,7 +111,7 @@ def _provenance(
         extrapolated=["everything: no step of this card was timed"],
         settings=_settings(wanted, at),
         model_shape=at.model.shape(),
-        numbers=_numbers(wanted, found, terms, host, lost, corrected, limits),
+        numbers=origins(found, Rests(terms, host, lost, corrected, wanted.utilisation), limits),
     )
 
 
@@ -129,14 +129,14 @@ def _settings(wanted: Wanted, at: Deployment) -> dict[str, str]:
 def _assumptions(wanted: Wanted, found: Resolved) -> list[str]:
     at = found.at
     notes = [
-        "The host is that of the calibrated cards (slow cores, asynchronous scheduling). A synchronous engine "
-        "takes the sum of GPU and host.",
+        "The host is that of the calibrated cards (slow cores, asynchronous scheduling). A synchronous "
+        "engine takes the sum of GPU and host.",
         "What an engine loses against operators timed alone is that of an H200 with Qwen3-8B."
         if "H200" not in at.gpu.name
         else "",
         f"{WORKSPACE / 1e9:g} GB of each GPU for activations and CUDA graphs, as on an H200.",
         f"Efficiencies of operators {at.gpu.source}." if at.gpu.origin == "assumed" else "",
-        "The router sends tokens to all experts alike. Trained routers prefer some: the busiest GPU sets the pace."
+        "The router sends tokens to all experts alike. Trained routers prefer some."
         if at.model.experts
         else "",
         "KV of layers with a window is counted in full." if at.model.window else "",
@@ -144,20 +144,3 @@ def _assumptions(wanted: Wanted, found: Resolved) -> list[str]:
         *(f"Approximated: {doubt}." for doubt in found.doubts),
     ]
     return [note for note in notes if note]
-
-
-def _numbers(
-    wanted: Wanted,
-    found: Resolved,
-    terms: WorkTerms,
-    host: HostTerms,
-    lost: Corrections,
-    corrected: str,
-    limits: dict[str, int],
-) -> dict[str, Number]:
-    share = wanted.utilisation
-    memory = f"{share:g} of the GPU's memory less {weight_bytes(found.at) / 1e9:.1f} GB of weights and workspace"
-    known = {"utilisation": (share, "published" if share == UTILISATION else "assumed", "vLLM's default from 0.22 on")}
-    if share != UTILISATION:
-        known["utilisation"] = (share, "assumed", "as given")
-    return origins(found, terms, host, lost, corrected, limits, memory, known)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
+from headgate.cost.derive.grid import table
 from headgate.cost.fit.family import LEAST_TOKENS, PER_EXPERT, Law, gpu_columns
 from headgate.cost.fit.steps import Floats
-from headgate.cost.derive.grid import table
 from headgate.cost.laws.work import WorkTerms
 from headgate.cost.model import Shape
 

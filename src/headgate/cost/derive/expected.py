@@ -20,7 +20,7 @@ class Bars:
     source: str
 
 
-# `python tools/derived_errors.py` prints the figures behind these.
+# `python -m benchmarks.derived_cards` prints the figures behind these.
 HELD_OUT = Bars(0.08, 0.10, 0.10, 0.08, "leave-one-out over three calibrated H200 cards")
 OTHER_GPU = Bars(
     0.13, 0.13, 0.13, 0.15, "published steps of Qwen3-32B on 1 to 8 B300, and 90 public runs on 2 to 8 H100"
@@ -41,5 +41,7 @@ def expected_error(at: Deployment, approximate: bool) -> ExpectedError:
     bars += [FP8] if at.fp8 or at.model.bytes_per_weight < 2 else []
     bars += [SHARED_EXPERTS] if at.whole_experts and at.tensor > 1 else []
     bars += [ROUGH] if approximate else []
-    widest = {name: max(getattr(bar, name) for bar in bars) for name in ("decode", "prefill", "mixed", "throughput")}
+    widest = {
+        name: max(getattr(bar, name) for bar in bars) for name in ("decode", "prefill", "mixed", "throughput")
+    }
     return ExpectedError(**widest, source="; ".join(bar.source for bar in bars))

@@ -16,7 +16,7 @@ UNGRAPHED = 21 * MICRO  # start of an all-reduce that no CUDA graph holds
 
 @dataclass(frozen=True)
 class Gemm:
-    """c0 + (a^q + f^q)^(1/q): a start, reading at `eb` of the memory's speed, computing at `ef` of the peak."""
+    """c0 + (a^q + f^q)^(1/q): a start, reading at `eb` of the bandwidth, computing at `ef` of the peak."""
 
     c0: float
     eb: float
@@ -179,7 +179,7 @@ TABLE = {
 def from_data_sheet(
     name: str, peak: float, bandwidth: float, memory: float, like: Gpu | None = None, links: Gpu = L40S
 ) -> Gpu:
-    """A GPU without operator tables: efficiencies of `like`, or the median of the table's; `links` of another.
+    """A GPU without operator tables: efficiencies of `like`, or the table's median; `links` of another.
 
     Peak in TFLOP/s, bandwidth in TB/s, memory in MiB.
     """
@@ -204,7 +204,7 @@ def _median(gpus: list[Gpu]) -> Gpu:
         of_part = [getattr(gpu, part) for gpu in gpus]
         values = {name: median(getattr(each, name) for each in of_part) for name in vars(of_part[0])}
         found[part] = type(of_part[0])(**values)
-    return replace(gpus[0], **found)  # type: ignore[arg-type]
+    return replace(gpus[0], **found)
 
 
 def left_out(name: str) -> Gpu:
@@ -229,7 +229,13 @@ GPUS: dict[str, Gpu] = TABLE | {
     "a10g": replace(from_data_sheet("NVIDIA A10G", 70, 0.6, 23028), fp8=False),
     "rtx-a6000": replace(from_data_sheet("NVIDIA RTX A6000", 155, 0.768, 49140), fp8=False),
 }
-ALIASES = {"h100": "h100-sxm", "a100": "a100-sxm", "a100-80gb": "a100-sxm", "h200-sxm": "h200", "b200-sxm": "b200"}
+ALIASES = {
+    "h100": "h100-sxm",
+    "a100": "a100-sxm",
+    "a100-80gb": "a100-sxm",
+    "h200-sxm": "h200",
+    "b200-sxm": "b200",
+}
 
 
 def gpu_named(name: str) -> tuple[str, Gpu]:

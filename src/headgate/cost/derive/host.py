@@ -11,7 +11,11 @@ from headgate.cost.laws.work import WorkTerms
 # About the middle of the three calibrated cards, whose host has slow cores.
 CONSTANT, PER_REQUEST, PROMPTS = 3e-3, 20e-6, 10e-3
 DENSE_LAYER, EXPERT_LAYER = 0.8e-3, 1.5e-3  # seconds to launch a layer kernel by kernel
-SHOWN = {"host_constant": 4e-3, "host_per_request": 24e-6, "host_prompts": 7e-3}  # the same, seen in step times
+SHOWN = {
+    "host_constant": 4e-3,
+    "host_per_request": 24e-6,
+    "host_prompts": 7e-3,
+}  # the same, seen in step times
 SHOWN_UNGRAPHED = 0.5  # of launching kernel by kernel, seen in step times
 GRAPH = 512  # tokens of vLLM's largest CUDA graph, from 256 seats on
 

@@ -32,8 +32,8 @@ def kv_tokens(at: Deployment, utilisation: float) -> int:
     if tokens < 16 * BLOCK:
         need = (weight_bytes(at) + WORKSPACE) / utilisation
         raise InputError(
-            f"the weights leave no room for KV on {at.gpus} x {at.gpu.name}: {need / 1e9:.0f} GB needed on each, "
-            f"{at.gpu.memory / 1e9:.0f} GB there; use more GPUs (--tp), fp8 weights or a larger GPU"
+            f"the weights leave no room for KV on {at.gpus} x {at.gpu.name}: {need / 1e9:.0f} GB needed on "
+            f"each, {at.gpu.memory / 1e9:.0f} GB there; use more GPUs (--tp), fp8 weights or a larger GPU"
         )
     return tokens
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.cost.card import DERIVED_CARD, Card
 from headgate.cost.derive.derived_card import derive_card
 from headgate.cost.derive.wanted import BF16, FP8, Wanted
 
-FORM = "write derived:MODEL@GPU, then :tp4, :ep4, :fp8, :kv-fp8, :util0.9, :graph1024 or :approximate as needed"
+FORM = (
+    "write derived:MODEL@GPU, then :tp4, :ep4, :fp8, :kv-fp8, :util0.9, :graph1024 or :approximate as needed"
+)
 NUMBER = {"tp": "tensor", "pp": "pipeline", "ep": "expert", "graph": "graph"}
 LONGEST = 500  # characters of a name
 
@@ -39,7 +42,8 @@ def _with(wanted: Wanted, word: str, text: str) -> Wanted:
     degree = re.fullmatch(r"(tp|pp|ep|graph)(\d{1,5})", word)
     share = re.fullmatch(r"util(0?\.\d{1,6}|1(?:\.0*)?)", word)
     if degree:
-        return replace(wanted, **{NUMBER[degree[1]]: int(degree[2])})
+        given: dict[str, Any] = {NUMBER[degree[1]]: int(degree[2])}
+        return replace(wanted, **given)
     if share:
         return replace(wanted, utilisation=float(share[1]))
     if word in (BF16, FP8):

@@ -1,4 +1,4 @@
-"""How long one operator takes on a GPU: matrix products, attention, experts, all-reduce. Seconds, bf16 or fp8."""
+"""How long one operator takes on a GPU, in seconds: matrix products, attention, experts, all-reduce."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def joined(first: float, second: float, q: float) -> float:
 def gemm(
     gpu: Gpu, m: int, n: float, k: float, compute: float = 1.0, weight_bytes: float = 2.0, peak: float = 0.0
 ) -> float:
-    """m tokens times an n x k matrix; tokens are computed in tiles of 16."""
+    """M tokens times an n x k matrix; tokens are computed in tiles of 16."""
     law = gpu.gemm
     read = (weight_bytes * n * k + 2 * (m * k + m * n)) / (gpu.bandwidth * law.eb)
     work = 2 * 16 * -(-m // 16) * n * k * compute / ((peak or gpu.peak) * law.ef)

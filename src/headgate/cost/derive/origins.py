@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
 
 from headgate.cost.card import Number
 from headgate.cost.derive.corrections import Corrections
-from headgate.cost.derive.gpus import ASSUMED, H200, MEASURED, PUBLISHED
-from headgate.cost.derive.memory import WORKSPACE
+from headgate.cost.derive.gpus import ASSUMED, H200, MEASURED, PUBLISHED, Gpu
+from headgate.cost.derive.memory import UTILISATION, WORKSPACE, weight_bytes
+from headgate.cost.derive.step import Deployment
 from headgate.cost.derive.wanted import Resolved
 from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.work import WorkTerms
 
-Known = tuple[float, str, str]  # value, origin, source
+Named = tuple[str, float, str, str]  # place, value, origin, source
 
 PRIOR = "the host of three calibrated cards; vLLM's largest CUDA graph"
 LIMITS = {
@@ -23,56 +26,82 @@ LIMITS = {
 }
 
 
-def origins(
-    found: Resolved,
-    terms: WorkTerms,
-    host: HostTerms,
-    lost: Corrections,
-    corrected: str,
-    limits: dict[str, int],
-    memory: str,
-    more: dict[str, Known],
-) -> dict[str, Number]:
-    """By the place of the number in the card; those it rests on by gpu., model. and engine."""
+@dataclass(frozen=True)
+class Rests:
+    """What a card was made from, beside model and GPU."""
+
+    terms: WorkTerms
+    host: HostTerms
+    lost: Corrections
+    corrected: str  # by which card
+    utilisation: float
+
+
+def origins(found: Resolved, rests: Rests, limits: dict[str, int]) -> dict[str, Number]:
+    """By the place of the number in the card; those it rests on by gpu., model., memory. and engine."""
     at = found.at
-    efficiencies = at.gpu.origin if not at.model.experts else _weaker(at.gpu.origin, at.gpu.expert_origin)
-    same_gpu = at.gpu is H200
-    rests: dict[str, Known] = {
-        "gpu.peak": (at.gpu.peak, PUBLISHED, "data sheet, FLOP/s in bf16 without sparsity"),
-        "gpu.bandwidth": (at.gpu.bandwidth, PUBLISHED, "data sheet, bytes/s"),
-        "gpu.memory": (at.gpu.memory, PUBLISHED, "as the driver reports it, bytes"),
-        "engine.workspace": (WORKSPACE, MEASURED if same_gpu else ASSUMED, "three calibrated cards of an H200"),
-    }
-    for part in ("gemm", "decode", "prompt", "experts"):
-        if part != "experts" or at.model.experts:
-            origin = at.gpu.expert_origin if part == "experts" else at.gpu.origin
-            for field in fields(getattr(at.gpu, part)):
-                value = getattr(getattr(at.gpu, part), field.name)
-                rests[f"gpu.{part}.{field.name}"] = (value, origin, at.gpu.source)
-    if at.tensor > 1:
-        link = at.gpu.links[at.tensor]
-        for name in ("c0", "speed"):
-            rests[f"gpu.all_reduce.{name}"] = (getattr(link, name), at.gpu.origin, at.gpu.source)
-    for field in fields(lost):
-        origin = MEASURED if same_gpu or "calibrated card" in corrected else ASSUMED
-        rests[f"engine.{field.name}"] = (getattr(lost, field.name), origin, f"corrections from {corrected}")
-    for name, value in at.model.shape().items():
-        rests[f"model.{name}"] = (value, PUBLISHED, "the model's config.json")
-    said: dict[str, Known] = {"kv_tokens": (limits["kv_tokens"], PUBLISHED, memory)}
-    said |= {name: (limits[name], *known) for name, known in LIMITS.items()}
-    laws = f"law of work nearest to laws of operators, {efficiencies}"
-    for field in fields(terms):
-        if value := getattr(terms, field.name):
-            of_host = field.name.startswith("host_") or field.name == "graph"
-            said[f"work.{field.name}"] = (value, ASSUMED, PRIOR) if of_host else (value, efficiencies, laws)
-    for field in fields(host):
-        said[f"host.{field.name}"] = (getattr(host, field.name), ASSUMED, PRIOR)
-    every = said | {f"memory.{name}": known for name, known in more.items()} | rests
+    every = [*_limits(at, limits), *_prices(at, rests), *_gpu(at), *_engine(at, rests)]
+    every += [(f"model.{name}", value, PUBLISHED, "config.json") for name, value in at.model.shape().items()]
     return {
-        name: Number(value=float(f"{value:.6g}"), origin=origin, source=source)  # type: ignore[arg-type]
-        for name, (value, origin, source) in every.items()
+        name: Number(value=float(f"{value:.6g}"), origin=_checked(origin), source=source)
+        for name, value, origin, source in every
     }
 
 
-def _weaker(one: str, other: str) -> str:
-    return ASSUMED if ASSUMED in (one, other) else one
+def _checked(origin: str) -> Any:
+    """One of the three words a card allows."""
+    assert origin in (MEASURED, PUBLISHED, ASSUMED)
+    return origin
+
+
+def _limits(at: Deployment, limits: dict[str, int]) -> Iterator[Named]:
+    how = f"memory at this utilisation less {weight_bytes(at) / 1e9:.1f} GB of weights and the workspace"
+    yield "kv_tokens", limits["kv_tokens"], PUBLISHED, how
+    for name, (origin, source) in LIMITS.items():
+        yield name, limits[name], origin, source
+
+
+def _prices(at: Deployment, rests: Rests) -> Iterator[Named]:
+    """A price is as well known as the weakest efficiency in it."""
+    kinds = (at.gpu.origin, at.gpu.expert_origin if at.model.experts else at.gpu.origin)
+    weakest = ASSUMED if ASSUMED in kinds else MEASURED
+    laws = f"law of work nearest to laws of operators, {weakest}"
+    for field in fields(rests.terms):
+        value = getattr(rests.terms, field.name)
+        of_host = field.name.startswith("host_") or field.name == "graph"
+        if value:
+            yield f"work.{field.name}", value, *((ASSUMED, PRIOR) if of_host else (weakest, laws))
+    for field in fields(rests.host):
+        yield f"host.{field.name}", getattr(rests.host, field.name), ASSUMED, PRIOR
+
+
+def _gpu(at: Deployment) -> Iterator[Named]:
+    gpu = at.gpu
+    yield "gpu.peak", gpu.peak, PUBLISHED, "data sheet, FLOP/s in bf16 without sparsity"
+    yield "gpu.bandwidth", gpu.bandwidth, PUBLISHED, "data sheet, bytes/s"
+    yield "gpu.memory", gpu.memory, PUBLISHED, "as the driver reports it, bytes"
+    yield from _efficiencies(gpu, ("gemm", "decode", "prompt"), gpu.origin)
+    if at.model.experts:
+        yield from _efficiencies(gpu, ("experts",), gpu.expert_origin)
+    if at.tensor > 1:
+        link = gpu.links[at.tensor]
+        yield "gpu.all_reduce.c0", link.c0, gpu.origin, gpu.source
+        yield "gpu.all_reduce.speed", link.speed, gpu.origin, gpu.source
+
+
+def _efficiencies(gpu: Gpu, parts: tuple[str, ...], origin: str) -> Iterator[Named]:
+    for part in parts:
+        law = getattr(gpu, part)
+        for field in fields(law):
+            yield f"gpu.{part}.{field.name}", getattr(law, field.name), origin, gpu.source
+
+
+def _engine(at: Deployment, rests: Rests) -> Iterator[Named]:
+    same_gpu = at.gpu is H200 or "calibrated card" in rests.corrected
+    usual = rests.utilisation == UTILISATION
+    yield "memory.workspace", WORKSPACE, MEASURED if at.gpu is H200 else ASSUMED, "three cards of an H200"
+    how = (PUBLISHED, "vLLM's default from 0.22 on") if usual else (ASSUMED, "as given")
+    yield "memory.utilisation", rests.utilisation, *how
+    for field in fields(rests.lost):
+        value = getattr(rests.lost, field.name)
+        yield f"engine.{field.name}", value, MEASURED if same_gpu else ASSUMED, f"from {rests.corrected}"

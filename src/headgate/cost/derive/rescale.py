@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import lsq_linear  # type: ignore[import-untyped]
@@ -63,7 +64,9 @@ class Rescaled:
         found.append("                            median   total    median   total  pieces")
         for kind, figures in self.after.items():
             was = self.before[kind]
-            cells = [100 * each for each in (was["median"], was["total"], figures["median"], figures["total"])]
+            cells = [
+                100 * each for each in (was["median"], was["total"], figures["median"], figures["total"])
+            ]
             shown = "".join(f"{cell:>7.1f} %" for cell in cells)
             found.append(f"  {kind:<22}{shown}{figures['pieces']:>8.0f}")
         return found
@@ -120,11 +123,13 @@ class _Problem:
     def __init__(self, table: StepTable, law: WorkTerms, prior: ExpectedError) -> None:
         self.pieces: Cuts = cut(table)
         self.lengths = np.diff(np.append(self.pieces.starts, len(table)))
-        self.fold = self.pieces.part % FOLDS if len(np.unique(self.pieces.part)) > 1 else _stretches(self.pieces)
+        self.fold = (
+            self.pieces.part % FOLDS if len(np.unique(self.pieces.part)) > 1 else _stretches(self.pieces)
+        )
         columns = [seconds(_only(law, names), table) for names in GROUPS.values()]
         self._columns = np.column_stack((*columns, np.ones(len(table)), table.decodes))
         shares = _host_shares(law, table)
-        hosted = replace(law, **{name: getattr(law, name) * share for name, share in shares.items()})  # type: ignore[arg-type]
+        hosted = replace(law, **{name: getattr(law, name) * share for name, share in shares.items()})
         self._host = seconds(_only(hosted, HOST), table)
         spread = [max(prior.decode, prior.prefill), prior.decode, prior.prefill, prior.mixed]
         self._scale = np.array([*spread, *ADDED.values()])
@@ -165,7 +170,9 @@ class _Problem:
         said = self.pieces.sums(np.maximum(self._columns @ found, self._host))[use]
         sane, kinds = np.abs(said / real - 1) < WILD, self.pieces.kind[use]
         ratios = [
-            real[here].sum() / said[here].sum() for kind in np.unique(kinds) if (here := sane & (kinds == kind)).any()
+            real[here].sum() / said[here].sum()
+            for kind in np.unique(kinds)
+            if (here := sane & (kinds == kind)).any()
         ]
         level = float(np.mean(ratios)) if ratios else 1.0
         return min(max(level, 1 / (1 + most)), 1 + most)
@@ -188,7 +195,7 @@ def _balance(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Floats:
 def _only(law: WorkTerms, names: tuple[str, ...]) -> WorkTerms:
     """A law with these prices and no other; sizes stay."""
     prices = {field.name: 0.0 for field in fields(law) if isinstance(getattr(law, field.name), float)}
-    return replace(law, **{**prices, **{name: getattr(law, name) for name in names}})  # type: ignore[arg-type]
+    return replace(law, **{**prices, **{name: getattr(law, name) for name in names}})
 
 
 def _applied(law: WorkTerms, found: Floats, table: StepTable) -> WorkTerms:
@@ -201,7 +208,8 @@ def _applied(law: WorkTerms, found: Floats, table: StepTable) -> WorkTerms:
     for place, name in enumerate(ADDED):
         changed[name] += float(found[len(GROUPS) + place])
     changed |= {name: getattr(law, name) * share for name, share in _host_shares(law, table).items()}
-    return replace(law, **{name: float(f"{value:.6g}") for name, value in changed.items()})
+    rounded: dict[str, Any] = {name: float(f"{value:.6g}") for name, value in changed.items()}
+    return replace(law, **rounded)
 
 
 def _host_shares(law: WorkTerms, table: StepTable) -> dict[str, float]:
@@ -270,7 +278,9 @@ def _bars(
         return round(min(was, max(SURE, 2 * figures["median"])), 3)
 
     total = abs(after["all"]["total"])
-    kinds = {kind: bar(kind, getattr(prior, kind)) for kind in KINDS if kind in ("decode", "prefill", "mixed")}
+    kinds = {
+        kind: bar(kind, getattr(prior, kind)) for kind in KINDS if kind in ("decode", "prefill", "mixed")
+    }
     rates = round(min(prior.throughput, max(SURE, 2 * total, max(kinds.values()) / 2)), 3)
     return ExpectedError(**kinds, throughput=rates, source=f"held-out steps of {source}")
 
@@ -283,5 +293,7 @@ def _numbers(known: Provenance, terms: WorkTerms, source: str) -> dict[str, Numb
     for field in fields(terms):
         value = getattr(terms, field.name)
         if isinstance(value, float) and value:
-            found[f"work.{field.name}"] = Number(value=value, origin="measured", source=f"rescaled by {source}")
+            found[f"work.{field.name}"] = Number(
+                value=value, origin="measured", source=f"rescaled by {source}"
+            )
     return found

@@ -42,7 +42,12 @@ class Transformer:
     def attention(self) -> tuple[tuple[int, int], ...]:
         """Rows and columns of one layer's Q, K, V and output."""
         keys = self.kv_heads * self.head_size
-        return ((self.width, self.hidden), (keys, self.hidden), (keys, self.hidden), (self.hidden, self.width))
+        return (
+            (self.width, self.hidden),
+            (keys, self.hidden),
+            (keys, self.hidden),
+            (self.hidden, self.width),
+        )
 
     @property
     def layer(self) -> tuple[tuple[int, int], ...]:
@@ -87,7 +92,7 @@ class Transformer:
         return 2 * self.layers * self.kv_heads * self.head_size * self.bytes_per_kv
 
     def flops(self, tokens: int, pairs: float, sampled: int) -> float:
-        """FLOPs of a step: matrices for `tokens`, attention over `pairs` (token, context), head for `sampled`."""
+        """FLOPs of a step: matrices for `tokens`, attention over `pairs` of them, head for `sampled`."""
         matrices = 2 * self.active_weights * tokens + 2 * self.head_weights * sampled
         return matrices + 4 * self.layers * self.width * pairs
 

@@ -81,7 +81,9 @@ def resolve(wanted: Wanted) -> Resolved:
     if fp8 and not gpu.fp8:
         doubts.append(f"fp8 weights on {gpu.name}, which multiplies in bf16")
     if doubts and not wanted.approximate:
-        raise InputError(f"{name}: the laws do not cover {', '.join(doubts)}; --approximate derives it anyway")
+        raise InputError(
+            f"{name}: the laws do not cover {', '.join(doubts)}; --approximate derives it anyway"
+        )
     if fp8:
         model = replace(model, bytes_per_weight=1)
     elif any(doubt.startswith("quantised") for doubt in doubts):
@@ -100,9 +102,13 @@ def _check(wanted: Wanted, name: str, heads: int, experts: int) -> None:
     if wanted.kv_dtype not in KV_DTYPES:
         raise unknown("data type of KV", wanted.kv_dtype, KV_DTYPES)
     if wanted.tensor not in DEGREES:
-        raise InputError(f"tp {wanted.tensor}: all-reduce is known for 2, 4 and 8 GPUs; choose one of these, or 1")
+        raise InputError(
+            f"tp {wanted.tensor}: all-reduce is known for 2, 4 and 8 GPUs; choose one of these, or 1"
+        )
     if heads % wanted.tensor:
-        raise InputError(f"tp {wanted.tensor}: {name} has {heads} heads, which it does not divide; choose another")
+        raise InputError(
+            f"tp {wanted.tensor}: {name} has {heads} heads, which it does not divide; choose another"
+        )
     if not 1 <= wanted.pipeline <= 64:
         raise InputError(f"pp {wanted.pipeline}: choose 1 to 64")
     if wanted.expert > 1 and not experts:

@@ -50,8 +50,9 @@ def _verdict(plan: CapacityPlan) -> str:
     near = [each.policy for each in others if each.rate.value >= (1 - plan.error) * best.rate.value]
     if plan.error and near:
         return (
-            f"Cannot tell which policy sustains most: {best.policy} with {number(best.rate.value)} requests/s, "
-            f"{share}, and {', '.join(near)} are within the error of a card that was not measured."
+            f"Cannot tell which policy sustains most: {best.policy} with {number(best.rate.value)} "
+            f"requests/s, {share}, and {', '.join(near)} are within the error of a card that was not "
+            "measured."
         )
     alike = [each.policy for each in others if _alike(each, best)]
     said = f"{best.policy} sustains most: {number(best.rate.value)} requests/s, {share}"
