@@ -34,7 +34,7 @@ Examples:
   headgate calibrate shape/config.json --grid quick --seconds 90
   headgate calibrate Qwen/Qwen3-32B --engine tensor_parallel_size=2
   headgate calibrate --from-trace serve.jsonl --gpu H200 --out live.json
-  headgate calibrate --from-bench result.json --like h200-qwen3-8b
+  headgate calibrate --from-bench result.json --like cal-h200-qwen3-8b
   headgate calibrate --from-bench result.json --like derived:llama-3.1-70b@h100-sxm:tp4
   headgate calibrate --from-steps card.steps.npz --as paper
 """

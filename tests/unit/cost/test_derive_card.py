@@ -151,6 +151,6 @@ def test_corrections_of_a_calibrated_card():
     assert same.provenance.numbers["engine.compute"].value == pytest.approx(1.18, abs=0.02)
     with pytest.raises(InputError, match="hold for one GPU"):
         derive_card(Wanted("qwen3-8b", "h100"), [load_card("cal-h200-qwen3-8b")])
-    for other in ("derived:qwen3-8b@h200", "h200-qwen3-8b"):
+    for other in ("derived:qwen3-8b@h200", "linear-h200-qwen3-8b"):
         with pytest.raises(InputError, match="not a calibrated card"):
             derive_card(wanted, [load_card(other)])
