@@ -65,7 +65,7 @@ class Prepared:
     def notes(self) -> list[str]:
         """What was left out of the input, will be refused, or is simulated in part."""
         notes = error_bar(self.card)
-        notes += [line] if (line := renamed(self.words.card)) else []
+        notes += [renaming] if (renaming := renamed(self.words.card)) else []
         notes += partly(self.words, self.card, self.words.engines is not None)
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]

@@ -161,6 +161,8 @@ def test_a_file_that_is_no_config(tmp_path, text):
 
 def test_heads_must_divide(tmp_path):
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128}))
+    file.write_text(
+        json.dumps({**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128})
+    )
     with pytest.raises(InputError, match="12 heads, which it does not divide"):
         derive_card(Wanted(str(file), "h100-sxm", 8))

@@ -70,9 +70,13 @@ def test_the_new_card_says_where_it_comes_from():
     found = rescale(CARD, traffic(CARD, change), "mine", "result.json")
     card = found.card
     assert parse_card(card.text(), "text") == card
+    assert card.cost.terms == card.work != CARD.work
     assert card.name == "mine" and "rescaled" in card.description and "result.json" in card.provenance.source
     assert card.provenance.numbers["work.per_token"].origin == "measured"
-    assert card.provenance.residuals["decode after"]["median"] <= card.provenance.residuals["decode before"]["median"]
+    assert (
+        card.provenance.residuals["decode after"]["median"]
+        <= card.provenance.residuals["decode before"]["median"]
+    )
     for kind in ("decode", "prefill", "mixed", "throughput"):
         assert 0.03 <= getattr(card.expected_error, kind) <= getattr(CARD.expected_error, kind)
     assert card.expected_error.throughput < CARD.expected_error.throughput

@@ -246,8 +246,12 @@ def _card(
     known = card.provenance
     residuals = {f"{kind} before": figures for kind, figures in before.items()}
     residuals |= {f"{kind} after": figures for kind, figures in after.items()}
-    return card.model_copy(
-        update={
+    kept = {
+        field: getattr(card, field) for field in Card.model_fields
+    }  # a copy would keep the old cost object
+    return Card(
+        **kept
+        | {
             "name": name,
             "description": f"Derived, then rescaled by {steps} steps: {card.model} on {card.gpu}.",
             "work": terms,
