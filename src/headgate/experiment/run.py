@@ -14,6 +14,7 @@ from headgate.core.errors import RunError
 from headgate.core.policy import BatchPolicy
 from headgate.core.version import VERSION
 from headgate.cost.card import Card, load_card, renamed
+from headgate.cost.error_bar import error_bar
 from headgate.experiment.assumed import arrivals_said
 from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine, make_workload, too_long
@@ -64,7 +65,8 @@ class Prepared:
 
     def notes(self) -> list[str]:
         """What was left out of the input, will be refused, or is simulated in part."""
-        notes = [line] if (line := renamed(self.words.card)) else []
+        notes = error_bar(self.card)
+        notes += [renaming] if (renaming := renamed(self.words.card)) else []
         notes += partly(self.words, self.card, self.words.engines is not None)
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
@@ -187,6 +189,7 @@ def _meta(
         "model": card.model,
         "gpu": card.gpu,
         "provenance": card.provenance.source,
+        **({"expected_error": card.expected_error.model_dump()} if card.expected_error else {}),
         "engine": engine.limits,
         "asynchronous": prepared.asynchronous,
         "arrivals": arrivals_said(words),
