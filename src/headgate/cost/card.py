@@ -189,7 +189,7 @@ def load_card(card: str | Path) -> Card:
         >>> import headgate
         >>> card = headgate.load_card("cal-h200-qwen3-8b")
         >>> card.gpu, card.model
-        ('NVIDIA H200 141 GB', 'Qwen3-8B')
+        ('NVIDIA H200', 'Qwen3-8B')
     """
     text = str(card)
     if text.startswith(DERIVED_CARD):
