@@ -31,6 +31,7 @@ class FleetSettings(SettingsModel):
         FLEET, "NAME:prompt=P,output=D,rate=R[,patience=10s]; repeated", (), flag="--class"
     )
     engines: int | None = declared(FLEET, "engines in the fleet (default: 1)")
+    from_log: str | None = declared(FLEET, "classes as a router saw them: the trace file of headgate route")
     clusters: int = declared(FLEET, "classes to cut a trace into, at most", 3)
     mixed: int | None = declared(FLEET, "engines that take prompts (default: as planned)")
     solo: int | None = declared(FLEET, "engines that only decode (default: as planned)")

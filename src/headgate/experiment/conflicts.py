@@ -9,7 +9,8 @@ from headgate.workloads.lengths import FROM_FILE
 
 MAKE_LENGTHS = ("prompt", "output", "workload", "prompt_law", "output_law", "shape", "sigma", "spread")
 ABOUT_TRACES = ("format", "columns", "times", "slice", "scale_rate", "skip_bad_rows", "sort")
-ABOUT_FLEETS = ("router", "routers", "set_router", "transfer_delay", "kv_bytes", "bandwidth")
+HAND_OVER = ("transfer_delay", "kv_bytes", "bandwidth", "send_time")
+ABOUT_FLEETS = ("router", "routers", "set_router", "outages", *HAND_OVER)
 LOADS = ("clients", "rate", "all_at_once")
 AT_ONCE = "all-at-once"
 OWN = {"shape": "gamma", "sigma": "lognormal", "spread": "uniform"}  # a parameter belongs to one length law

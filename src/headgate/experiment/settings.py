@@ -81,6 +81,12 @@ class ManyEngines(SettingsModel):
         FLEET, "to hand KV over: bytes of one token (default: 147456, Qwen3-8B)"
     )
     bandwidth: Positive | None = declared(FLEET, "to hand KV over: GB/s between two engines (default: 50)")
+    send_time: Delay | None = declared(
+        FLEET, "to hand KV over: the sending engine runs no step for so long (default: the card's, else 0)"
+    )
+    outages: str | None = declared(
+        FLEET, "engines that fail or drain, ENGINE:START:END[:drain] with commas between (default: none)"
+    )
     prompt_price: NotNegative | None = declared(
         FLEET, "of a prompt token, for plans and revenue (default: 1)"
     )

@@ -139,7 +139,7 @@ def test_auto_without_a_card_learns_what_steps_cost():
     [
         (
             {"policy": "eb+"},
-            "policy eb+ needs to know what steps cost; name a card, such as --card linear-h200-qwen3-8b",
+            "policy eb+ needs to know what steps cost; name a card, such as --card cal-h200-qwen3-8b",
         ),
         ({"policy": "ebb"}, "unknown policy 'ebb'; did you mean 'eb'?"),
         ({"policy": "eb"}, "policy eb needs refill; pass --set refill=VALUE"),

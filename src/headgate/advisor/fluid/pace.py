@@ -8,6 +8,7 @@ from headgate.advisor.fluid.demand import Demand
 from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
+from headgate.cost.error_bar import error_bar
 from headgate.cost.model import Shape, StepCost
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment
@@ -95,9 +96,10 @@ def _card_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[
     alone = engine.cost.seconds(Shape(seats, round(seats * context)))
     fixed, slope = _mixed_line(engine.cost, who, seats - 1, chunk)
     held = seats * context
-    notes: tuple[str, ...] = ()
+    notes = tuple(error_bar(card))
     if held > engine.kv_tokens:
         notes = (
+            *notes,
             f"{seats} seats of {context:,.0f} KV tokens each need {held:,.0f}, the engine has "
             f"{engine.kv_tokens:,}: lower --slots",
         )
