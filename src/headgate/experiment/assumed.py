@@ -53,6 +53,7 @@ def assumed(
 
 
 def card_said(card: Card) -> str:
+    """Its name, whose step times it holds, and how far off they may be."""
     off = f"; derived, throughput ±{100 * throughput_error(card):.0f} %" if card.expected_error else ""
     return f"{card.name} ({card.model} on {card.gpu}{off})"
 
