@@ -238,7 +238,7 @@ class Ahead(Replica):
         return max((entry for entry in running if entry.rolls or entry.id not in leaving), key=SEAT)
 
     def _next_end(self) -> int:
-        """One step at a time unless the step on its way brings tokens only; then all rolling ends are known."""
+        """One step at a time unless the step on its way brings tokens only; then rolling ends are known."""
         if self._air is None or not self._air.plain or self._later.waiting:
             return self.ledger.tick + 1
         return super()._next_end()

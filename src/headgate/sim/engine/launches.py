@@ -35,7 +35,7 @@ class Launches(Pace):
         return max(start, before, launched)
 
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
-        """Decode steps, the first composed at `start`, each other when the one before it was launched and seen.
+        """Decode steps, the first composed at `start`, each other once the one before was launched and seen.
 
         None but the first is composed at or after `stop`. All of them wait for the GPU, or all for the host,
         so that from the second on the times between them lie on a straight line.
