@@ -120,7 +120,7 @@ LOOPS = "    def plan(self, view):\n        while True:\n            pass\n"
 def test_a_policy_that_quits_or_never_ends_keeps_no_law(headgate, tmp_path):
     (tmp_path / "quits.py").write_text(HEAD + QUITS)
     said = headgate("check", "quits.py:Mine", "--worlds", 5)
-    assert said.code == 1 and "SystemExit" in said.out and "not told, the other laws were tried in" in said.out
+    assert said.code == 1 and "SystemExit" in said.out and "the other laws were tried in" in said.out
     (tmp_path / "loops.py").write_text(HEAD + LOOPS)
     said = headgate("check", "loops.py:Mine", "--worlds", 5, "--seconds", 1)
     assert said.code == 1 and said.err.count("\n") == 1
