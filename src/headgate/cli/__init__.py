@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import typer
 
+from headgate.cli.advise import advise
 from headgate.cli.calibrate import EXAMPLES as CALIBRATE
 from headgate.cli.calibrate import calibrate
 from headgate.cli.check import check
@@ -54,6 +55,7 @@ def version(
 
 
 app.command()(demo)
+app.command()(advise)
 app.command()(simulate)
 app.command()(compare)
 app.command()(check)

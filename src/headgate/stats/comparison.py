@@ -15,6 +15,7 @@ from headgate.stats.metrics import without_nan
 from headgate.stats.pairing import ALONE, METRICS, Metric, refuse_different, spreads_of
 
 BETTER, WORSE, SAME = "better", "worse", "no difference seen"
+NEAR = 0.25  # values further apart than this share of the larger are never called level
 TOO_FEW, ONE_SEED, UNKNOWN = "too few requests", "needs more seeds", "not measured"
 
 
@@ -33,7 +34,9 @@ class Row:
     """One metric over all policies.
 
     `best` has the best value; by their paired difference from it, `level` are those that cannot be told
-    from it, `apart` those that can. Others may well be told from each other although none is apart.
+    from it, `apart` those that can. Who is neither was measured too badly to say: without an interval, or
+    with one so wide that values far apart cannot be told from each other. Others may well be told from each
+    other although none is apart.
     """
 
     metric: str
@@ -118,8 +121,11 @@ def _row(metric: Metric, every: Mapping[str, Mapping[str, Spread]], baseline: st
     }
     sign = -1 if metric.higher else 1
     best = min(known, key=lambda name: sign * spreads[name].value)
-    apart = tuple(name for name in known if _apart(spreads[name].minus(spreads[best]).estimate()))
-    level = tuple(name for name in known if name != best and name not in apart)
+    behind = {name: spreads[name].minus(spreads[best]).estimate() for name in known if name != best}
+    apart = tuple(name for name, gap in behind.items() if _apart(gap))
+    level = tuple(
+        name for name, gap in behind.items() if _level(gap, spreads[name].value, spreads[best].value)
+    )
     method = metric.method if seeds == 1 else "by seed"
     estimate = spreads[baseline].estimate()
     estimate = estimate.as_share() if metric.unit == "share" else estimate.cut()
@@ -152,6 +158,13 @@ def _difference(spread: Spread, base: Spread, higher: bool, no_interval: str) ->
 def _apart(difference: Estimate) -> bool:
     """Whether the interval of a difference leaves out zero."""
     return difference.low is not None and difference.high is not None and difference.low * difference.high > 0
+
+
+def _level(difference: Estimate, *values: float) -> bool:
+    """Whether a test was made and saw nothing, and there is not much that it could have missed."""
+    if difference.low is None or _apart(difference):
+        return False
+    return abs(difference.value) <= NEAR * max(map(abs, values))
 
 
 Caution = tuple[str, str]  # what could mislead, as JSON has it and as a report says it

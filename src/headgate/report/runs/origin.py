@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from shlex import join as shell
 
 from headgate.core.version import VERSION
@@ -43,6 +44,15 @@ def plan_page(
     versions = f"headgate {VERSION}, Python {platform.python_version()}"
     facts = ("Command", shell(["headgate", *command])), ("Versions", versions)
     return Page(title, about, (Chapter("", verdict, tuple(sections), tuple(notes)),), facts, "plan")
+
+
+def answered_page(
+    title: str, about: str, verdict: str, sections: Sequence[Section], notes: Sequence[str], command: Sequence[str]
+) -> Page:
+    """The same with its answer before everything else, on a terminal too."""
+    page = plan_page(title, about, verdict, sections, notes, command)
+    (chapter,) = page.chapters
+    return replace(page, chapters=(replace(chapter, answer_first=True),))
 
 
 def warnings(runs: Iterable[Run]) -> tuple[str, ...]:
