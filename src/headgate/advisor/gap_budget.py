@@ -14,7 +14,7 @@ def gap_budget(
     """`max_num_batched_tokens` for which a full step takes the promised gap: d decodes and x prompt tokens.
 
     Every step is as long as the promise when prompts queue, so d = rate x output x gap requests decode, and
-    read d x (prompt + output / 2) tokens. Too few tokens waste capacity on decodes, too many break the promise.
+    read d x (prompt + output / 2) tokens. Fewer tokens waste capacity, more break the promise.
     """
     decodes = max(1, min(seats, round(rate * output * gap)))
     context = round(decodes * (prompt + output / 2))

@@ -39,7 +39,7 @@ AtMost = Annotated[
 Model = Annotated[str | None, typer.Option(help="the model, for the lines to paste (default: the card's)")]
 Cache = Annotated[
     str | None,
-    typer.Option(help="folder of answers from before; none: do not use any", rich_help_panel=SEARCH),
+    typer.Option(help="folder of answers from before; none: use none", rich_help_panel=SEARCH),
 ]
 MOST_ENGINES = 32
 HUGGING_FACE = {"Qwen": "Qwen/"}  # how models of a family are called there

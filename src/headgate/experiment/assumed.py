@@ -12,12 +12,11 @@ from headgate.experiment.conflicts import at_once
 from headgate.experiment.settings import Experiment
 
 FORMULAS = "formulas of step times, no run"
+CLOSED = f"{DEFAULT_CLIENTS} clients in a closed loop"
 SATURATED = "a queue that never empties"
 
 
-def arrivals_said(
-    settings: Experiment, otherwise: str = f"{DEFAULT_CLIENTS} clients in a closed loop"
-) -> str:
+def arrivals_said(settings: Experiment, otherwise: str = CLOSED) -> str:
     """How requests come; `otherwise` where no setting says so."""
     if settings.stages:
         return "a load that changes from stage to stage"
@@ -52,6 +51,7 @@ def assumed(
 
 
 def card_said(card: Card) -> str:
+    """Its name, its model and its GPU."""
     return f"{card.name} ({card.model} on {card.gpu})"
 
 

@@ -63,7 +63,7 @@ class Prepared:
 
     def notes(self) -> list[str]:
         """What was left out of the input, will be refused, or is simulated in part."""
-        notes = [line] if (line := renamed(self.words.card)) else []
+        notes = list(filter(None, (renamed(self.words.card),)))
         notes += partly(self.words, self.card, self.words.engines is not None)
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]

@@ -130,7 +130,7 @@ def plan_engines(
     progress: Progress,
     guess: int = 1,
 ) -> EnginesPlan:
-    """Search every way for itself, from the bound up, on the same requests; from `guess` where it is higher."""
+    """Search every way for itself, from the bound or `guess` up, on the same requests."""
     settings = _without_fleet(settings)
     start = set_up(without_load(settings), levels, options, FEWEST)
     engine, card, seeds = start.engine, start.card, start.seeds

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from shlex import quote
 
+import numpy as np
+
 from headgate.advisor.advise.plan import Advice, Advised
 from headgate.advisor.capacity.found import Found
 from headgate.advisor.capacity.slo import Level
@@ -25,11 +27,11 @@ from headgate.report.document import (
 from headgate.report.numbers import interval, number, plural, sentence
 from headgate.report.plans.capacity import asked
 from headgate.report.runs.origin import answered_page
+from headgate.stats.figures import Spread
 
-ALIKE = 0.01  # rates nearer than this are not told apart where intervals say nothing
 CARE = (
-    "λ* is the rate no policy exceeds. Flags were chosen on short runs of one seed; rates and intervals are from "
-    "long runs, over seeds. Runs are finite, so tails (p99) are optimistic."
+    "λ* is the rate no policy exceeds. Flags were chosen on short runs of one seed; rates and intervals are "
+    "from long runs, over seeds. Runs are finite, so tails (p99) are optimistic."
 )
 
 
@@ -90,11 +92,12 @@ def _against(best: Advised, other: Advised) -> str:
         return "is this answer"
     if not theirs.value:
         return "keeps the levels at no rate"
-    more = mine.value / theirs.value - 1
-    apart = None not in (mine.low, mine.high, theirs.low, theirs.high)
-    meet = (theirs.high or 0.0) >= (mine.low or 0.0) if apart else abs(more) < ALIKE
-    said = f"{number(theirs.value)} requests/s, {100 * abs(more):.1f} % {'less' if more > 0 else 'more'}"
-    return f"{said} (not significant)" if meet else said
+    less = 1 - theirs.value / mine.value
+    pairs = np.array(best.found.by_seed) - np.array(other.found.by_seed)  # the same requests for both
+    gap = Spread.of_values(pairs).estimate()
+    told = gap.low is not None and gap.high is not None and gap.low * gap.high > 0
+    said = f"{number(theirs.value)} requests/s, {100 * abs(less):.1f} % {'less' if less > 0 else 'more'}"
+    return said if told else f"{said} (not significant)"
 
 
 def _beside(advice: Advice, rows: Sequence[Advised]) -> Grid:
@@ -159,7 +162,7 @@ def _bars(advice: Advice) -> Figure:
         for place, each in enumerate(advice.final)
     ]
     marks = Mark(f"λ* = {number(advice.bound.rate)}", advice.bound.rate)
-    look = "How many requests per second one engine holds under the promise; the thin line is the interval over seeds."
+    look = "What one engine holds under the promise; the thin line is the interval over seeds."
     return Bars("holds", "requests/s", bars, marks).figure("What each policy holds", look)
 
 
@@ -177,6 +180,7 @@ def serve_line(advice: Advice, each: Advised, model: str) -> str:
 
 
 def plain_line(each: Advised, model: str) -> str:
+    """The same without a plug-in."""
     return f"vllm serve {quote(model)} {_limits(each)}"
 
 
