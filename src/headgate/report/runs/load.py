@@ -20,8 +20,8 @@ UNKNOWN = Estimate(float("nan"))
 SEVERAL = "Means over seeds; the intervals are those of these means."
 AXES = {RATE: Axis("offered load", "requests/s"), CLIENTS: Axis("closed loop", "clients")}
 NOTE = (
-    "The bound is for all requests together, the rates are from the middle of each run: where that middle "
-    "holds lighter requests, a point may lie a little above it."
+    "Bound and rates are of the same requests, those that finished in the middle of a run; the bound drawn is the "
+    "median over loads, so a point may lie a little above it."
 )
 
 
