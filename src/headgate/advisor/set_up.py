@@ -9,6 +9,7 @@ from headgate.advisor.capacity.traffic import Traffic, make_traffic, own_rate
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
+from headgate.cost.error_bar import error_bar
 from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment
@@ -48,7 +49,7 @@ class SetUp:
     def notes(self, fleet: bool) -> list[str]:
         """What the runs have less of than an engine and its traffic."""
         alone = [] if self.traffic.drawn else [AS_RECORDED]
-        return [*partly(self.settings, self.card, fleet), *alone]
+        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *alone]
 
     def bounds(self) -> tuple[Bound, Bound]:
         """λ*, and the same with the engine's limits."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headgate.cost.card import Card, load_card, renamed
+from headgate.cost.error_bar import throughput_error
 from headgate.experiment.asynchrony import composes_ahead, engine_kind
 from headgate.experiment.build import DEFAULT_CLIENTS, make_engine
 from headgate.experiment.conflicts import at_once
@@ -51,8 +52,9 @@ def assumed(
 
 
 def card_said(card: Card) -> str:
-    """Its name, its model and its GPU."""
-    return f"{card.name} ({card.model} on {card.gpu})"
+    """Its name, its model and its GPU, and how far off it may be where it was not measured."""
+    off = f"; derived, throughput ±{100 * throughput_error(card):.0f} %" if card.expected_error else ""
+    return f"{card.name} ({card.model} on {card.gpu}{off})"
 
 
 def said(

@@ -14,6 +14,7 @@ from headgate.advisor.capacity.trials import Chosen, Contender, Progress
 from headgate.advisor.set_up import set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
+from headgate.cost.error_bar import throughput_error
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds.capacity import Bound
 from headgate.methods.make import make_policy, policy_parameters, split_name
@@ -42,6 +43,7 @@ class CapacityPlan:
     found: tuple[Found, ...]
     notes: tuple[str, ...]
     interrupted: bool = False
+    error: float = 0.0  # of the card's throughput, relative; 0: it was measured
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
@@ -58,6 +60,7 @@ class CapacityPlan:
             "notes": list(self.notes),
             "interrupted": self.interrupted,
         }
+        document |= {"expected_error": self.error} if self.error else {}
         plain = without_nan(document)
         assert isinstance(plain, dict)
         return plain
@@ -85,7 +88,10 @@ def plan_capacity(
     notes += [] if left else length.not_enough(searched)
     traffic = searched.traffic
     parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))
-    return CapacityPlan(start.card.name, start.workload, engine, *parts, interrupted=bool(left))
+    error = throughput_error(start.card)
+    interrupted = bool(left)
+    named, where = start.card.name, start.workload
+    return CapacityPlan(named, where, engine, *parts, interrupted=interrupted, error=error)
 
 
 def choose(policies: Sequence[str], settings: Experiment, engine: Engine) -> tuple[Chosen, list[str]]:

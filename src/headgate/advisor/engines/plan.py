@@ -22,6 +22,7 @@ from headgate.advisor.set_up import offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings, StepSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
+from headgate.cost.error_bar import throughput_error
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment, ManyEngines
 from headgate.methods.bounds.capacity import Bound
@@ -87,6 +88,7 @@ class EnginesPlan:
     found: tuple[FleetFound, ...]
     notes: tuple[str, ...]
     interrupted: bool = False
+    error: float = 0.0  # of the card's throughput, relative; 0: it was measured
 
     @property
     def least(self) -> int:
@@ -111,6 +113,7 @@ class EnginesPlan:
             "notes": list(self.notes),
             "interrupted": self.interrupted,
         }
+        document |= {"expected_error": self.error} if self.error else {}
         plain = without_nan(document)
         assert isinstance(plain, dict)
         return plain
@@ -166,6 +169,7 @@ def plan_engines(
         found,
         tuple(notes),
         bool(left),
+        throughput_error(card),
     )
 
 
