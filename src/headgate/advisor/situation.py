@@ -21,12 +21,13 @@ from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_SLOTS, make_engine
 from headgate.experiment.settings import Experiment
 from headgate.methods.eb.costs import Lengths
 from headgate.sim.engine.engine import Engine
-from headgate.workloads.durations import duration
+from headgate.workloads.durations import duration, price
 from headgate.workloads.workload import Workload
 
 DRAWN = 100_000  # lengths drawn for a plan, so that it is for their law and not for one sample of it
 USUAL_BLOCK = 16
 NEEDED = ("prefill_fixed", "prefill_per_token", "decode_fixed", "decode_per_request", "mixed_by_share")
+FIXED = ("prefill_fixed", "decode_fixed", "mixed_fixed")  # whole durations; the others are prices of a piece
 
 
 class Load(NamedTuple):
@@ -215,11 +216,12 @@ def _seconds(name: str, text: str) -> float:
     written = text.strip()
     negative = name == "mixed_by_share" and written.startswith("-")
     try:
-        value = duration(written.removeprefix("-") if negative else written)
+        read = duration if name in FIXED else price
+        value = read(written.removeprefix("-") if negative else written)
     except InputError as error:
         raise InputError(f"{_flag(name)}: {error}") from None
     if not isfinite(value) or value > 1e6:
-        raise InputError(f"{_flag(name)} {text}: no step takes that long; give seconds, such as 5ms or 3e-5")
+        raise InputError(f"{_flag(name)} {text}: no step takes that long; give such as 5ms or 30us")
     return -value if negative else value
 
 

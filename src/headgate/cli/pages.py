@@ -20,9 +20,7 @@ Report = Annotated[
 ]
 
 
-def tell(
-    page: Page, document: dict[str, Any], json: str | None, report: str | None, setup: str = ""
-) -> None:
+def tell(page: Page, document: dict[str, Any], json: str | None, report: str | None, setup: str = "") -> None:
     """A plan on the terminal, and as JSON and HTML where asked; `setup` is what it rests on."""
     from headgate.report.terminal import show
 

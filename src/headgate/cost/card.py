@@ -134,6 +134,7 @@ class Card(_Part):
     coefficients: Coefficients | None = None  # straight lines,
     tiles: TileTerms | None = None  # or whole tiles,
     work: WorkTerms | None = None  # or a sum of work, as `headgate calibrate` fits it: one of the three
+    send: Annotated[float, Field(ge=0)] | None = None  # s a hand-over occupies the sending engine
     host: HostTerms | None = None  # what its host takes for a step, if asynchronous; beside `work` only
     region: Region
     expected_error: ExpectedError | None = None  # derived cards only
@@ -162,7 +163,7 @@ class Card(_Part):
         """The card as it stands in a file."""
         document = self.model_dump(mode="json")
         optional = (
-            (document, (*LAWS, "host", "expected_error")),
+            (document, (*LAWS, "send", "host", "expected_error")),
             (document["provenance"], (*MEASURED, *DERIVED)),
         )
         for part, names in optional:
@@ -188,7 +189,7 @@ def load_card(card: str | Path) -> Card:
         >>> import headgate
         >>> card = headgate.load_card("cal-h200-qwen3-8b")
         >>> card.gpu, card.model
-        ('NVIDIA H200 141 GB', 'Qwen3-8B')
+        ('NVIDIA H200', 'Qwen3-8B')
     """
     text = str(card)
     if text.startswith(DERIVED_CARD):

@@ -16,7 +16,9 @@ FORMULAS = "formulas of step times, no run"
 SATURATED = "a queue that never empties"
 
 
-def arrivals_said(settings: Experiment, otherwise: str = f"{DEFAULT_CLIENTS} clients in a closed loop") -> str:
+def arrivals_said(
+    settings: Experiment, otherwise: str = f"{DEFAULT_CLIENTS} clients in a closed loop"
+) -> str:
     """How requests come; `otherwise` where no setting says so."""
     if settings.stages:
         return "a load that changes from stage to stage"

@@ -21,6 +21,7 @@ from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.coverage import outside
 from headgate.experiment.described import described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+from headgate.experiment.outages import parse_outages
 from headgate.experiment.settings import Experiment
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.make import make_policy
@@ -67,9 +68,13 @@ class Prepared:
         notes = error_bar(self.card)
         notes += [renaming] if (renaming := renamed(self.words.card)) else []
         notes += partly(self.words, self.card, self.words.engines is not None)
+        notes += [str(self.workload.origin["times"])] if "times" in self.workload.origin else []
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")
+        for away in parse_outages(self.words.outages, self.words.engines or 1):
+            what = "drains" if away.drain else "fails"
+            notes.append(f"engine {away.engine} {what} at {away.start:g} s and is back at {away.end:g} s")
         if self.too_long:
             notes.append(
                 f"{self.too_long} of {len(self.workload)} requests will be refused: their prompt leaves no "
@@ -85,8 +90,10 @@ class Prepared:
         prompt = PRICES.prompt if words.prompt_price is None else words.prompt_price
         output = PRICES.output if words.output_price is None else words.output_price
         prices = Prices(prompt, output)
-        transfer = transfer_time(words)
-        return FleetSetup(self.engine, words.engines, transfer, prices, words.watchdog, self.asynchronous)
+        transfer = transfer_time(words, self.card.send)
+        away = parse_outages(words.outages, words.engines)
+        between = transfer, prices, words.watchdog, self.asynchronous, away
+        return FleetSetup(self.engine, words.engines, *between)
 
     def maker(self, name: str, settings: dict[str, Any]) -> Maker:
         return Maker(name, settings, self.engine)

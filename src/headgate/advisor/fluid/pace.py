@@ -15,7 +15,7 @@ from headgate.experiment.settings import Experiment
 from headgate.methods.fluid.flows import Pace
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.staffing import Staffing, fixed_staff
-from headgate.workloads.durations import duration
+from headgate.workloads.durations import duration, price
 
 CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told otherwise
 PAPER_SEATS, PAPER_CHUNK = 16, 256  # with step costs as numbers
@@ -65,12 +65,19 @@ def make_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[P
         raise InputError(f"{missing} is missing; give all three step costs, or none")
     if "card" in settings.model_fields_set:
         raise InputError("--card and step costs as numbers; the numbers replace a card, drop one of the two")
-    fixed, per_token, alone = (duration(str(text)) for text in costs.values())
+    fixed, per_token, alone = (_seconds(name, str(text)) for name, text in costs.items())
     if alone <= 0:
         raise InputError("--solo-step 0; a decode step takes time, give such as 22ms")
     seats = settings.slots or PAPER_SEATS
     chunk = PAPER_CHUNK if asked.chunk is None else asked.chunk
     return Pace(seats, chunk, fixed, per_token, 1 / alone, asked.whole_chunks), "step costs as given", ()
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        return price(text) if flag == "--mixed-per-token" else duration(text)
+    except InputError as error:
+        raise InputError(f"{flag}: {error}") from None
 
 
 def _card_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:

@@ -62,7 +62,7 @@ def merge(words: dict[str, Any], additional_config: object) -> Settings:
 def check_words(words: dict[str, Any], where: str) -> dict[str, Any]:
     """The same words with underscores, or one line that says which is wrong and where it stands."""
     words = underscored(words, where)
-    checked(Settings, words, _fields, where)
+    checked(Settings, words, _fields, where, written=True)
     return words
 
 
