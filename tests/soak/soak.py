@@ -28,7 +28,7 @@ from http_server import MAIN, Server, start, stop, wait
 
 SEATS, PROMPTS, TOKENS = 32, 400, 24
 TURN = 20.0  # seconds
-CARD = {"card": "h200-qwen3-8b"}
+CARD = {"card": "linear-h200-qwen3-8b"}
 POLICIES: list[dict[str, Any]] = [
     {"policy": "eb+", **CARD},
     {"policy": "slai", **CARD},

@@ -33,7 +33,7 @@ class Place:
         self.made, self.clock, self.tokens, self.peers = made, clock, tokens, peers
         self.engines = [
             EmulatedEngine(
-                made.engine, made.policy(), clock, asynchronous=options.asynchronous, observers=tuple(hear)
+                made.engine, made.policy(), clock, asynchronous=made.asynchronous, observers=tuple(hear)
             )
             for hear in observers
         ]
