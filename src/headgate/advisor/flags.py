@@ -46,6 +46,7 @@ class FlagsPlan:
     rate: float
     per_token: float
     targets: dict[str, float | None]
+    tensor: int = 1  # GPUs that share every matrix, where the card says so
 
     @property
     def flags(self) -> tuple[Flag, ...]:
@@ -95,8 +96,20 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
         queue, waiting = _queue(about, rate, per_token, settings.ttft)
     decoding = floor(sustained(about, seats.value, budget.value))
     targets = {"tpot": settings.tpot, "ttft": settings.ttft}
+    tensor = (card.provenance.settings or {}).get("tensor parallel", "1")
     return FlagsPlan(
-        about, card.model, card.gpu, seats, budget, queue, waiting, decoding, rate, per_token, targets
+        about,
+        card.model,
+        card.gpu,
+        seats,
+        budget,
+        queue,
+        waiting,
+        decoding,
+        rate,
+        per_token,
+        targets,
+        int(tensor) if tensor.isdigit() else 1,
     )
 
 

@@ -23,6 +23,7 @@ METRICS = {
     "tpot": "mean time per token of a request",
     "e2e": "time to the last token",
 }
+SAME = {"itl": "tbt"}  # one figure, two names
 FORM = "write METRIC=TIME@STATISTIC:CLASS, such as ttft=500ms@p50 or tbt=100ms@p99:paying"
 
 
@@ -133,8 +134,9 @@ def _parsed(text: str) -> Level:
     metric, equals, rest = text.partition("=")
     if not equals:
         raise InputError(f"--slo {text!r} is not a service level; {FORM}")
+    metric = SAME.get(metric.strip().lower(), metric.strip().lower())
     if metric not in METRICS:
-        raise unknown("metric in --slo", metric, METRICS)
+        raise unknown("metric in --slo", metric, (*METRICS, *SAME))
     rest, colon, kind = rest.partition(":")
     time, at, statistic = rest.partition("@")
     if (colon and not kind) or (at and not statistic):

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from headgate.cost.card import load_card
+from headgate.cost.error_bar import error_bar
 from headgate.live.emulate.options import Options
 from headgate.live.emulate.server import Emulators, start
 from headgate.live.emulate.tally import LATE, Histogram
@@ -45,6 +47,8 @@ async def _serve(options: Options, say: Callable[[str], None]) -> None:
         loop.add_signal_handler(number, signalled)
     if options.slow_start:
         say(f"starts in {options.slow_start:g} s")
+    for line in error_bar(load_card(options.card)):
+        say(line)
     running = await start(options)
     if len(running.ports) == 1:
         for engine in running.engines:

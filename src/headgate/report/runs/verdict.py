@@ -10,7 +10,16 @@ from typing import NamedTuple
 from headgate.record.tables import Run
 from headgate.report.numbers import listed, number, percent, timed
 from headgate.report.runs.scenes import POLICIES, RATE, Compared, Scene, what_differs
-from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row
+from headgate.stats.comparison import (
+    BETTER,
+    CANNOT_TELL,
+    SAME,
+    TOO_FEW,
+    WORSE,
+    Comparison,
+    Difference,
+    Row,
+)
 from headgate.stats.metrics import Metrics
 
 KEPT_UP = 0.97  # of what was offered; the window of a short run is not exact to more
@@ -113,8 +122,25 @@ def served_by(found: object) -> Row | None:
     return next((row for row in rows if row.metric == "request throughput"), None)
 
 
+def _untold(found: Comparison, served: Row) -> str:
+    """What serves more by a card that was not measured, and no more than it may be off; "" if nothing does."""
+    more = {
+        name: other.percent.value
+        for name, other in served.others.items()
+        if other.verdict == CANNOT_TELL and other.percent.value > 0
+    }
+    if not more:
+        return ""
+    best = max(more, key=lambda name: more[name])
+    said = f"Cannot tell: {best} serves {more[best]:.1f} % more requests than {found.baseline} by this card, which "
+    return said + "was derived and may be off by more"
+
+
 def _nothing_to_gain(found: Comparison, rows: dict[str, Row], of: Compared) -> str:
     served = rows["request throughput"]
+    if untold := _untold(found, served):
+        differs = what_else(rows)
+        return f"{untold}. What differs clearly: {differs}." if differs else f"{untold}."
     fewer = [name for name, other in served.others.items() if other.verdict == WORSE]
     said = f"No {of.one} is seen to serve more requests than {found.baseline}"
     said += unseen_at("at this load", room_for(served))

@@ -26,8 +26,8 @@ class Simulator:
 
     With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped
     over. Without, the policy is asked at every single step. Both give the same schedule to the last bit.
-    With `asynchronous` the engine composes a step while the one before it runs (`Ahead`), without leases;
-    with `lost` it forgets so many output tokens of whom it evicts (`Forgetful`).
+    With `asynchronous` the engine composes a step while the one before it runs (`Ahead`); with `lost` it
+    forgets so many output tokens of whom it evicts (`Forgetful`).
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Simulator:
         lengths, returned = workload.output.tolist(), self.arrivals.returned
         self.replica: Replica
         if asynchronous:
-            self.replica = Ahead(engine, policy, lengths, observers, returned)
+            self.replica = Ahead(engine, policy, lengths, observers, leases, returned)
         elif lost:
             self.replica = forgetful = Forgetful(engine, policy, lengths, observers, leases, returned)
             forgetful.lost = lost
