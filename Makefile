@@ -48,7 +48,7 @@ soak: $(VLLM_READY)
 
 # A router before emulators with faults and hang-ups for SOAK seconds: memory and descriptors stay flat.
 soak-route: $(READY)
-	$(BIN)/python -m benchmarks.soak_route --seconds $(SOAK)
+	$(BIN)/python -m benchmarks.soak_route --seconds $(SOAK) --streams $(or $(STREAMS),200)
 
 lint: $(READY)
 	$(BIN)/ruff check .
