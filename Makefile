@@ -16,7 +16,7 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::
 
 SOAK ?= 600
 
-.PHONY: demo test test-wheel test-laws test-browser test-vllm soak soak-route lint docs bench clean
+.PHONY: demo test test-wheel test-laws reproduce test-browser test-vllm soak soak-route lint docs bench clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -32,6 +32,10 @@ test-wheel: $(READY)
 
 test-laws: $(READY)
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 --timeout 3600 tests/laws tests/differential
+
+# Every published table in full, against docs/reproductions.md; about an hour. NAME=eb-table3 for one of them.
+reproduce: $(READY)
+	$(BIN)/pytest -n 2 --timeout 7200 tests/reproductions $(if $(NAME),-k $(NAME))
 
 # Reports in a real browser, Debian's chromium; SCREENSHOTS=FOLDER keeps pictures of every kind to look at.
 test-browser: $(BROWSER_READY)
