@@ -130,7 +130,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """One comparison, run or plan with its answer in a sentence or two."""
+    """One comparison, run or plan with its answer in a sentence or two.
+
+    `alarms` come before everything: what makes the figures mean something else than they seem to.
+    """
 
     title: str
     verdict: str
@@ -138,6 +141,7 @@ class Chapter:
     notes: tuple[str, ...] = ()
     setup: str = ""  # what the answer rests on: card, engine, longest request, arrivals
     answer_first: bool = False  # on a terminal too, where otherwise it stands last, beside the prompt
+    alarms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
