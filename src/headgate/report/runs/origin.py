@@ -8,8 +8,8 @@ from dataclasses import replace
 from shlex import join as shell
 
 from headgate.core.version import VERSION
-from headgate.record.tables import Run
 from headgate.experiment.coverage import warning
+from headgate.record.tables import Run
 from headgate.report.document import Chapter, Page, Section
 
 MOST = 4  # warnings listed one by one
@@ -38,7 +38,12 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
 
 
 def plan_page(
-    title: str, about: str, verdict: str, sections: Sequence[Section], notes: Sequence[str], command: Sequence[str]
+    title: str,
+    about: str,
+    verdict: str,
+    sections: Sequence[Section],
+    notes: Sequence[str],
+    command: Sequence[str],
 ) -> Page:
     """The document of a plan, which has no run: one chapter and how it was made."""
     versions = f"headgate {VERSION}, Python {platform.python_version()}"
@@ -47,7 +52,12 @@ def plan_page(
 
 
 def answered_page(
-    title: str, about: str, verdict: str, sections: Sequence[Section], notes: Sequence[str], command: Sequence[str]
+    title: str,
+    about: str,
+    verdict: str,
+    sections: Sequence[Section],
+    notes: Sequence[str],
+    command: Sequence[str],
 ) -> Page:
     """The same with its answer before everything else, on a terminal too."""
     page = plan_page(title, about, verdict, sections, notes, command)

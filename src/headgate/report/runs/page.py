@@ -74,7 +74,14 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
         sections.append(Section(every, (differences(found, head),), FOLDED))
         details = (latencies(scene.metrics), rates(first), engines(scene.metrics))
         sections.append(Section("Every latency, and the engine", details, PAGE_ONLY))
-    return Chapter(scene.title, scene_verdict(scene), tuple(sections), _notes(scene), setup([scene]), alarms=alarms(scene))
+    return Chapter(
+        scene.title,
+        scene_verdict(scene),
+        tuple(sections),
+        _notes(scene),
+        setup([scene]),
+        alarms=alarms(scene),
+    )
 
 
 def _card(meta: dict[str, Any]) -> str:

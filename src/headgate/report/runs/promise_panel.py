@@ -15,8 +15,8 @@ from headgate.stats.promises import promised
 KEPT = 0.95  # a promise that fewer requests get is shown as broken
 HEADS = ("promised", "requests", "TTFT\nin time", "TPOT\nin time", "both", "kept")
 NOTE = (
-    f"Requests after warm-up and before cool-down. Kept: at least {100 * KEPT:.0f} % of the requests got every "
-    "promise; requests that were refused, or left, did not."
+    f"Requests after warm-up and before cool-down. Kept: at least {100 * KEPT:.0f} % of the requests got "
+    "every promise; requests that were refused, or left, did not."
 )
 
 
