@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headgate.advisor.advise.candidates import PLAIN, formula_budget, promised_gap
-from headgate.advisor.capacity.found import Found, put_together
+from headgate.advisor.capacity.found import Found, at_the_edge, put_together
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress, search_all
@@ -74,6 +74,6 @@ def search_budgets(
         f"beside the decodes of a full engine, so many tokens make a step of {100 * FILLED:.0f} % of the "
         f"{1000 * gap:g} ms promised between tokens, by the card."
     )
-    notes = [each.stuck for each in found.values() if each.stuck]
+    notes = at_the_edge(list(found.values()))
     flag = Flag("--max-num-batched-tokens", formula, why)
     return BudgetsTried(flag, gap, seats, found, (*start.notes(fleet=False), *notes))

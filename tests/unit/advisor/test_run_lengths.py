@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headgate.advisor.capacity import lengthening
-from headgate.advisor.capacity.found import put_together
+from headgate.advisor.capacity.found import at_the_edge, put_together
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import parse_levels
 from headgate.advisor.capacity.trials import Answer
@@ -69,4 +69,5 @@ def test_an_interval_is_no_narrower_than_the_brackets_it_was_found_in():
 def test_a_search_that_ends_at_its_edge_says_so_and_has_no_interval():
     found = put_together("mixed", *searches((20.0, 40.0), (20.0, 40.0)), 20.0, parse_levels(["ttft=1s@p95"]))
     assert found.rate.low is None and found.at_edge == 2
-    assert "2 of 2 searches ended at λ*, their upper edge" in found.stuck
+    (note,) = at_the_edge([found])
+    assert "ended at λ*, their upper edge: mixed (2 of 2)" in note

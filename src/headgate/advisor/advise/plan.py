@@ -10,7 +10,7 @@ from typing import Any
 
 from headgate.advisor.advise.candidates import PLAIN, candidates, plain_default
 from headgate.advisor.advise.memory import Kept
-from headgate.advisor.capacity.found import Found, put_together
+from headgate.advisor.capacity.found import Found, at_the_edge, put_together
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress, search_all
@@ -232,7 +232,7 @@ def _settings(values: dict[str, Any]) -> str:
 
 def _too_short(final: Sequence[Found], search: Round, start: SetUp) -> list[str]:
     """Where longer runs, or more seeds, would say more."""
-    notes, best = [each.stuck for each in final if each.stuck], max(final, key=lambda each: each.rate.value)
+    notes, best = at_the_edge(final), max(final, key=lambda each: each.rate.value)
     rate = best.rate
     if rate.value and rate.low is not None and rate.high is not None:
         half = max(rate.high - rate.value, rate.value - rate.low) / rate.value

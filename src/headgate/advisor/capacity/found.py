@@ -27,15 +27,16 @@ class Found:
     runs: int
     at_edge: int = 0  # seeds whose search ended at λ*, the highest rate there is to try
 
-    @property
-    def stuck(self) -> str:
-        """In words, where some search ended at its edge: its rate is then not measured but the bound."""
-        if not self.at_edge:
-            return ""
-        return (
-            f"{self.policy}: {self.at_edge} of {len(self.by_seed)} searches ended at λ*, their upper edge: "
-            "these runs are too short to overload the engine; take more --requests"
-        )
+
+def at_the_edge(found: Sequence[Found]) -> list[str]:
+    """One line where searches ended at their upper edge: their rates are then not measured but the bound."""
+    stuck = [f"{each.policy} ({each.at_edge} of {len(each.by_seed)})" for each in found if each.at_edge]
+    if not stuck:
+        return []
+    return [
+        f"searches that ended at λ*, their upper edge: {'; '.join(stuck)}. These runs are too short to overload "
+        "the engine; take more --requests"
+    ]
 
 
 def put_together(

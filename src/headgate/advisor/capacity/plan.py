@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headgate.advisor.capacity.found import Found
+from headgate.advisor.capacity.found import Found, at_the_edge
 from headgate.advisor.capacity.lengthening import REQUESTS, Lengthening
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Chosen, Contender, Progress
@@ -84,7 +84,7 @@ def plan_capacity(
     found, left = searched.found, searched.left
     if left:
         notes.append(INTERRUPTED.format(left, len(chosen) * len(start.seeds)))
-    notes += [each.stuck for each in found if each.stuck]
+    notes += at_the_edge(found)
     notes += [] if left else length.not_enough(searched)
     traffic = searched.traffic
     parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))

@@ -7,6 +7,7 @@ from shlex import quote
 
 import numpy as np
 
+from headgate.advisor.advise.candidates import PLAIN
 from headgate.advisor.advise.plan import Advice, Advised
 from headgate.advisor.capacity.found import Found
 from headgate.advisor.capacity.slo import Level
@@ -59,7 +60,8 @@ def answer(advice: Advice) -> str:
         return f"No policy keeps {levels} at any rate on one engine: ask for less, or for a faster card."
     flags = f"--max-num-seqs {best.seats} --max-num-batched-tokens {best.budget}"
     span = "" if rate.low is None else f" (95 % interval {number(rate.low)} to {number(rate.high or 0.0)})"
-    said = f"Run {_named(best)} with {flags}: one engine holds {number(rate.value)} requests/s{span}"
+    plain = "plain vLLM, without a plug-in," if best.policy == PLAIN and not best.settings else ""
+    said = f"Run {plain or _named(best)} with {flags}: one engine holds {number(rate.value)} requests/s{span}"
     way = best.found.limited_by
     said += f", then {way} gives way first" if way else ", as many as any policy can"
     if advice.load is None:

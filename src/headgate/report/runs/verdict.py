@@ -136,8 +136,7 @@ def _untold(found: Comparison, served: Row) -> str:
         return ""
     best = max(more, key=lambda name: more[name])
     said = f"Cannot tell: {best} serves {more[best]:.1f} % more requests than {found.baseline} by this card, "
-    said += "which "
-    return said + "was derived and may be off by more"
+    return f"{said}which was derived and may be off by more"
 
 
 def _nothing_to_gain(found: Comparison, rows: dict[str, Row], of: Compared) -> str:
