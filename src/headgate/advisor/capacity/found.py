@@ -34,8 +34,8 @@ def at_the_edge(found: Sequence[Found]) -> list[str]:
     if not stuck:
         return []
     return [
-        f"searches that ended at λ*, their upper edge: {'; '.join(stuck)}. These runs are too short to overload "
-        "the engine; take more --requests"
+        f"searches that ended at λ*, their upper edge: {'; '.join(stuck)}. These runs are too short to "
+        "overload the engine; take more --requests"
     ]
 
 

@@ -136,10 +136,10 @@ def _bounded(scene: Scene, bound: float) -> str:
     best = max(found.request_rate.value for found in scene.metrics.values())
     where = f" and {scene.engines} engines" if scene.engines > 1 else ""
     said = (
-        f"On the requests of that time{where} no policy serves more than {number(bound)} requests/s (a bound "
+        f"On the measured requests{where} no policy serves more than {number(bound)} requests/s (a bound "
         f"from the card's step times). The most served is {number(best)}: {100 * best / bound:.0f} % of it."
     )
-    edges = " Above 100 %: requests at the edges of that time were partly served outside it."
+    edges = " Above 100 %: requests at the edges of the window were partly served outside it."
     return said + edges if best > bound else said
 
 

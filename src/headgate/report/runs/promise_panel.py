@@ -13,7 +13,7 @@ from headgate.stats.measured import Measured
 from headgate.stats.promises import promised
 
 KEPT = 0.95  # a promise that fewer requests get is shown as broken
-HEADS = ("promised", "requests", "TTFT\nin time", "TPOT\nin time", "both", "kept")
+HEADS = ("kept", "both", "promised", "TTFT\nin time", "TPOT\nin time", "requests")
 NOTE = (
     f"Requests after warm-up and before cool-down. Kept: at least {100 * KEPT:.0f} % of the requests got "
     "every promise; requests that were refused, or left, did not."
@@ -42,12 +42,12 @@ def _rows(name: str, found: Measured) -> Iterator[Row]:
         yield row(
             name,
             str(kind.get("name") or "all"),
+            Cell("yes", tone="words good") if both >= KEPT else Cell("no", tone="words bad"),
+            valued(percent(both), 100 * both),
             Cell(said, tone="words"),
-            int(mine.sum()),
             _in_time(latencies.ttft[mine], first, 0.0),
             _in_time(latencies.tpot[mine], between, 1.0),
-            valued(percent(both), 100 * both),
-            Cell("yes", tone="words good") if both >= KEPT else Cell("no", tone="words bad"),
+            int(mine.sum()),
         )
 
 
