@@ -53,6 +53,17 @@ class FlagsPlan:
         """In the order of the command line."""
         return tuple(flag for flag in (self.seats, self.budget, self.queue) if flag)
 
+    def overloaded(self) -> str:
+        """One sentence where more is offered than these flags serve, else ""."""
+        offered = self.situation.load.rate
+        if offered is None or offered <= self.rate:
+            return ""
+        return (
+            f"Overloaded: {offered:,.4g} requests/s are offered, one engine with these flags serves "
+            f"{self.rate:,.4g}, so the backlog grows by {offered - self.rate:,.3g} requests/s. Add engines "
+            "(headgate plan capacity --find engines) or lower the rate."
+        )
+
     def as_dict(self) -> dict[str, Any]:
         lengths = self.situation.lengths
         return {

@@ -132,7 +132,8 @@ def simulate(
     )
     made.run()
     about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
-    return Run({**about, "kv_tokens": engine.kv_tokens, **described(workload)}, **recorder.tables())
+    limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest}
+    return Run({**about, **limits, **described(workload)}, **recorder.tables())
 
 
 def simulate_fleet(

@@ -77,8 +77,8 @@ class Prepared:
             notes.append(f"engine {away.engine} {what} at {away.start:g} s and is back at {away.end:g} s")
         if self.too_long:
             notes.append(
-                f"{self.too_long} of {len(self.workload)} requests will be refused: their prompt leaves no "
-                f"room in {self.engine.longest} tokens (model length or KV); --cap-prompt cuts them"
+                f"{self.too_long:,} of {len(self.workload):,} requests cannot be served: their prompts reach "
+                f"the {self.engine.longest:,} tokens that model length and KV allow; --cap-prompt cuts them"
             )
         return notes
 
@@ -195,6 +195,7 @@ def _meta(
         "asynchronous": prepared.asynchronous,
         "arrivals": arrivals_said(words),
         "kv_tokens": engine.kv_tokens,
+        "longest": engine.longest,
         "rate": words.rate if about["load"] == "open" else None,
         "burstiness": words.burstiness or 1.0,
         **about,

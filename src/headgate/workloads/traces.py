@@ -57,7 +57,7 @@ def read_trace(
         format: a name in FORMATS; detected from the first line when left out.
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
         sort: sorts rows that are out of order instead of refusing the file.
-        columns: which column is which, instead of a format: "arrival=ts,prompt=input,output=out,class=tenant".
+        columns: which column is which: "arrival=ts,prompt=input,output=out,class=tenant".
         times: the unit of arrivals (s, ms, us, ns) with `columns`; told from the file when left out.
 
     Examples:

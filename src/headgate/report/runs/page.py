@@ -11,6 +11,7 @@ from headgate.experiment.asynchrony import engine_kind
 from headgate.record.tables import Run
 from headgate.report.document import FOLDED, PAGE_ONLY, Block, Chapter, Drawn, Page, Section
 from headgate.report.numbers import number, plural, sentence
+from headgate.report.runs.alarms import alarms
 from headgate.report.runs.gauges import gauge_blocks
 from headgate.report.runs.grids import differences, engines, fleets, latencies, overview, rates, run_facts
 from headgate.report.runs.groups import class_figures, class_grid, fleet_figures, tenant_figures, tenant_grid
@@ -72,7 +73,7 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
         sections.append(Section(every, (differences(found, head),), FOLDED))
         details = (latencies(scene.metrics), rates(first), engines(scene.metrics))
         sections.append(Section("Every latency, and the engine", details, PAGE_ONLY))
-    return Chapter(scene.title, scene_verdict(scene), tuple(sections), _notes(scene), setup([scene]))
+    return Chapter(scene.title, scene_verdict(scene), tuple(sections), _notes(scene), setup([scene]), alarms(scene))
 
 
 def _card(meta: dict[str, Any]) -> str:
