@@ -164,12 +164,27 @@ def _derived(like: str | None) -> Card | None:
     return found if found is not None and found.expected_error is not None else None
 
 
+def _on_engine(card: Card, limits: dict[str, int]) -> Card:
+    """The card with the memory and lengths of the engine that was timed, where that says them."""
+    from headgate.cost.card import Card, Number
+
+    numbers = dict(card.provenance.numbers or {})
+    for name, value in limits.items():
+        if value != getattr(card, name):
+            numbers[name] = Number(value=value, origin="measured", source="as the engine says")
+    provenance = card.provenance.model_copy(update={"numbers": numbers})
+    kept = {field: getattr(card, field) for field in Card.model_fields}
+    return Card(**kept | limits | {"provenance": provenance})
+
+
 def _rescale(found: _Steps, derived: Card, card: Path, json: str | None) -> None:
     """Scale a derived card's prices by the steps, say how well, and write it."""
     from headgate.cost.derive.rescale import rescale
 
     say = sys.stderr if json == "-" else sys.stdout
-    done = rescale(derived, found.table, found.about.name, found.about.source)
+    about = found.about
+    engine = {name: getattr(about, name) for name in ("kv_tokens", "block", "max_model_len")}
+    done = rescale(_on_engine(derived, engine), found.table, about.name, about.source)
     try:
         write_whole(card, done.card.text())
     except OSError as error:
