@@ -157,11 +157,11 @@ def _write(found: _Steps, card: Path, json: str | None, paper: bool) -> None:
 
 
 def _derived(like: str | None) -> Card | None:
-    """The card that facts come from, if it was derived."""
+    """The card that facts come from, if it was derived and has prices to scale."""
     from headgate.cost.card import load_card
 
     found = None if like is None else load_card(like)
-    return found if found is not None and found.expected_error is not None else None
+    return found if found is not None and found.expected_error and found.work else None
 
 
 def _on_engine(card: Card, limits: dict[str, int]) -> Card:
