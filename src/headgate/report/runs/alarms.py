@@ -26,12 +26,13 @@ def _overload(scene: Scene) -> str:
     each = "; ".join(f"{name} {_served(one)}" for name, one in growing.items())
     most = f" No policy serves more than {number(scene.bound.rate)}." if scene.bound else ""
     return (
-        f"Overloaded: {offered}. {each}.{most} Latencies and kept promises get worse the longer the run: lower "
-        "the rate or add engines before comparing them."
+        f"Overloaded: {offered}. {each}.{most} Latencies and kept promises get worse the longer the run: "
+        "lower the rate or add engines before comparing them."
     )
 
 
 def _served(one: Measured) -> str:
     low, high = one.run.span()
     rate = float(one.run.completed().sum()) / max(high - low, 1e-9)
-    return f"serves {number(rate)} over the whole run, and its backlog grows by {number(one.trend.growth)} requests/s"
+    grows = f"its backlog grows by {number(one.trend.growth)} requests/s"
+    return f"serves {number(rate)} over the whole run, and {grows}"
