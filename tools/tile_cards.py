@@ -105,7 +105,7 @@ def ada_card() -> Card:
 
 def h200_card() -> Card:
     """H200 and Qwen3-8B, limits as on the measured card."""
-    measured = load_card("h200-qwen3-8b")
+    measured = load_card("linear-h200-qwen3-8b")
     terms = rounded(derive(QWEN3_8B, H200, constant=2.3e-3, per_token=3e-6))
     errors = {label: six(error) for label, error in compared(TileCost(terms), measured.cost)}
     return Card(
@@ -126,13 +126,13 @@ def h200_card() -> Card:
             measured="nothing: computed by tools/tile_cards.py",
             date="2026",
             versions={},
-            residuals={"against h200-qwen3-8b, relative": errors},
+            residuals={"against linear-h200-qwen3-8b, relative": errors},
             assumptions=[
                 "69.7 % of the peak in large products, 92 % of the memory's speed when KV is read",
                 "2.3 ms per step beside its work, 3 us of non-linear work per token",
-                "these four are set so that the card agrees with h200-qwen3-8b",
+                "these four are set so that the card agrees with linear-h200-qwen3-8b",
                 "tiles 128 x 128 x 32 and 64 x 64; the head runs on sampled positions only",
-                "KV, seats and step size as on h200-qwen3-8b",
+                "KV, seats and step size as on linear-h200-qwen3-8b",
             ],
             extrapolated=["everything: no step of this card was timed"],
         ),

@@ -25,7 +25,7 @@ from checks import Soaked, verdicts
 from http_server import MAIN, Server, start, stop, wait
 
 SEATS, PROMPTS, TOKENS = 32, 400, 24
-CARD = {"card": "h200-qwen3-8b"}
+CARD = {"card": "linear-h200-qwen3-8b"}
 POLICIES: list[dict[str, Any]] = [
     {"policy": "eb+", **CARD},
     {"policy": "slai", **CARD},

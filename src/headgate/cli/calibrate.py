@@ -33,7 +33,7 @@ Examples:
   headgate calibrate shape/config.json --grid quick --seconds 90
   headgate calibrate Qwen/Qwen3-32B --engine tensor_parallel_size=2
   headgate calibrate --from-trace serve.jsonl --gpu H200 --out live.json
-  headgate calibrate --from-bench result.json --like h200-qwen3-8b
+  headgate calibrate --from-bench result.json --like cal-h200-qwen3-8b
   headgate calibrate --from-steps card.steps.npz --as paper
 """
 FILES = ("--from-trace", "--from-steps", "--from-bench")

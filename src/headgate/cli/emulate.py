@@ -13,6 +13,7 @@ import typer
 
 from headgate.cli.flags import takes_settings
 from headgate.core.errors import InputError, RunError
+from headgate.cost.card import renamed
 from headgate.live.emulate.options import SERVER, Options
 from headgate.settings_base import checked
 
@@ -56,6 +57,8 @@ def _check(options: Options) -> None:
     from headgate.live.emulate.made import Made
 
     Made(options)
+    if line := renamed(options.card):
+        _say(line)
     read_fault(options.fault)
 
 

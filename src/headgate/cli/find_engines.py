@@ -27,13 +27,15 @@ def find_engines(
     from headgate.advisor.engines.out_of_reach import out_of_reach
     from headgate.advisor.engines.plan import plan_engines
     from headgate.advisor.engines.ways import Serving, make_ways
+    from headgate.experiment.assumed import assumed, tried_arrivals
     from headgate.experiment.run import DEFAULT_ROUTER
     from headgate.report.plans.capacity import engines_page
 
     wanted = routers or list(words.routers) or [words.router or DEFAULT_ROUTER]
     ways = make_ways(wanted, policies, words)
     found = plan_engines(words, ways, levels, options, Serving.of(words), bar)
-    tell(engines_page(found, sys.argv[1:]), found.as_dict(), *outputs)
+    setup = assumed(words, tried_arrivals(options.as_recorded, found.rate), fleet=True)
+    tell(engines_page(found, sys.argv[1:]), found.as_dict(), *outputs, setup)
     if found.interrupted:
         raise KeyboardInterrupt
     if advice := out_of_reach(found):

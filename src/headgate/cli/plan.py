@@ -10,7 +10,7 @@ import typer
 from headgate.advisor.settings import CostSettings
 from headgate.cli.flags import takes_settings
 from headgate.cli.output import check_json, check_report, write_json
-from headgate.cli.pages import Report, said_to, save_page, tell
+from headgate.cli.pages import Report, resting_on, said_to, save_page, tell
 from headgate.cli.plan_capacity import capacity
 from headgate.cli.plan_fluid import fluid
 from headgate.cli.plan_wait import wait
@@ -64,13 +64,15 @@ def threshold(
     """Plan it."""
     from headgate.advisor.situation import situation
     from headgate.advisor.threshold import plan_threshold
+    from headgate.experiment.assumed import SATURATED, arrivals_said, assumed
     from headgate.report.plans.threshold import threshold_page
 
     check_json(json)
     check_report(report)
     bound = _bound(max_gap)
     found = plan_threshold(situation(words, costs), bound)
-    tell(threshold_page(found, sys.argv[1:]), found.as_dict(), json, report)
+    setup = "" if costs.model_fields_set else assumed(words, arrivals_said(words, SATURATED), run=False)
+    tell(threshold_page(found, sys.argv[1:]), found.as_dict(), json, report, setup)
 
 
 @plan.command()
@@ -83,14 +85,16 @@ def flags(
 ) -> None:
     """Advise."""
     from headgate.advisor.flags import check_flags, plan_flags
+    from headgate.experiment.assumed import SATURATED, arrivals_said, assumed
     from headgate.report.plans.flags import check_section, flags_page
     from headgate.report.terminal import show
 
     check_json(json)
     check_report(report)
     found = plan_flags(words)
+    setup = assumed(words, arrivals_said(words, SATURATED), run=check, limits=False)
     say, document, page = said_to(json), found.as_dict(), flags_page(found, sys.argv[1:])
-    show(page, say)
+    show(resting_on(page, setup), say)
     if check:
         runs, load = check_flags(words, found, bar)
         document["check"] = {"load": load, "runs": [run.as_dict() for run in runs]}
@@ -98,7 +102,7 @@ def flags(
         print(file=say)
         show(checked, say)
         page = flags_page(found, sys.argv[1:], [checked])
-    save_page(page, report, say)
+    save_page(resting_on(page, setup), report, say)
     write_json(json, document)
 
 

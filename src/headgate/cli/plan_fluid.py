@@ -43,12 +43,14 @@ def fluid(
 ) -> None:
     """Plan it."""
     from headgate.advisor.fluid.plan import make_fluid_plan
+    from headgate.experiment.assumed import arrivals_said, assumed
     from headgate.report.plans.fluid import fluid_page
 
     check_json(json)
     check_report(report)
     found = make_fluid_plan(words, fleet, steps, levels)
-    tell(fluid_page(found, levels.frontier, sys.argv[1:]), found.as_dict(), json, report)
+    setup = "" if steps.costs else assumed(words, arrivals_said(words, "rates of the classes"), run=False)
+    tell(fluid_page(found, levels.frontier, sys.argv[1:]), found.as_dict(), json, report, setup)
 
 
 fluid.__doc__ = EXAMPLES

@@ -36,7 +36,7 @@ vLLM's own --config goes behind --: headgate serve MODEL --policy mixed -- --con
 \b
 Examples:
   headgate serve Qwen/Qwen3-8B --card cal-h200-qwen3-8b --ttft 500ms --tbt 100ms
-  headgate serve Qwen/Qwen3-8B --policy eb+ --card h200-qwen3-8b --max-num-seqs 512
+  headgate serve Qwen/Qwen3-8B --policy eb+ --card cal-h200-qwen3-8b --max-num-seqs 512
   headgate serve Qwen/Qwen3-8B --policy eb --set refill=48 --trace steps.jsonl --port 8001
   headgate serve Qwen/Qwen3-8B --config headgate.toml --tensor-parallel-size 2
 """

@@ -59,7 +59,7 @@ def sweep(
     """Run it."""
     from headgate.experiment.sweep import by_place, is_word, parse_grid
     from headgate.report.runs.load import load_grid
-    from headgate.report.runs.page import runs_page
+    from headgate.report.runs.page import runs_page, setup
     from headgate.report.runs.scenes import swept
     from headgate.report.terminal import show
 
@@ -77,6 +77,8 @@ def sweep(
     first = next((axis for axis in axes if is_word(axis)), None)
     scenes = {at: swept(own, first.word if first else "", at) for at, own in by_place(runs).items()}
     summed_up(list(scenes.values()))
+    show(setup(list(scenes.values())), say)
+    print(file=say)
     show(load_grid(list(scenes.values())), say)
     print(f"run folders: {folder}", file=say)
     page = runs_page(list(scenes.values()), sys.argv[1:])
@@ -90,10 +92,13 @@ sweep.__doc__ = EXAMPLES
 
 def _notes(tasks: Sequence[Task], say: Any) -> None:
     """What the runs leave out, each said once."""
+    from headgate.cost.card import load_card, renamed
     from headgate.experiment.asynchrony import partly
 
     kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
-    for note in dict.fromkeys(note for (_, fleet), each in kinds.items() for note in partly(each, fleet)):
+    notes = [renamed(card) for card, _ in kinds]
+    notes += [note for (card, fleet), each in kinds.items() for note in partly(each, load_card(card), fleet)]
+    for note in dict.fromkeys(filter(None, notes)):
         print(f"note: {note}", file=say)
 
 

@@ -56,7 +56,7 @@ class Request(Protocol):
         ...     def arrived(self, request, now):
         ...         self.prompt = max(self.prompt, request.prompt)
         >>> seen = LongestPrompt()
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=8)
         >>> requests = headgate.Workload.of([300, 700], [20, 20])
         >>> _ = headgate.simulate(engine, "mixed", requests, observers=(seen,))
         >>> seen.prompt

@@ -20,6 +20,8 @@ from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Shape
 
 LAWS = ("coefficients", "tiles", "work")
+ALIASES = {"h200-qwen3-8b": "cal-h200-qwen3-8b"}  # names that stand for another card
+FORMER = {"h200-qwen3-8b": "linear-h200-qwen3-8b"}  # what they stood for up to headgate 0.1
 MEASURED = ("settings", "model_shape", "intervals", "chosen", "grid")  # what only calibrated cards have
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -152,7 +154,7 @@ def load_card(card: str | Path) -> Card:
 
     Examples:
         >>> import headgate
-        >>> card = headgate.load_card("h200-qwen3-8b")
+        >>> card = headgate.load_card("cal-h200-qwen3-8b")
         >>> card.gpu, card.model
         ('NVIDIA H200 141 GB', 'Qwen3-8B')
     """
@@ -168,9 +170,28 @@ def load_card(card: str | Path) -> Card:
             ) from None
         except UnicodeDecodeError:
             raise InputError(f"card file {text}: not UTF-8 text; a card is a JSON file") from None
+    text = ALIASES.get(text, text)
     if text not in list_cards():
-        raise unknown("card", text, list_cards())
+        raise unknown("card", text, [*list_cards(), *ALIASES])
     return parse_card((_shipped() / f"{text}.json").read_text(encoding="utf-8"), text)
+
+
+def recorded_card(name: str) -> Card:
+    """The card that a run of any version of headgate was made with; runs record no alias since there are any.
+
+    Examples:
+        >>> recorded_card("h200-qwen3-8b").name
+        'linear-h200-qwen3-8b'
+    """
+    return load_card(FORMER.get(name, name))
+
+
+def renamed(card: str | Path) -> str:
+    """One line where the name is an alias: what it stands for, and how to get what it stood for; else ""."""
+    name = str(card)
+    if name not in ALIASES:
+        return ""
+    return f"{name} is now another name of {ALIASES[name]}; the lines it stood for are {FORMER[name]}"
 
 
 def parse_card(text: str, where: str) -> Card:

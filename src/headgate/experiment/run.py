@@ -13,8 +13,9 @@ import numpy as np
 from headgate.core.errors import RunError
 from headgate.core.policy import BatchPolicy
 from headgate.core.version import VERSION
-from headgate.cost.card import Card, load_card
-from headgate.experiment.asynchrony import partly
+from headgate.cost.card import Card, load_card, renamed
+from headgate.experiment.assumed import arrivals_said
+from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.coverage import outside
 from headgate.experiment.described import described
@@ -55,13 +56,15 @@ class Prepared:
         self.words = words
         self.card: Card = load_card(words.card)
         self.engine: Engine = make_engine(words, self.card)
+        self.asynchronous = composes_ahead(words.asynchronous, self.card.host)
         self.workload, self.bad_rows = make_workload(words)
         self.too_long = too_long(self.workload, self.engine)
         self._seeds: dict[int, Workload] = {words.seed: self.workload}
 
     def notes(self) -> list[str]:
         """What was left out of the input, will be refused, or is simulated in part."""
-        notes = partly(self.words, self.words.engines is not None)
+        notes = [line] if (line := renamed(self.words.card)) else []
+        notes += partly(self.words, self.card, self.words.engines is not None)
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")
@@ -81,7 +84,7 @@ class Prepared:
         output = PRICES.output if words.output_price is None else words.output_price
         prices = Prices(prompt, output)
         transfer = transfer_time(words)
-        return FleetSetup(self.engine, words.engines, transfer, prices, words.watchdog, words.asynchronous)
+        return FleetSetup(self.engine, words.engines, transfer, prices, words.watchdog, self.asynchronous)
 
     def maker(self, name: str, settings: dict[str, Any]) -> Maker:
         return Maker(name, settings, self.engine)
@@ -133,7 +136,7 @@ def _one_engine(
         make(),
         workload,
         (recorder,),
-        asynchronous=prepared.words.asynchronous,
+        asynchronous=prepared.asynchronous,
         watchdog=prepared.words.watchdog,
         progress=progress,
     )
@@ -179,7 +182,8 @@ def _meta(
         "gpu": card.gpu,
         "provenance": card.provenance.source,
         "engine": engine.limits,
-        "asynchronous": words.asynchronous,
+        "asynchronous": prepared.asynchronous,
+        "arrivals": arrivals_said(words),
         "kv_tokens": engine.kv_tokens,
         "rate": words.rate if about["load"] == "open" else None,
         "burstiness": words.burstiness or 1.0,

@@ -97,7 +97,7 @@ class Experiment(Lengths, ManyEngines):
     """Everything that decides a run, as a TOML file says it or as flags of `headgate simulate` do."""
 
     card: str = declared(
-        ENGINE, "cost card: a built-in name (see `headgate doctor`) or a file", "h200-qwen3-8b"
+        ENGINE, "cost card: a built-in name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b"
     )
     slots: Count | None = declared(
         ENGINE, "requests that may run at once, vLLM's max_num_seqs (default: 256)"
@@ -110,8 +110,10 @@ class Experiment(Lengths, ManyEngines):
     model_len: Count | None = declared(
         ENGINE, "most tokens of one request, prompt and output (default: the card's)"
     )
-    asynchronous: Switch = declared(
-        ENGINE, "simulate as vLLM runs: compose a step while the one before runs", False
+    asynchronous: Switch | None = declared(
+        ENGINE,
+        "as vLLM runs: compose a step while the one before runs (default: where the card has a host)",
+        flag="--asynchronous/--no-asynchronous",
     )
     cap_prompt: Count | None = declared(LENGTHS, "cut longer prompts to this")
     cap_output: Count | None = declared(LENGTHS, "cut longer outputs to this")

@@ -136,6 +136,7 @@ class Chapter:
     verdict: str
     sections: tuple[Section, ...]
     notes: tuple[str, ...] = ()
+    setup: str = ""  # what the answer rests on: card, engine, longest request, arrivals
 
 
 @dataclass(frozen=True)

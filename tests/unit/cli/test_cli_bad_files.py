@@ -185,7 +185,7 @@ def test_promises_of_a_mix_stand_in_its_classes(refused, tmp_path):
 
 
 def _card(**changes):
-    card = json.loads((files("headgate") / "cards" / "h200-qwen3-8b.json").read_text())
+    card = json.loads((files("headgate") / "cards" / "linear-h200-qwen3-8b.json").read_text())
     for path, value in changes.items():
         *parents, name = path.split("__")
         place = card

@@ -13,7 +13,7 @@ from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.keep.policy import Keep
 
-CARD = "h200-qwen3-8b"
+CARD = "linear-h200-qwen3-8b"
 ENGINE = {"kv_tokens": 100_000, "block": 16, "max_model_len": 8192, "batch_tokens": 4096, "running": 64}
 
 
@@ -136,7 +136,7 @@ def test_auto_without_a_card_learns_what_steps_cost():
     [
         (
             {"policy": "eb+"},
-            "policy eb+ needs to know what steps cost; name a card, such as --card h200-qwen3-8b",
+            "policy eb+ needs to know what steps cost; name a card, such as --card linear-h200-qwen3-8b",
         ),
         ({"policy": "ebb"}, "unknown policy 'ebb'; did you mean 'eb'?"),
         ({"policy": "eb"}, "policy eb needs refill; pass --set refill=VALUE"),
@@ -182,7 +182,7 @@ def test_an_engine_that_goes_further_than_its_card_is_told_not_refused(caplog):
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
         build_policy(Settings(card=CARD), **bigger)
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and "max_num_batched_tokens is 100000, card h200-qwen3-8b was made for" in said[0]
+    assert len(said) == 2 and "max_num_batched_tokens is 100000, card linear-h200-qwen3-8b was made for" in said[0]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])

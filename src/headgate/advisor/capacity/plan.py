@@ -17,7 +17,7 @@ from headgate.advisor.capacity.trials import Answers, Case, Chosen, Progress, Se
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.experiment.asynchrony import partly
+from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds.capacity import Bound, engine_bound, ideal_bound
@@ -98,7 +98,7 @@ def plan_capacity(
     ideal, limited = _bounds(engine, traffic, card.name)
     chosen, notes = _chosen(policies, settings, engine)
     seeds = options.seeds if traffic.drawn else 1
-    notes += partly(settings, fleet=False)
+    notes += partly(settings, card, fleet=False)
     if not traffic.drawn:
         notes.append("a trace as recorded is one sample of traffic: no interval")
     searches = {
@@ -106,7 +106,8 @@ def plan_capacity(
         for text in chosen
         for seed in range(settings.seed, settings.seed + seeds)
     }
-    case = Case(engine, traffic, settings.watchdog, settings.asynchronous)
+    ahead = composes_ahead(settings.asynchronous, card.host)
+    case = Case(engine, traffic, settings.watchdog, ahead)
     answers = search_all(case, chosen, searches, options.jobs or 1, progress)
     left = [key for key, search in searches.items() if search.next() is not None]
     if left:

@@ -142,7 +142,7 @@ def plan_engines(
     searches = {name: Fewest(least, options.most_engines) for name in ways}
     case = FleetCase(serve, traffic, rate, engine.running)
     outcomes = search_fewest(case, ways, searches, seeds, options.jobs or 1, progress)
-    notes = partly(settings, fleet=True)
+    notes = partly(settings, card, fleet=True)
     notes += [] if traffic.drawn else ["a trace as recorded is one sample of traffic: no interval"]
     left = [name for name, search in searches.items() if search.next() is not None]
     notes += [f"interrupted: the search for {name} is unfinished" for name in left]

@@ -9,6 +9,7 @@ from headgate.advisor.capacity.plan import ALL
 from headgate.advisor.engines.trials import Way
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
+from headgate.experiment.asynchrony import composes_ahead
 from headgate.experiment.build import make_engine
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
 from headgate.experiment.settings import Experiment
@@ -42,7 +43,8 @@ class Serving:
         output = PRICES.output if settings.output_price is None else settings.output_price
         engine = make_engine(settings, load_card(settings.card))
         prices = Prices(prompt, output)
-        return cls(engine, transfer_time(settings), prices, settings.watchdog, settings.asynchronous)
+        ahead = composes_ahead(settings.asynchronous, engine.cost.host)
+        return cls(engine, transfer_time(settings), prices, settings.watchdog, ahead)
 
     def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
         """One run; one that could not go on is an error, and so is a fleet too small for its router."""

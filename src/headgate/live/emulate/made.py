@@ -26,6 +26,8 @@ class Made:
         self.engine: Engine = engine_of_card(
             self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
         )
+        asked = options.asynchronous
+        self.asynchronous = self.card.host is not None if asked is None else asked
         self.model = options.model or self.card.model
         self.lengths = OutputLengths(options)
         self.policy()

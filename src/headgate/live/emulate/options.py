@@ -27,7 +27,7 @@ Engines = Annotated[int, Field(strict=True, ge=1, le=1024)]
 class Options(SettingsModel):
     """All that can be said of an emulator, on the command line or to `emulated`."""
 
-    card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "h200-qwen3-8b")
+    card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b")
     policy: str = declared(ENGINE, "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS", "mixed")
     slots: Count | None = declared(ENGINE, "requests at once, vLLM's max_num_seqs (default: 256)")
     budget: Count | None = declared(
@@ -38,7 +38,11 @@ class Options(SettingsModel):
     model_len: Count | None = declared(
         ENGINE, "most tokens of one request, prompt and output (default: the card's)"
     )
-    asynchronous: Switch = declared(ENGINE, "compose a step while the one before runs, as vLLM does", False)
+    asynchronous: Switch | None = declared(
+        ENGINE,
+        "compose a step while the one before runs, as vLLM does (default: where the card has a host)",
+        flag="--asynchronous/--no-asynchronous",
+    )
 
     host: str = declared(SERVER, "address to listen on", "127.0.0.1")
     port: Port = declared(SERVER, "first port; 0: any free one", 8000)

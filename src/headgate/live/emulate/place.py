@@ -28,7 +28,7 @@ class Place:
         options = made.options
         self.made, self.clock, self.tokens, self.peers = made, clock, tokens, peers
         self.engines = [
-            EmulatedEngine(made.engine, made.policy(), clock, asynchronous=options.asynchronous)
+            EmulatedEngine(made.engine, made.policy(), clock, asynchronous=made.asynchronous)
             for _ in range(ranks)
         ]
         for engine in self.engines:

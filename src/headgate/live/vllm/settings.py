@@ -149,7 +149,7 @@ def _make(settings: Settings, card: Card | None, engine: Engine) -> tuple[BatchP
     cost = inspect.signature(policy_class(name)).parameters.get("cost")
     if card is None and cost is not None and cost.default is cost.empty:
         raise InputError(
-            f"policy {name} needs to know what steps cost; name a card, such as --card h200-qwen3-8b "
+            f"policy {name} needs to know what steps cost; name a card, such as --card cal-h200-qwen3-8b "
             "(in a file: card), or choose a policy that needs none, such as mixed or eb"
         )
     limits = {

@@ -24,6 +24,7 @@ from headgate.methods.eb.thresholds import Threshold, base_share, paper_share, s
 MODES = ("stationary", "paper", "literal")
 GATES = ("forecast", "paper", "fit")
 SEATS = ("forecast", "planned", "fixed")
+GATE_OF, SEATS_OF = {"paper": "paper", "literal": "paper"}, {"paper": "planned", "literal": "fixed"}
 NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper's public code
 LEAST_SEATS = 16  # and a tenth of the most: fewer would starve the engine
 
@@ -39,14 +40,14 @@ class AdaptiveExclusive(Exclusive):
         slots: the most seats, N_max.
         cost: what steps cost.
         mode: "stationary" plans for the steady state of the estimated law (ours); "paper" is the paper's
-            θ0 + Δθ with guards (its whole rule also wants gate "paper" and seats "planned"); "literal" has no
-            guards and keeps its threshold where the paper's formulas are undefined.
+            θ0 + Δθ with guards, its gate (23) and its bound (6); "literal" has no guards and keeps its
+            threshold where the paper's formulas are undefined.
         gate: which prompts may enter. "forecast": as many as fit now and, by a forecast over the next
             phase, at the peak of memory; "paper": equation (23), a refill only while a share of KV is free;
-            "fit": as many as fit now.
+            "fit": as many as fit now. Default: "forecast", in the modes of the paper "paper".
         seats: N. "forecast": as many as memory will hold by the same forecast, taken anew when a refill is
             complete; "planned": N_safe of the spec (mode "paper": bound (6)) from the estimated lengths;
-            "fixed": `slots`.
+            "fixed": `slots`. Default: "forecast", in mode "paper" "planned", in mode "literal" "fixed".
             With more seats than memory holds, seats are always idle and k means nothing.
         window, warm: completions remembered, and needed before the first plan.
         review: completions between two plans.
@@ -73,7 +74,7 @@ class AdaptiveExclusive(Exclusive):
         max_gap: float | None = None,
     ) -> None:
         super().__init__(slots, 1, max_gap, cost)
-        gate, seats = gate or "forecast", seats or "forecast"
+        gate, seats = gate or GATE_OF.get(mode, "forecast"), seats or SEATS_OF.get(mode, "forecast")
         _check(mode, gate, seats, warm, review, prior, miss)
         self.most = slots
         self.mode, self.gate, self.seats = mode, gate, seats

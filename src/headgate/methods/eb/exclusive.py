@@ -25,7 +25,9 @@ class Exclusive(BatchPolicy):
     While prompts run, decodes keep their KV and get nothing; while decodes run, no prompt does. With a
     long queue a refill begins when `refill` seats are idle. With a short one the same *share* decides:
     a refill begins when the prompts that could enter are at least refill/slots of the batch they would
-    make (`fillable * (slots - refill) >= decoding * refill`, integers only).
+    make (`fillable * (slots - refill) >= decoding * refill`, integers only). Where nothing has arrived since
+    the last refill began and all that wait have a seat, waiting for more idle seats gains nothing: they
+    enter.
 
     Parameters:
         slots: N, requests that may hold KV at once.
@@ -39,12 +41,12 @@ class Exclusive(BatchPolicy):
     fixed k. We differ: (a) the switch is also tested right after a refill, so that k=1 is vLLM v0 at every
     load; (b) a prompt enters only if its whole KV is free, and one token for each decode beside it (the
     paper's code can leave half-done prompts stuck); (c) the prompts of a refill are fixed when it begins;
-    (d) `max_gap` is ours.
+    (d) `max_gap` and the rule for a queue that drains are ours.
 
     Examples:
         >>> import headgate
         >>> policy = headgate.Exclusive(slots=64, refill=16)
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=64)
         >>> run = headgate.simulate(engine, policy, headgate.Workload.of([512] * 200, [64] * 200))
         >>> bool(((run.steps["decodes"] > 0) & (run.steps["prefill"] > 0)).any())  # never both in one step
         False
@@ -61,11 +63,16 @@ class Exclusive(BatchPolicy):
         self.refill = refill
         self.pieces = Pieces(max_gap, cost) if max_gap is not None else None
         self._batch: dict[int, None] = {}  # prompts of the refill under way, in order
+        self._grows = True  # has a request joined the queue since the last refill began?
 
     @property
     def refilling(self) -> bool:
         """Is a refill under way?"""
         return bool(self._batch)
+
+    def arrived(self, request: Request, now: float) -> None:
+        """The queue grows: more may come, and a refill may wait for them."""
+        self._grows = True
 
     def prefilled(self, request: Request, now: float) -> None:
         """One prompt of the refill is done."""
@@ -77,6 +84,7 @@ class Exclusive(BatchPolicy):
 
     def evicted(self, request: Request, now: float) -> None:
         """An evicted prompt waits for its next turn like any other."""
+        self._grows = True
         self._drop(request)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
@@ -105,6 +113,7 @@ class Exclusive(BatchPolicy):
             self._refilled()
         if not self._batch:
             self._batch = dict.fromkeys(self._next_batch(view))
+            self._grows = self._grows and not self._batch
         if self._batch:
             return self._prefill(view)
         if not view.waiting:
@@ -144,7 +153,9 @@ class Exclusive(BatchPolicy):
             return list(view.prefilling)
         slots, refill = self._threshold(view)
         decodes = len(view.decoding)
-        if not refill_due(slots, refill, decodes, len(view.waiting)):
+        waiting = len(view.waiting)
+        rest = self._drains(slots, refill) and 0 < waiting <= slots - decodes
+        if not (rest or refill_due(slots, refill, decodes, waiting)):
             return []
         return self._that_fit(view, islice(view.waiting.values(), slots - decodes))
 
@@ -165,6 +176,9 @@ class Exclusive(BatchPolicy):
         slots, refill = self._threshold(view)
         decodes = len(view.decoding)
         by_seats = refill - (slots - decodes)
+        if self._drains(slots, refill) and len(view.waiting) < refill:
+            by_seats = min(by_seats, len(view.waiting) - (slots - decodes))
+            return Plan(ALL, until=Until(finishes=max(1, by_seats), arrivals=1))
         by_queue = -(-(decodes * refill - len(view.waiting) * (slots - refill)) // refill)
         if by_queue > by_seats:  # the queue is too short: an arrival may bring the switch forward
             return Plan(ALL, until=Until(finishes=max(1, by_queue), arrivals=1))
@@ -175,6 +189,10 @@ class Exclusive(BatchPolicy):
     def _threshold(self, view: View) -> tuple[int, int]:
         slots = min(self.slots, view.limits.running)
         return slots, min(self.refill, slots)
+
+    def _drains(self, slots: int, refill: int) -> bool:
+        """Is there nothing to wait for? Not asked of request-level batching, which runs its batch empty."""
+        return not self._grows and refill < slots
 
     def _drop(self, request: Request) -> None:
         if self._batch.pop(request.id, self) is None and not self._batch:

@@ -41,8 +41,7 @@ class ExclusivePlus(BatchPolicy):
         light: with fewer requests than this it always mixes: there first tokens count, not throughput.
         rule: "predicted" (ours) prices whole steps; "paper" is rule (8), with a relative margin and
             hysteresis unless the mode is the paper's too. Default "predicted", with mode "paper" "paper".
-        review: as in `eb-online`, like the next four. The paper's EB+ is
-            `eb+:mode=paper,gate=paper,seats=planned`.
+        review: as in `eb-online`, like the next four. `eb+:mode=paper` is the paper's EB+.
         mode: of its thresholds.
         gate: of its refills.
         seats: how many requests it may hold.
@@ -54,7 +53,7 @@ class ExclusivePlus(BatchPolicy):
 
     Examples:
         >>> import headgate
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=64)
         >>> policy = headgate.ExclusivePlus(slots=64, budget=8192, cost=engine.cost)
         >>> run = headgate.simulate(engine, policy, headgate.Workload.of([512] * 200, [64] * 200))
         >>> int(run.completed().sum())
@@ -109,6 +108,7 @@ class ExclusivePlus(BatchPolicy):
     # -- events; EB learns in both modes ---------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
+        self.exclusive.arrived(request, now)
         self._count(now, +1)
         if self._demand > self._surge:
             self._decide(now)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from headgate.experiment.assumed import said
+from headgate.experiment.asynchrony import engine_kind
 from headgate.record.tables import Run
 from headgate.report.document import FOLDED, PAGE_ONLY, Block, Chapter, Drawn, Page, Section
 from headgate.report.numbers import number, plural, sentence
@@ -69,7 +71,17 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
         sections.append(Section(every, (differences(found, head),), FOLDED))
         details = (latencies(scene.metrics), rates(first), engines(scene.metrics))
         sections.append(Section("Every latency, and the engine", details, PAGE_ONLY))
-    return Chapter(scene.title, scene_verdict(scene), tuple(sections), _notes(scene))
+    return Chapter(scene.title, scene_verdict(scene), tuple(sections), _notes(scene), setup([scene]))
+
+
+def setup(scenes: Sequence[Scene]) -> str:
+    """The first line: what the runs have in common, and both values where they do not."""
+    meta = [one.run.meta for scene in scenes for own in scene.runs.values() for one in own]
+    cards = (f"{one['card']} ({one.get('model')} on {one.get('gpu')})" for one in meta if one.get("card"))
+    fleet = any("router" in one for one in meta)
+    kinds = (engine_kind(bool(one["asynchronous"]), fleet) for one in meta if "asynchronous" in one)
+    limits = [one["engine"] for one in meta if isinstance(one.get("engine"), dict)]
+    return said(cards, kinds, limits, (str(one.get("arrivals") or "") for one in meta))
 
 
 def _notes(scene: Scene) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.cost.card import load_card
+from headgate.cost.card import recorded_card
 from headgate.methods.bounds.capacity import Bound, Requests, engine_bound
 from headgate.record.tables import Run
 from headgate.stats.comparison import Comparison, compare
@@ -146,7 +146,7 @@ class Scene:
             return None
         lengths = Requests.of(run.requests["prompt"][done], run.requests["output"][done] - 1)
         try:
-            cost = load_card(run.meta["card"]).cost
+            cost = recorded_card(run.meta["card"]).cost
             return engine_bound(
                 cost, lengths, limits["running"], limits["batch_tokens"], limits["kv_tokens"], self.engines
             )

@@ -13,7 +13,7 @@ class Engine(NamedTuple):
 
     Examples:
         >>> import headgate
-        >>> card = headgate.load_card("h200-qwen3-8b")
+        >>> card = headgate.load_card("cal-h200-qwen3-8b")
         >>> limits = {"max_model_len": 8192, "batch_tokens": 4096, "running": 128}
         >>> engine = headgate.Engine(card.cost, kv_tokens=200_000, **limits)
         >>> engine.longest

@@ -1,4 +1,4 @@
-"""The paper's rules by their parameters, and margins below zero."""
+"""The paper's rules by one name, and margins below zero."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headgate.workloads.synthetic import generate
 
 
 def engine():
-    return card_engine("h200-qwen3-8b", slots=512, budget=16384)
+    return card_engine("linear-h200-qwen3-8b", slots=512, budget=16384)
 
 
 @pytest.mark.parametrize("name", ["eb-online", "eb+"])
-def test_the_rule_of_the_paper_can_be_chosen(name):
-    policy, _ = make_policy(name, {"mode": "paper", "gate": "paper", "seats": "planned"}, engine())
+def test_the_modes_of_the_paper_have_one_name(name):
+    policy, _ = make_policy(name, {"mode": "paper"}, engine())
     inner = getattr(policy, "exclusive", policy)
     assert (inner.gate, inner.seats) == ("paper", "planned")
     if isinstance(policy, ExclusivePlus):
@@ -25,6 +25,13 @@ def test_the_rule_of_the_paper_can_be_chosen(name):
     ours, _ = make_policy(name, {}, engine())
     inner = getattr(ours, "exclusive", ours)
     assert (inner.gate, inner.seats) == ("forecast", "forecast")
+
+
+@pytest.mark.parametrize("name", ["eb-online", "eb+"])
+def test_told_otherwise_it_does_otherwise(name):
+    policy, _ = make_policy(name, {"mode": "paper", "gate": "fit", "seats": "fixed"}, engine())
+    inner = getattr(policy, "exclusive", policy)
+    assert (inner.gate, inner.seats) == ("fit", "fixed")
 
 
 def test_a_negative_margin_favours_exclusive_batches():
