@@ -96,9 +96,11 @@ class PrefixBlocks(Blocks):
         node, start, block = self._root, 0, 0
         most, last = (known - 1) // self.size, len(pieces) - 1
         parts: list[tuple[Run, int, int]] = []
+        if self._streams:
+            for key, _ in pieces:
+                if key in self._streams:
+                    self._catch_up(key)
         for place, (key, tokens) in enumerate(pieces):
-            if key in self._streams:
-                self._catch_up(key)
             below = node.children.get((start, key))
             if below is None:
                 break

@@ -9,6 +9,7 @@ from math import inf
 from headgate.core.ledger import NOT_ROLLING, Entry
 from headgate.core.plan import Decodes
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.kv.prefix import Pieces
 from headgate.sim.engine.delayed_events import DelayedEvents
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.launches import Launches
@@ -70,12 +71,13 @@ class Ahead(Replica):
         lengths: Sequence[int],
         observers: Sequence[Observer] = (),
         on_leave: Callable[[float], None] = lambda now: None,
+        contents: Sequence[Pieces] | None = None,
     ) -> None:
         self._later = DelayedEvents(observers)
         self._air: Composed | None = None  # composed last
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were
-        super().__init__(engine, policy, lengths, (self._later,), False, on_leave)
+        super().__init__(engine, policy, lengths, (self._later,), False, on_leave, contents)
         self._launches = self._pace = Launches(engine.cost)
 
     @property
@@ -186,6 +188,10 @@ class Ahead(Replica):
             self.ledger.retire(entry)
         self.ledger.held.pop(entry.id, None)
         self._date(entry)
+
+    def _unseen(self, entry: Entry) -> int:
+        """The token of the step on its way."""
+        return int(self._air is not None and entry.last_token is self._air.date)
 
     def _goes(self, entry: Entry, how: End) -> None:
         """It leaves when the tokens of the step on its way are seen."""
