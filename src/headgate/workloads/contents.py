@@ -56,7 +56,7 @@ class Contents:
         ]
 
     def check(self, prompt: Whole) -> None:
-        """Every request has its prompt's tokens in pieces, and something for its output to go on from."""
+        """Every request has all tokens of its prompt in pieces; pieces beyond it are its output."""
         if len(self) != len(prompt):
             raise InputError(f"contents has {len(self)} rows, prompt has {len(prompt)}; give one per request")
         empty = np.diff(self.offsets) < 1
@@ -65,7 +65,7 @@ class Contents:
         if (self.keys < PRIVATE).any() or (self.tokens < 0).any():
             raise InputError("contents has a key below -1 or a piece of fewer than 0 tokens; fix the pieces")
         sums = np.add.reduceat(self.tokens, self.offsets[:-1])
-        wrong = sums != prompt
+        wrong = sums < prompt
         if wrong.any():
             row = int(np.argmax(wrong))
             raise InputError(f"contents of row {row} has {sums[row]} tokens, its prompt {prompt[row]}")
@@ -110,25 +110,19 @@ def _cut(row: Sequence[Piece], most: int) -> list[Piece]:
     return kept
 
 
-def of_hashes(ids: Sequence[Sequence[object]], prompts: Sequence[int], block: int) -> Contents:
-    """From the hash ids of published traces: one for each `block` tokens of the prompt, the last one shorter.
+def of_hashes(ids: Sequence[Sequence[object]], spans: Sequence[int], block: int) -> Contents:
+    """From the hash ids of published traces: one for each `block` tokens of a span, the last one shorter.
 
-    Outputs have no ids there, so they are private: the next turn's copy of an output is a miss, and hit
-    shares are a lower bound. Ids that always occur together become one piece.
+    What comes after the span is private. Ids that always occur together become one piece.
     """
-    chains = _joined(ids)
     rows = []
-    for chain, prompt in zip(chains, prompts, strict=True):
-        row, left = [], prompt
+    for chain, span in zip(_joined(ids), spans, strict=True):
+        row, left = [], span
         for key, blocks in chain:
-            tokens = min(left, blocks * block)
-            row.append((key, tokens))
-            left -= tokens
-        if left:
-            row.append((PRIVATE, left))
-        else:
-            row.append((PRIVATE, 0))
-        rows.append(row)
+            if left:
+                row.append((key, min(left, blocks * block)))
+                left -= row[-1][1]
+        rows.append([*row, (PRIVATE, left)])
     return Contents.of(rows)
 
 
@@ -136,8 +130,9 @@ def _joined(ids: Sequence[Sequence[object]]) -> list[list[Piece]]:
     """Chains of (key, number of ids): an id that is followed by one and the same id wherever it occurs, and
     that only ever follows that one, is joined with it.
     """
-    end, follows, behind = object(), {}, {}
-    several = object()
+    end, several = object(), object()
+    follows: dict[object, object] = {}
+    behind: dict[object, object] = {}
     for row in ids:
         before: object = end
         for id in row:
