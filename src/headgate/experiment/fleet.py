@@ -9,7 +9,7 @@ from typing import Any
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
-from headgate.experiment.described import described
+from headgate.experiment.described import cache_record, described
 from headgate.experiment.routers import make_router
 from headgate.experiment.settings import ManyEngines
 from headgate.kv.transfer import Transfer
@@ -122,6 +122,7 @@ class FleetSetup:
             "roles": [seat.role for seat in fleet.dispatch.roster.replicas],
             "transfer": self.transfer._asdict(),
             "prices": {"prompt": self.prices.prompt, "output": self.prices.output},
+            **cache_record([station.replica for station in fleet.stations]),
             **described(workload),
             **(about or {}),
             "outcome": outcome,

@@ -12,7 +12,7 @@ from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
 from headgate.experiment.asynchrony import composes_ahead
 from headgate.experiment.build import make_engine
-from headgate.experiment.described import described
+from headgate.experiment.described import cache_record, described
 from headgate.experiment.fleet import FleetSetup, transfer_time
 from headgate.experiment.settings import ManyEngines, experiment
 from headgate.kv.transfer import Transfer
@@ -130,8 +130,9 @@ def simulate(
         watchdog=watchdog,
     )
     made.run()
-    about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
-    return Run({**about, "kv_tokens": engine.kv_tokens, **described(workload)}, **recorder.tables())
+    about: dict[str, object] = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
+    about |= {"kv_tokens": engine.kv_tokens, **cache_record([made.replica]), **described(workload)}
+    return Run(about, **recorder.tables())
 
 
 def simulate_fleet(

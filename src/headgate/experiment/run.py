@@ -18,7 +18,7 @@ from headgate.experiment.assumed import arrivals_said
 from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.coverage import outside
-from headgate.experiment.described import described
+from headgate.experiment.described import cache_record, described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
 from headgate.experiment.settings import Experiment
 from headgate.methods.fluid.flows import Prices
@@ -147,6 +147,7 @@ def _one_engine(
         outcome = "interrupted"
     except RunError as error:
         outcome = f"failed: {error}"
+    about |= cache_record([simulator.replica])
     return Run({**about, "outcome": outcome}, **recorder.tables())
 
 

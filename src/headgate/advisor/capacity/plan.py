@@ -99,6 +99,8 @@ def plan_capacity(
     chosen, notes = _chosen(policies, settings, engine)
     seeds = options.seeds if traffic.drawn else 1
     notes += partly(settings, card, fleet=False)
+    if sharing := traffic.sharing_said(engine):
+        notes.append(sharing)
     if not traffic.drawn:
         notes.append("a trace as recorded is one sample of traffic: no interval")
     searches = {
