@@ -73,9 +73,13 @@ class Both:
         blank = sum(block.identity is None for block in plain.queue)
         assert fast.blank == blank and all(block.identity is None for block in plain.queue[:blank])
         runs = fast._queue.runs()
-        assert fast.free == fast.blank + sum(run.hi - run.lo for run in runs) == fast.blank + fast._queue.blocks
+        assert (
+            fast.free == fast.blank + sum(run.hi - run.lo for run in runs) == fast.blank + fast._queue.blocks
+        )
         order = [(block, run.node) for run in runs for block in reversed(range(run.lo, run.hi))]
-        assert [block for block, _ in order] == [len(b.identity) // self.size - 1 for b in plain.queue[blank:]]
+        assert [block for block, _ in order] == [
+            len(b.identity) // self.size - 1 for b in plain.queue[blank:]
+        ]
         assert not any(run.refs for run in runs)
 
 

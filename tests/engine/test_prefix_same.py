@@ -114,7 +114,14 @@ def world(seed: int) -> tuple[Engine, Workload]:
         times.append(now)
     prompts = [sum(tokens for _, tokens in row) for row in rows]
     running = random.randint(1, 6)
-    engine = Engine(PRICES, block * (-(-130 // block) + random.randint(0, 20)), 125, random.randint(running, 80), running, block)
+    engine = Engine(
+        PRICES,
+        block * (-(-130 // block) + random.randint(0, 20)),
+        125,
+        random.randint(running, 80),
+        running,
+        block,
+    )
     limits = {"limit": outputs, "arrival": times}
     return engine, Workload.of(prompts, outputs, contents=Contents.of(rows), **limits)
 

@@ -90,8 +90,7 @@ class Contents:
     def same(self, other: Contents | None) -> bool:
         mine = (self.offsets, self.keys, self.tokens)
         return other is not None and all(
-            np.array_equal(a, b)
-            for a, b in zip(mine, (other.offsets, other.keys, other.tokens), strict=True)
+            np.array_equal(a, b) for a, b in zip(mine, (other.offsets, other.keys, other.tokens), strict=True)
         )
 
 

@@ -16,10 +16,10 @@ from headgate.workloads.workload import Workload
 
 
 class SharedPrefix(NamedTuple):
-    """System prompts of one class: each request begins with one of `count`, all of the same length."""
+    """System prompts of one class: each request begins with one of so many `different` ones, all of the same length."""
 
     tokens: int
-    count: int = 1
+    different: int = 1
 
 
 class Talk:
@@ -76,7 +76,7 @@ def as_sessions(
         raise InputError(f"--turns {turns:g}: a conversation has at least 1 turn")
     draw = stream(seed, "sessions")
     added, outputs, times = workload.prompt.tolist(), workload.output.tolist(), workload.arrival.tolist()
-    systems = np.cumsum([0, *(prefix.count if prefix else 0 for prefix in prefixes)]).tolist()
+    systems = np.cumsum([0, *(prefix.different if prefix else 0 for prefix in prefixes)]).tolist()
     sessions, rows = systems[-1], list[list[Piece]]()
     talks: dict[int, Talk] = {}  # the one under way in each class
     for row, kind in enumerate(workload.kind.tolist()):
@@ -84,7 +84,7 @@ def as_sessions(
         if talk is None or not talk.left:
             prefix, system = prefixes[kind], list[Piece]()
             if prefix:
-                system.append((systems[kind] + int(draw.integers(prefix.count)), prefix.tokens))
+                system.append((systems[kind] + int(draw.integers(prefix.different)), prefix.tokens))
             left = int(draw.geometric(1 / turns))
             talk = talks[kind] = Talk(left, times[row], system, sessions if turns > 1 else PRIVATE)
             sessions += turns > 1

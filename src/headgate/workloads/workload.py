@@ -307,7 +307,11 @@ class Workload:
             shared = [columns.pop(name) for name in SHARED if name in columns]
             contents = Contents(*shared) if shared else None
             return cls.of(
-                **columns, contents=contents, kinds=kinds, name=str(header["name"]), origin=dict(header["origin"])
+                **columns,
+                contents=contents,
+                kinds=kinds,
+                name=str(header["name"]),
+                origin=dict(header["origin"]),
             )  # a column that its version did not have gets its default
         except InputError as error:
             raise InputError(f"{path}: {error}") from None

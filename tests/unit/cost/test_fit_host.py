@@ -70,6 +70,8 @@ def test_shipped_cards_have_a_host_and_others_do_not() -> None:
 
 
 def test_a_host_stands_beside_work_only() -> None:
-    text = load_card("linear-h200-qwen3-8b").text().replace('"block"', '"host": {"constant": 0.001}, "block"', 1)
+    text = (
+        load_card("linear-h200-qwen3-8b").text().replace('"block"', '"host": {"constant": 0.001}, "block"', 1)
+    )
     with pytest.raises(InputError, match="host is allowed beside work only"):
         parse_card(text, "mine.json")

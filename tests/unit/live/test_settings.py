@@ -182,7 +182,10 @@ def test_an_engine_that_goes_further_than_its_card_is_told_not_refused(caplog):
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
         build_policy(Settings(card=CARD), **bigger)
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and "max_num_batched_tokens is 100000, card linear-h200-qwen3-8b was made for" in said[0]
+    assert (
+        len(said) == 2
+        and "max_num_batched_tokens is 100000, card linear-h200-qwen3-8b was made for" in said[0]
+    )
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])

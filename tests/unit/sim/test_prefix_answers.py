@@ -38,7 +38,9 @@ class Seen(Observer):
         self.steps += [(steps.decodes, steps.prefill, steps.behind)] * len(steps.ends)
 
 
-def served(pieces, output=1, *, block=16, blocks=1000, budget=256, seats=8, arrival=None, cost=None, **options):
+def served(
+    pieces, output=1, *, block=16, blocks=1000, budget=256, seats=8, arrival=None, cost=None, **options
+):
     contents = Contents.of(pieces)
     prompts = [sum(tokens for _, tokens in row) for row in pieces]
     outputs = output if isinstance(output, list) else [output] * len(prompts)
@@ -91,7 +93,9 @@ def test_the_next_turn_finds_the_output():
 
 
 def test_a_preempted_request_finds_its_own_blocks():
-    seen, blocks = served([[(n, 8)] for n in (1, 2, 3)], 12, block=4, blocks=9, seats=4, budget=64, arrival=[0.0] * 3)
+    seen, blocks = served(
+        [[(n, 8)] for n in (1, 2, 3)], 12, block=4, blocks=9, seats=4, budget=64, arrival=[0.0] * 3
+    )
     assert seen.evicted_requests == 2
     assert seen.hits == {0: [0], 1: [0, 16], 2: [0, 0]}
     assert blocks.evicted == 7

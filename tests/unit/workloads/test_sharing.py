@@ -28,7 +28,11 @@ def mooncake(tmp_path, *rows):
 def test_mooncake_ids_that_always_occur_together_are_one_piece(tmp_path):
     file = mooncake(tmp_path, (0, 1500, 5, [1, 2, 3]), (10, 1100, 5, [1, 2, 4]), (20, 100, 5, [9]))
     found = read_trace(file)[0].contents
-    assert found.rows() == [[(0, 1024), (1, 476), (-1, 0)], [(0, 1024), (2, 76), (-1, 0)], [(3, 100), (-1, 0)]]
+    assert found.rows() == [
+        [(0, 1024), (1, 476), (-1, 0)],
+        [(0, 1024), (2, 76), (-1, 0)],
+        [(3, 100), (-1, 0)],
+    ]
     assert found.pieces()[1][-1] == (-2, 0)  # its output is its own
 
 
@@ -42,10 +46,9 @@ def test_ids_that_are_none_are_refused(tmp_path):
 
 
 def test_qwen_outputs_have_the_ids_of_the_next_turn(tmp_path):
-    rows = [
-        {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0, "input_length": 40, "output_length": 20, "hash_ids": [1, 2, 3]},
-        {"chat_id": 2, "parent_chat_id": 1, "timestamp": 9, "input_length": 70, "output_length": 5, "hash_ids": [1, 2, 7, 8, 9]},
-    ]  # fmt: skip
+    names = ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids")
+    values = [(1, -1, 0, 40, 20, [1, 2, 3]), (2, 1, 9, 70, 5, [1, 2, 7, 8, 9])]
+    rows = [dict(zip(names, row, strict=True)) for row in values]
     file = tmp_path / "qwen.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     workload = read_trace(file)[0]

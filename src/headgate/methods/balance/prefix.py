@@ -68,7 +68,9 @@ class PrefixAware(Balance):
         super().__init__(engines)
         self.draw, self.sharing = draw, sharing or UNKNOWN
         self._indices: dict[int, PrefixIndex] = {}
-        self._waits = dict.fromkeys(range(engines), 0.0)  # what is sent to an engine and not done, as it is priced
+        self._waits = dict.fromkeys(
+            range(engines), 0.0
+        )  # what is sent to an engine and not done, as it is priced
         self._shares: dict[int, tuple[int, float]] = {}  # of each request: its engine and its part of that
 
     def choose(self, request: Request) -> int:

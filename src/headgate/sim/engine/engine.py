@@ -26,7 +26,9 @@ class Engine(NamedTuple):
     batch_tokens: int
     running: int
     block: int = 16
-    prefix_cache: bool = True  # keep KV of prompts and outputs, and find it again where requests share content
+    prefix_cache: bool = (
+        True  # keep KV of prompts and outputs, and find it again where requests share content
+    )
 
     @property
     def longest(self) -> int:

@@ -59,7 +59,10 @@ def test_amortised_prefill() -> None:
 @pytest.mark.parametrize(
     ("call", "inequality"),
     [
-        (lambda: phase_costs(load_card("linear-h200-qwen3-8b").cost, Lengths(9, 9), 10, 11), "1 <= refill <= slots"),
+        (
+            lambda: phase_costs(load_card("linear-h200-qwen3-8b").cost, Lengths(9, 9), 10, 11),
+            "1 <= refill <= slots",
+        ),
         (lambda: amortised_prefill(TOY, 10, 0), ">= 1"),
     ],
 )
