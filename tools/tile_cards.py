@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.cost.card import Card, Provenance, Region, load_card
-from headgate.cost.derive.tiles import MISTRAL_7B, QWEN3_8B, Gpu, derive
+from headgate.cost.derive.tiles import MISTRAL_7B, QWEN3_8B, TileGpu, derive
 from headgate.cost.laws.tiles import TileCost, TileTerms, batch_seconds
 from headgate.cost.model import Chunk, Shape, StepCost
 
@@ -33,7 +33,7 @@ SWEEP = {
     1024: 201.5,
 }  # chunk: TTFT, ms
 COLUMN = 0.01033  # seconds of all linear layers per 128 tokens, fitted to the sweep: 176 TFLOP/s
-H200 = Gpu(690e12, 4.8e12, TILE, VECTOR_TILE, kv_share=0.92)  # of 989.4e12 in bf16 without sparsity
+H200 = TileGpu(690e12, 4.8e12, TILE, VECTOR_TILE, kv_share=0.92)  # of 989.4e12 in bf16 without sparsity
 # Decodes, and prompts of 512 tokens: where the derived card is compared with the measured one.
 SHAPES = (
     *((decodes, 0) for decodes in (1, 16, 64, 128, 256, 512)),

@@ -6,7 +6,7 @@ from test_router_laws import members
 
 from fleet_worlds import Listed, Watched, World, draws, make_router, worlds
 from headgate.sim.fleet.network.network import Network
-from headgate.sim.fleet.network.outages import Outage
+from headgate.sim.fleet.outage import Outage
 
 fewer = settings(max_examples=max(10, settings.default.max_examples // 3))
 

@@ -73,7 +73,7 @@ def test_a_fleet_with_a_policy_by_role_is_the_fleet_of_the_command_line(tmp_path
     settings = {"engines": 4, "rate": 40.0, "prompt": 300.0, "output": 60.0, "requests": 200, "slots": 16}
     prepared = Prepared(experiment(settings))
     theirs = carry_out(prepared, "mixed", {}, router=("split", {"prefill": "2"}))
-    engine = headgate.card_engine("linear-h200-qwen3-8b", slots=16)
+    engine = headgate.card_engine("cal-h200-qwen3-8b", slots=16)
     ours = headgate.simulate_fleet(
         engine,
         lambda role: headgate.Mixed(engine.running, engine.batch_tokens),

@@ -10,6 +10,7 @@ import typer
 
 from headgate.cli.calibrate import EXAMPLES as CALIBRATE
 from headgate.cli.calibrate import calibrate
+from headgate.cli.card import card
 from headgate.cli.check import check
 from headgate.cli.compare import compare
 from headgate.cli.demo import demo
@@ -60,6 +61,7 @@ app.command()(check)
 app.command()(doctor)
 app.command()(reproduce)
 app.add_typer(plan, name="plan")
+app.add_typer(card, name="card")
 app.command(context_settings=PASSES)(serve)
 app.command()(emulate)
 app.command()(trace)

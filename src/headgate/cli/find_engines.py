@@ -29,13 +29,14 @@ def find_engines(
     from headgate.advisor.engines.ways import Serving, make_ways
     from headgate.experiment.assumed import assumed, tried_arrivals
     from headgate.experiment.run import DEFAULT_ROUTER
+    from headgate.experiment.unservable import unservable_in
     from headgate.report.plans.capacity import engines_page
 
     wanted = routers or list(words.routers) or [words.router or DEFAULT_ROUTER]
     ways = make_ways(wanted, policies, words)
     found = plan_engines(words, ways, levels, options, Serving.of(words), bar)
     setup = assumed(words, tried_arrivals(options.as_recorded, found.rate), fleet=True)
-    tell(engines_page(found, sys.argv[1:]), found.as_dict(), *outputs, setup)
+    tell(engines_page(found, sys.argv[1:]), found.as_dict(), *outputs, setup, unservable_in(words))
     if found.interrupted:
         raise KeyboardInterrupt
     if advice := out_of_reach(found):

@@ -86,6 +86,7 @@ def flags(
     """Advise."""
     from headgate.advisor.flags import check_flags, plan_flags
     from headgate.experiment.assumed import SATURATED, arrivals_said, assumed
+    from headgate.experiment.unservable import unservable_in
     from headgate.report.plans.flags import check_section, flags_page
     from headgate.report.terminal import show
 
@@ -94,7 +95,8 @@ def flags(
     found = plan_flags(words)
     setup = assumed(words, arrivals_said(words, SATURATED), run=check, limits=False)
     say, document, page = said_to(json), found.as_dict(), flags_page(found, sys.argv[1:])
-    show(resting_on(page, setup), say)
+    alarms = (unservable_in(words), found.overloaded())
+    show(resting_on(page, setup, *alarms), say)
     if check:
         runs, load = check_flags(words, found, bar)
         document["check"] = {"load": load, "runs": [run.as_dict() for run in runs]}
@@ -102,7 +104,7 @@ def flags(
         print(file=say)
         show(checked, say)
         page = flags_page(found, sys.argv[1:], [checked])
-    save_page(resting_on(page, setup), report, say)
+    save_page(resting_on(page, setup, *alarms), report, say)
     write_json(json, document)
 
 

@@ -99,11 +99,12 @@ def _find_rate(
     """Search, show, and write JSON and a report where asked."""
     from headgate.advisor.capacity.plan import plan_capacity
     from headgate.experiment.assumed import assumed, tried_arrivals
+    from headgate.experiment.unservable import unservable_in
     from headgate.report.plans.capacity import capacity_page
 
     found = plan_capacity(words, policies, levels, options, bar)
     setup = assumed(words, tried_arrivals(options.as_recorded))
-    tell(capacity_page(found, sys.argv[1:]), found.as_dict(), *outputs, setup)
+    tell(capacity_page(found, sys.argv[1:]), found.as_dict(), *outputs, setup, unservable_in(words))
     if found.interrupted:
         raise KeyboardInterrupt
 

@@ -25,7 +25,7 @@ Examples:
   headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 \\
       --rate 20
   headgate plan wait --trace azure-conv --scale-rate 2 --types 3 --every 60s
-  headgate plan wait --prompt 512 --output 256 --load 0.9 --segments 4
+  headgate plan wait --prompt 512 --output 256 --load 0.8 --segments 4
 """
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from headgate.core.ask_router import AskRouter
 from headgate.core.errors import InputError
-from headgate.core.fleet import FleetObserver, Move, Room, RoutePolicy, Stage, endless, room
+from headgate.core.fleet import CLOSED, FleetObserver, Move, Room, RoutePolicy, Stage, endless, room
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Roster
@@ -118,11 +118,22 @@ class Dispatch:
 
     def set_role(self, engine: int, role: str) -> bool:
         """It has another role from now on; False: it had that already."""
-        if self.roster.seat(engine).role == role:
+        seat = self.roster.seat(engine)
+        if seat.role == role:
             return False
-        self.roster.set_role(engine, role, self._rooms(role))
+        self.roster.set_role(engine, role, CLOSED if seat.room == CLOSED else self._rooms(role))
         self.engines_changed()
         return True
+
+    def close(self, engine: int) -> None:
+        """Nothing is sent there until it is opened; requests inside stay."""
+        self.roster.set_room(engine, CLOSED)
+        self.engines_changed()
+
+    def open(self, engine: int) -> None:
+        """It takes requests again, as its role says."""
+        self.roster.set_room(engine, self._rooms(self.roster.seat(engine).role))
+        self.engines_changed()
 
     def engines_changed(self) -> None:
         """The roster's engines are not what they were."""

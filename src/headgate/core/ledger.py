@@ -71,6 +71,11 @@ class Entry(Identity):
         return self._joined != NOT_ROLLING
 
     @property
+    def ticked(self) -> bool:
+        """Did it get a token with the newest tick?"""
+        return self._joined != NOT_ROLLING and self._joined != self._ledger.tick
+
+    @property
     def generated(self) -> int:
         if self._joined == NOT_ROLLING:
             return self._tokens
@@ -181,15 +186,16 @@ class Ledger:
         self.ticked = now
         self.context += count * self.rolling
 
-    def redate(self, date: float, seen: float, those: Iterable[Entry]) -> None:
-        """Tokens that got this `date`, this very object, when their step was composed are `seen` now.
+    def redate(self, seen: float, rolling: bool, those: Iterable[tuple[Entry, int]]) -> None:
+        """Tokens that got their date when their step was composed are `seen` now.
 
-        They are the rolling set's, and those of requests that joined or left it since then.
+        They are the `rolling` set's, where the newest tick is of that step, and those of requests that joined
+        or left the set since then: each with its number of tokens, for it may have got another meanwhile.
         """
-        if self.ticked is date:
+        if rolling:
             self.ticked = seen
-        for entry in those:
-            if entry._last is date:
+        for entry, tokens in those:
+            if entry.generated == tokens:
                 entry._last = seen
 
     def hold(self, entry: Entry) -> None:

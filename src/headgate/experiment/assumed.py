@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headgate.cost.card import Card, load_card, renamed
+from headgate.cost.error_bar import throughput_error
 from headgate.experiment.asynchrony import composes_ahead, engine_kind
 from headgate.experiment.build import DEFAULT_CLIENTS, make_engine
 from headgate.experiment.conflicts import at_once
@@ -15,7 +16,9 @@ FORMULAS = "formulas of step times, no run"
 SATURATED = "a queue that never empties"
 
 
-def arrivals_said(settings: Experiment, otherwise: str = f"{DEFAULT_CLIENTS} clients in a closed loop") -> str:
+def arrivals_said(
+    settings: Experiment, otherwise: str = f"{DEFAULT_CLIENTS} clients in a closed loop"
+) -> str:
     """How requests come; `otherwise` where no setting says so."""
     if settings.stages:
         return "a load that changes from stage to stage"
@@ -50,7 +53,8 @@ def assumed(
 
 
 def card_said(card: Card) -> str:
-    return f"{card.name} ({card.model} on {card.gpu})"
+    off = f"; derived, throughput ±{100 * throughput_error(card):.0f} %" if card.expected_error else ""
+    return f"{card.name} ({card.model} on {card.gpu}{off})"
 
 
 def said(

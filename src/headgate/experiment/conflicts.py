@@ -8,9 +8,15 @@ from headgate.workloads.bundled import BUNDLED, bundled_format
 from headgate.workloads.lengths import FROM_FILE
 
 MAKE_LENGTHS = ("prompt", "output", "workload", "prompt_law", "output_law", "shape", "sigma", "spread")
+<<<<<<< HEAD
 MAKE_SESSIONS = ("shared_prefix", "turns", "think")
 ABOUT_TRACES = ("format", "slice", "scale_rate", "skip_bad_rows", "sort")
 ABOUT_FLEETS = ("router", "routers", "set_router", "transfer_delay", "kv_bytes", "bandwidth")
+=======
+ABOUT_TRACES = ("format", "columns", "times", "slice", "scale_rate", "skip_bad_rows", "sort")
+HAND_OVER = ("transfer_delay", "kv_bytes", "bandwidth", "send_time")
+ABOUT_FLEETS = ("router", "routers", "set_router", "outages", *HAND_OVER)
+>>>>>>> main
 LOADS = ("clients", "rate", "all_at_once")
 AT_ONCE = "all-at-once"
 OWN = {"shape": "gamma", "sigma": "lognormal", "spread": "uniform"}  # a parameter belongs to one length law
@@ -59,6 +65,10 @@ def _check_trace(words: Experiment, trace: str) -> None:
     _refuse(words, lengths, "makes lengths, but --trace brings its own; drop one of the two")
     if words.scale_rate and (words.clients or words.rate or at_once(words)):
         raise InputError("--scale-rate changes the trace's own times, another load replaces them; choose one")
+    if words.columns and words.format:
+        raise InputError(f"--format {words.format} and --columns both say what the columns are; drop one")
+    if trace in BUNDLED and (words.columns or words.times):
+        raise InputError(f"--columns and --times are about files, {trace} is a bundled trace; drop them")
     if trace in BUNDLED and words.format not in (None, own := bundled_format(trace)):
         raise InputError(f"--format {words.format}, but {trace} is a bundled trace in {own}'s; drop --format")
 

@@ -22,6 +22,7 @@ from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import PATIENT_DOG
 from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator
 from headgate.sim.fleet.lagged import Lagged
+from headgate.sim.fleet.outage import Outage
 from headgate.workloads.workload import Workload
 
 DELAY = 0.002  # seconds before the first byte
@@ -31,10 +32,12 @@ PRICES = Prices(1.0, 2.0)  # of a prompt and of an output token, where nobody sa
 MakePolicy = Callable[[str], BatchPolicy]  # from the role of an engine
 
 
-def transfer_time(settings: ManyEngines) -> Transfer:
-    """What it costs to hand KV over, as the settings say."""
+def transfer_time(settings: ManyEngines, send: float | None = None) -> Transfer:
+    """What it costs to hand KV over, as the settings say; `send` is the card's price of a send."""
+    busy = (send or 0.0) if settings.send_time is None else settings.send_time
     delay = DELAY if settings.transfer_delay is None else settings.transfer_delay
-    return Transfer(delay, (settings.kv_bytes or KV_BYTES) / ((settings.bandwidth or BANDWIDTH) * 1e9))
+    per_token = (settings.kv_bytes or KV_BYTES) / ((settings.bandwidth or BANDWIDTH) * 1e9)
+    return Transfer(delay, per_token, busy)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class FleetSetup:
     prices: Prices = PRICES
     watchdog: float = PATIENT_DOG
     asynchronous: bool = False
+    outages: tuple[Outage, ...] = ()
 
     def router(
         self, name: str, settings: dict[str, Any], workload: Workload, seed: int = 0
@@ -104,6 +108,7 @@ class FleetSetup:
             router,
             workload,
             transfer=self.transfer,
+            outages=self.outages,
             watchdog=self.watchdog,
             progress=progress,
         )
@@ -121,6 +126,7 @@ class FleetSetup:
             "router": type(router).__name__,
             "roles": [seat.role for seat in fleet.dispatch.roster.replicas],
             "transfer": self.transfer._asdict(),
+            **({"outages": [outage._asdict() for outage in self.outages]} if self.outages else {}),
             "prices": {"prompt": self.prices.prompt, "output": self.prices.output},
             **cache_record([station.replica for station in fleet.stations]),
             **described(workload),

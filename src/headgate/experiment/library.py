@@ -12,8 +12,13 @@ from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
 from headgate.experiment.asynchrony import composes_ahead
 from headgate.experiment.build import make_engine
+<<<<<<< HEAD
 from headgate.experiment.described import cache_record, described
 from headgate.experiment.fleet import FleetSetup, transfer_time
+=======
+from headgate.experiment.described import described
+from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+>>>>>>> main
 from headgate.experiment.settings import ManyEngines, experiment
 from headgate.kv.transfer import Transfer
 from headgate.methods import make
@@ -21,6 +26,7 @@ from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import PATIENT_DOG, Simulator
+from headgate.sim.fleet.outage import Outage
 from headgate.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -130,9 +136,15 @@ def simulate(
         watchdog=watchdog,
     )
     made.run()
+<<<<<<< HEAD
     about: dict[str, object] = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
     about |= {"kv_tokens": engine.kv_tokens, **cache_record([made.replica]), **described(workload)}
     return Run(about, **recorder.tables())
+=======
+    about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
+    limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest}
+    return Run({**about, **limits, **described(workload)}, **recorder.tables())
+>>>>>>> main
 
 
 def simulate_fleet(
@@ -145,6 +157,7 @@ def simulate_fleet(
     transfer: Transfer | None = None,
     seed: int = 0,
     asynchronous: bool | None = None,
+    outages: Sequence[Outage] = (),
     watchdog: float = PATIENT_DOG,
 ) -> Run:
     """Serve the workload on several equal engines behind a router, in virtual time.
@@ -159,6 +172,7 @@ def simulate_fleet(
         transfer: what it takes to hand KV from one engine to another (default: that of the command line).
         seed: for routers that draw.
         asynchronous: policies see arrivals and free seats a step late, as in vLLM. None: as for `simulate`.
+        outages: engines that fail or drain, and when they come back.
         watchdog: seconds of the run without progress after which a starving request stops it.
 
     Examples:
@@ -173,7 +187,7 @@ def simulate_fleet(
         raise InputError(f"engines={engines}; a fleet needs at least 1")
     ahead = composes_ahead(asynchronous, engine.cost.host)
     between = transfer or transfer_time(ManyEngines())
-    setup = FleetSetup(engine, engines, between, watchdog=watchdog, asynchronous=ahead)
+    setup = FleetSetup(engine, engines, between, PRICES, watchdog, ahead, tuple(outages))
     chosen = make_router(router, engine, engines, workload, seed) if isinstance(router, str) else router
     named = router if isinstance(router, str) else type(router).__name__
     label = f"{named} {policy}" if isinstance(policy, str) else named

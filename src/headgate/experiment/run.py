@@ -14,12 +14,14 @@ from headgate.core.errors import RunError
 from headgate.core.policy import BatchPolicy
 from headgate.core.version import VERSION
 from headgate.cost.card import Card, load_card, renamed
+from headgate.cost.error_bar import error_bar
 from headgate.experiment.assumed import arrivals_said
 from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.coverage import outside
 from headgate.experiment.described import cache_record, described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+from headgate.experiment.outages import parse_outages
 from headgate.experiment.settings import Experiment
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.make import make_policy
@@ -63,15 +65,20 @@ class Prepared:
 
     def notes(self) -> list[str]:
         """What was left out of the input, will be refused, or is simulated in part."""
-        notes = [line] if (line := renamed(self.words.card)) else []
+        notes = error_bar(self.card)
+        notes += [renaming] if (renaming := renamed(self.words.card)) else []
         notes += partly(self.words, self.card, self.words.engines is not None)
+        notes += [str(self.workload.origin["times"])] if "times" in self.workload.origin else []
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")
+        for away in parse_outages(self.words.outages, self.words.engines or 1):
+            what = "drains" if away.drain else "fails"
+            notes.append(f"engine {away.engine} {what} at {away.start:g} s and is back at {away.end:g} s")
         if self.too_long:
             notes.append(
-                f"{self.too_long} of {len(self.workload)} requests will be refused: their prompt leaves no "
-                f"room in {self.engine.longest} tokens (model length or KV); --cap-prompt cuts them"
+                f"{self.too_long:,} of {len(self.workload):,} requests cannot be served: their prompts reach "
+                f"the {self.engine.longest:,} tokens that model length and KV allow; --cap-prompt cuts them"
             )
         return notes
 
@@ -83,8 +90,10 @@ class Prepared:
         prompt = PRICES.prompt if words.prompt_price is None else words.prompt_price
         output = PRICES.output if words.output_price is None else words.output_price
         prices = Prices(prompt, output)
-        transfer = transfer_time(words)
-        return FleetSetup(self.engine, words.engines, transfer, prices, words.watchdog, self.asynchronous)
+        transfer = transfer_time(words, self.card.send)
+        away = parse_outages(words.outages, words.engines)
+        between = transfer, prices, words.watchdog, self.asynchronous, away
+        return FleetSetup(self.engine, words.engines, *between)
 
     def maker(self, name: str, settings: dict[str, Any]) -> Maker:
         return Maker(name, settings, self.engine)
@@ -182,10 +191,12 @@ def _meta(
         "model": card.model,
         "gpu": card.gpu,
         "provenance": card.provenance.source,
+        **({"expected_error": card.expected_error.model_dump()} if card.expected_error else {}),
         "engine": engine.limits,
         "asynchronous": prepared.asynchronous,
         "arrivals": arrivals_said(words),
         "kv_tokens": engine.kv_tokens,
+        "longest": engine.longest,
         "rate": words.rate if about["load"] == "open" else None,
         "burstiness": words.burstiness or 1.0,
         **about,

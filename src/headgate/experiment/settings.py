@@ -27,6 +27,7 @@ from headgate.settings_base import (
 )
 
 POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET = "Policy", "Engine", "Lengths", "Load", "Trace", "Fleet"
+BETWEEN = ("tbt", "itl")  # other names of the promise between tokens
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Seed = Annotated[int, Field(strict=True, ge=0)]
 
@@ -57,7 +58,7 @@ class ClassSettings(Lengths):
     name: str
     share: Positive
     ttft: Seconds | None = None  # promises
-    tpot: Seconds | None = None
+    tpot: Seconds | None = declared(LOAD, "promised time between output tokens", flag=None, also=BETWEEN)
     priority: Whole = 0
     patience: Seconds | None = None
 
@@ -83,6 +84,12 @@ class ManyEngines(SettingsModel):
         FLEET, "to hand KV over: bytes of one token (default: 147456, Qwen3-8B)"
     )
     bandwidth: Positive | None = declared(FLEET, "to hand KV over: GB/s between two engines (default: 50)")
+    send_time: Delay | None = declared(
+        FLEET, "to hand KV over: the sending engine runs no step for so long (default: the card's, else 0)"
+    )
+    outages: str | None = declared(
+        FLEET, "engines that fail or drain, ENGINE:START:END[:drain] with commas between (default: none)"
+    )
     prompt_price: NotNegative | None = declared(
         FLEET, "of a prompt token, for plans and revenue (default: 1)"
     )
@@ -137,13 +144,25 @@ class Experiment(Lengths, ManyEngines):
     requests: Count | None = declared(LOAD, "how many requests (default: 1000, or the whole trace)")
     seed: Seed = declared(LOAD, "one number for all randomness", 0)
     ttft: Seconds | None = declared(LOAD, "promised time to first token, such as 500ms (for goodput)")
-    tpot: Seconds | None = declared(LOAD, "promised time per output token, such as 50ms (for goodput)")
+    tpot: Seconds | None = declared(
+        LOAD,
+        "promised time between output tokens, such as 50ms; goodput judges the mean of a request",
+        also=BETWEEN,
+    )
     patience: Seconds | None = declared(LOAD, "seconds in the queue after which a request gives up")
     abort: Seconds | None = declared(LOAD, "seconds after arrival at which every client hangs up")
     watchdog: Seconds = declared(LOAD, "stop when a request gets nothing for so long (default: 1h)", 3600.0)
     trace: str | None = declared(TRACE, "a trace file, or a bundled one: azure-conv, azure-code, sharegpt-8k")
     format: str | None = declared(
-        TRACE, "azure, burstgpt, mooncake, qwen, vidur, vtc (default: told from the file)"
+        TRACE,
+        "azure, burstgpt, mooncake, qwen, vidur, vtc, servegen-offline, vllm-bench, aiperf, guidellm "
+        "(default: told from the file)",
+    )
+    columns: str | None = declared(
+        TRACE, "which column is which, instead of a format: arrival=ts,prompt=input,output=out,class=tenant"
+    )
+    times: str | None = declared(
+        TRACE, "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"
     )
     slice: str | None = declared(TRACE, "a part of the trace, such as 10min..20min")
     scale_rate: Positive | None = declared(TRACE, "send it so many times faster")
@@ -160,9 +179,9 @@ class Experiment(Lengths, ManyEngines):
     stages: Annotated[tuple[StageSettings, ...], NotEmpty] = ()
 
 
-def experiment(settings: dict[str, Any], where: str = "") -> Experiment:
-    """Checked settings; `where` says in messages which file they are from."""
-    return checked(Experiment, settings, _fields, where)
+def experiment(settings: dict[str, Any], where: str = "", written: bool = False) -> Experiment:
+    """Checked settings; `where` says in messages their file, `written` that they are from one."""
+    return checked(Experiment, settings, _fields, where, written)
 
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:

@@ -10,11 +10,13 @@ from headgate.core.errors import InputError
 class Transfer(NamedTuple):
     """How long it takes to copy the KV of a request to another engine.
 
-    Every copy has the link for itself: copies that share one are not slowed down.
+    Every copy has the link for itself: copies that share one are not slowed down. The engine that sends may
+    be busy with it: `busy` seconds per request in which it runs no step.
     """
 
     fixed: float = 0.0  # seconds, whatever the size
     per_token: float = 0.0  # seconds: bytes of KV per token over the bandwidth
+    busy: float = 0.0  # seconds of the sender, for each request, between two of its steps
 
     def checked(self) -> Transfer:
         """The same, or an error that names what cannot be."""

@@ -54,6 +54,8 @@ def _lines(part: Part, width: int, depth: int) -> Iterator[Text]:
             yield from _lines(chapter, width, depth)
     elif isinstance(part, doc.Chapter):
         yield from _said(part.title, width, "bold")
+        for alarm in part.alarms:
+            yield from _said(alarm, width, "bold")
         yield from _said(part.setup, width, "dim")
         yield _text()
         for section in part.sections:

@@ -100,7 +100,9 @@ def test_old_run_folders_keep_the_card_they_were_made_with():
 
 
 def test_the_library_composes_ahead_where_the_card_knows_its_host():
-    requests = public.generate(80, prompt=public.length_law("fixed", 400), output=public.length_law("fixed", 30))
+    requests = public.generate(
+        80, prompt=public.length_law("fixed", 400), output=public.length_law("fixed", 30)
+    )
     engine = public.card_engine(DEFAULT, slots=16)
     times = [
         float(public.simulate(engine, "mixed", requests, **asked).requests["first_token"].mean())

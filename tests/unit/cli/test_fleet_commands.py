@@ -44,7 +44,7 @@ def test_a_run_says_how_it_was_made(headgate):
     run = Run.load("made")
     assert run.meta["driver"] == "fleet" and run.meta["router"] == "split"
     assert run.meta["roles"] == ["prefill", "decode"] and run.meta["router_parameters"] == {"prefill": 1}
-    assert run.meta["transfer"] == {"fixed": 0.002, "per_token": 1e-4}
+    assert run.meta["transfer"] == {"fixed": 0.002, "per_token": 1e-4, "busy": 0.0}
     assert set(run.requests["replica"].tolist()) == {1}
     assert set(run.stays["replica"].tolist()) == {0, 1}
 
@@ -93,6 +93,9 @@ def test_words_of_a_file(headgate, tmp_path):
     ("words", "answer"),
     [
         (["--router", "random"], "needs engines to choose from; give --engines"),
+        (["--outages", "0:1:2"], "is about fleets; give --engines"),
+        (["--engines", 2, "--outages", "0:1"], "write ENGINE:START:END"),
+        (["--engines", 2, "--outages", "5:1:2"], "there are 2, numbered from 0"),
         (["--bandwidth", 3], "is about fleets; give --engines"),
         (["--engines", 0], "give at least 1"),
         (["--engines", 10_001], "give at most 10000"),

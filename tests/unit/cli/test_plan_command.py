@@ -47,7 +47,7 @@ def test_help_shows_the_examples_whole() -> None:
 def test_threshold_says_all_of_it() -> None:
     out = flat(run("threshold", "--prompt", "512", "--output", "256", "--slots", "512", "--clients", "1024"))
     for part in (
-        "card linear-h200-qwen3-8b, uniform lengths",
+        "card cal-h200-qwen3-8b, uniform lengths",
         "Lengths prompt 51",
         "Prefill step 4.046 ms + 22.87 us per prompt token",
         "Decode step",

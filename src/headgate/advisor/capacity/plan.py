@@ -17,6 +17,7 @@ from headgate.advisor.capacity.trials import Answers, Case, Chosen, Progress, Se
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
+from headgate.cost.error_bar import error_bar, throughput_error
 from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment
@@ -63,6 +64,7 @@ class CapacityPlan:
     found: tuple[Found, ...]
     notes: tuple[str, ...]
     interrupted: bool = False
+    error: float = 0.0  # of the card's throughput, relative; 0: it was measured
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
@@ -79,6 +81,7 @@ class CapacityPlan:
             "notes": list(self.notes),
             "interrupted": self.interrupted,
         }
+        document |= {"expected_error": self.error} if self.error else {}
         plain = without_nan(document)
         assert isinstance(plain, dict)
         return plain
@@ -98,9 +101,13 @@ def plan_capacity(
     ideal, limited = _bounds(engine, traffic, card.name)
     chosen, notes = _chosen(policies, settings, engine)
     seeds = options.seeds if traffic.drawn else 1
+<<<<<<< HEAD
     notes += partly(settings, card, fleet=False)
     if sharing := traffic.sharing_said(engine):
         notes.append(sharing)
+=======
+    notes += error_bar(card) + partly(settings, card, fleet=False)
+>>>>>>> main
     if not traffic.drawn:
         notes.append("a trace as recorded is one sample of traffic: no interval")
     searches = {
@@ -120,7 +127,7 @@ def plan_capacity(
     drawn = "mix" if settings.classes else settings.workload
     name = f"trace {settings.trace}" if settings.trace else f"{drawn} lengths"
     parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))
-    return CapacityPlan(card.name, name, engine, *parts, interrupted=bool(left))
+    return CapacityPlan(card.name, name, engine, *parts, interrupted=bool(left), error=throughput_error(card))
 
 
 def _bounds(engine: Engine, traffic: Traffic, card: str) -> tuple[Bound, Bound]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from headgate.advisor.capacity.slo import Level, promise
 from headgate.core.errors import InputError
-from headgate.experiment.build import make_workload, too_long
+from headgate.experiment.build import make_workload
 from headgate.experiment.settings import Experiment
+from headgate.experiment.unservable import servable
 from headgate.methods.bounds.capacity import Requests
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.arrivals import arrival_process
@@ -127,7 +128,7 @@ def make_traffic(
         own = words.requests if recorded else None
         plain = words.model_copy(update={"arrivals": None, "burstiness": None, "requests": own})
         trace, _ = make_workload(plain)
-        too_long(trace, engine)
+        trace = servable(trace, engine)
     if recorded:
         _check_recorded(words, trace)
     shares = parse_classes(classes)

@@ -22,6 +22,7 @@ from headgate.advisor.fluid.plan import fluid_bound
 from headgate.advisor.settings import SearchSettings, StepSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
+from headgate.cost.error_bar import error_bar, throughput_error
 from headgate.experiment.asynchrony import partly
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment, ManyEngines
@@ -88,6 +89,7 @@ class EnginesPlan:
     found: tuple[FleetFound, ...]
     notes: tuple[str, ...]
     interrupted: bool = False
+    error: float = 0.0  # of the card's throughput, relative; 0: it was measured
 
     @property
     def least(self) -> int:
@@ -112,6 +114,7 @@ class EnginesPlan:
             "notes": list(self.notes),
             "interrupted": self.interrupted,
         }
+        document |= {"expected_error": self.error} if self.error else {}
         plain = without_nan(document)
         assert isinstance(plain, dict)
         return plain
@@ -142,7 +145,7 @@ def plan_engines(
     searches = {name: Fewest(least, options.most_engines) for name in ways}
     case = FleetCase(serve, traffic, rate, engine.running)
     outcomes = search_fewest(case, ways, searches, seeds, options.jobs or 1, progress)
-    notes = partly(settings, card, fleet=True)
+    notes = error_bar(card) + partly(settings, card, fleet=True)
     notes += [] if traffic.drawn else ["a trace as recorded is one sample of traffic: no interval"]
     left = [name for name, search in searches.items() if search.next() is not None]
     notes += [f"interrupted: the search for {name} is unfinished" for name in left]
@@ -157,7 +160,17 @@ def plan_engines(
     counts = rate, traffic.requests, len(seeds), options.most_engines
     bounds = bound, _fluid(settings, rate)
     return EnginesPlan(
-        card.name, name, engine, levels, traffic.classes, *counts, *bounds, found, tuple(notes), bool(left)
+        card.name,
+        name,
+        engine,
+        levels,
+        traffic.classes,
+        *counts,
+        *bounds,
+        found,
+        tuple(notes),
+        bool(left),
+        throughput_error(card),
     )
 
 

@@ -41,10 +41,11 @@ class Serving:
     def of(cls, settings: Experiment) -> Serving:
         prompt = PRICES.prompt if settings.prompt_price is None else settings.prompt_price
         output = PRICES.output if settings.output_price is None else settings.output_price
-        engine = make_engine(settings, load_card(settings.card))
+        card = load_card(settings.card)
+        engine = make_engine(settings, card)
         prices = Prices(prompt, output)
         ahead = composes_ahead(settings.asynchronous, engine.cost.host)
-        return cls(engine, transfer_time(settings), prices, settings.watchdog, ahead)
+        return cls(engine, transfer_time(settings, card.send), prices, settings.watchdog, ahead)
 
     def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
         """One run; one that could not go on is an error, and so is a fleet too small for its router."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from headgate.core.policy import BatchPolicy
@@ -30,11 +32,15 @@ class Made:
         self.asynchronous = self.card.host is not None if asked is None else asked
         self.model = options.model or self.card.model
         self.lengths = OutputLengths(options)
-        self.policy()
+        _, self.parameters = self._policy()
 
     def policy(self) -> BatchPolicy:
+        """One that no engine has used."""
+        return self._policy()[0]
+
+    def _policy(self) -> tuple[BatchPolicy, dict[str, Any]]:
         name, settings = split_name(self.options.policy)
-        return make_policy(name, settings, self.engine)[0]
+        return make_policy(name, settings, self.engine)
 
 
 class OutputLengths:

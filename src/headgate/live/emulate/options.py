@@ -58,6 +58,7 @@ class Options(SettingsModel):
     body_limit: Count = declared(SERVER, "bytes of one body; beyond, 413", 32 * MIB)
     max_bytes: Count = declared(SERVER, "503 beyond so many bytes of bodies being read", 256 * MIB)
     shutdown_timeout: Delay = declared(SERVER, "time to drain after SIGTERM (default: 30s)", 30.0)
+    out: str | None = declared(SERVER, "folder for what was served: traces, and run folders at the end")
     admin_port: Port | None = declared(SERVER, "port of the admin calls (default: none)")
     admin_host: str = declared(SERVER, "its address", "127.0.0.1")
 

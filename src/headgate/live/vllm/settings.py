@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
-from headgate.cost.card import Card, load_card, parse_card
+from headgate.cost.card import DERIVED_CARD, Card, load_card, parse_card
 from headgate.cost.likeness import Likeness, doubts, refusals
 from headgate.cost.model import StepCost
 from headgate.live.vllm.fields import LOG, OBSERVE, Floor, Promise, Settings
@@ -62,7 +62,7 @@ def merge(words: dict[str, Any], additional_config: object) -> Settings:
 def check_words(words: dict[str, Any], where: str) -> dict[str, Any]:
     """The same words with underscores, or one line that says which is wrong and where it stands."""
     words = underscored(words, where)
-    checked(Settings, words, _fields, where)
+    checked(Settings, words, _fields, where, written=True)
     return words
 
 
@@ -174,7 +174,7 @@ def _card(name: str | None) -> Card | None:
     """A built-in card, or one from a regular file of bounded size."""
     if not name:
         return None
-    if not (name.endswith(".json") or "/" in name):
+    if name.startswith(DERIVED_CARD) or not (name.endswith(".json") or "/" in name):
         return load_card(name)
     try:
         text = read_regular(name, MOST_CARD_BYTES).decode("utf-8-sig")

@@ -75,6 +75,7 @@ def _items(items: Sequence[str], style: str) -> Markup | None:
 
 def _chapter(chapter: doc.Chapter, numbers: Iterator[int], several: bool) -> Markup:
     parts: list[Markup | None] = [tag("h2", chapter.title) if several or chapter.title else None]
+    parts += [tag("p", alarm, class_="alarm", role="alert") for alarm in chapter.alarms]
     parts.append(tag("p", chapter.verdict, class_="verdict"))
     parts.append(tag("p", chapter.setup, class_="setup") if chapter.setup else None)
     parts.append(_items(chapter.notes, "notes"))

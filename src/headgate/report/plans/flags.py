@@ -25,14 +25,16 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] 
         )
     sections = (Section("", tuple(blocks)), Section("Command", (Code(_command(plan)),)), *more)
     rate = f"{number(plan.rate)} requests/s at {number(1000 * plan.per_token)} ms per token"
-    verdict, named = f"Predicted when saturated: {rate}.", f"{about.source}, {about.workload}"
+    bar = f", ±{100 * about.error:.0f} % (derived card)" if about.error else ""
+    verdict, named = f"Predicted when saturated: {rate}{bar}.", f"{about.source}, {about.workload}"
     return plan_page("Flags for plain vLLM", named, verdict, sections, [*map(sentence, about.notes)], command)
 
 
 def _command(plan: FlagsPlan) -> str:
     flags = [f"{flag.name} {flag.value}" for flag in plan.flags]
     tail = f" \\\n    {flags[2]}" if len(flags) > 2 else ""
-    return f"vllm serve MODEL {flags[0]} {flags[1]}{tail}"
+    shared = f"--tensor-parallel-size {plan.tensor} " if plan.tensor > 1 else ""
+    return f"vllm serve MODEL {shared}{flags[0]} {flags[1]}{tail}"
 
 
 def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> Section:

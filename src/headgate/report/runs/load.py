@@ -79,7 +79,7 @@ def load_grid(scenes: Sequence[Scene]) -> Grid:
     head = next((scene.compared.head for scene in scenes if len(scene.runs) > 1), POLICIES.head)
     heads: tuple[str, ...] = ("load", head, "requests\nper s", "95 % interval")
     heads += ("goodput",) if promised else ()
-    heads += ("TTFT\nmean, ms", "TTFT\np99, ms", "TPOT\nmean, ms", "ITL\np99, ms", "busy")
+    heads += ("TTFT\nmean, ms", "TTFT\np50, ms", "TTFT\np95, ms", "TTFT\np99, ms", "TPOT\nmean, ms", "ITL\np99, ms", "busy")
     rows: list[Row] = []
     for scene in scenes:
         for name, own in scene.runs.items():
@@ -90,12 +90,15 @@ def load_grid(scenes: Sequence[Scene]) -> Grid:
             busy = share(_over_seeds(own, lambda found: Estimate(found.engine.utilisation)).value)
             at = Cell(scene.place or scene.load.short, scene.load.value)
             rows.append(row(at, name, rate.value, Cell(interval(rate)), *good, *times, busy))
+    minor = (heads[3], "TTFT\nmean, ms", "TTFT\np50, ms")
     several = any(len(own) > 1 for scene in scenes for own in scene.runs.values())
-    return Grid("", heads, tuple(rows), (SEVERAL,) if several else (), grouped=True, minor=heads[3:4])
+    return Grid("", heads, tuple(rows), (SEVERAL,) if several else (), grouped=True, minor=minor)
 
 
 TIMES: tuple[Read, ...] = (
     lambda found: found.ttft.mean,
+    lambda found: Estimate(found.ttft.median),
+    lambda found: Estimate(found.ttft.p95),
     lambda found: Estimate(found.ttft.p99),
     lambda found: found.tpot.mean,
     lambda found: Estimate(found.itl.p99),

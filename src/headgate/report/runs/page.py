@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from headgate.experiment.assumed import said
 from headgate.experiment.asynchrony import engine_kind
 from headgate.record.tables import Run
 from headgate.report.document import FOLDED, PAGE_ONLY, Block, Chapter, Drawn, Page, Section
 from headgate.report.numbers import number, plural, sentence
+from headgate.report.runs.alarms import alarms
 from headgate.report.runs.gauges import gauge_blocks
 from headgate.report.runs.grids import differences, engines, fleets, latencies, overview, rates, run_facts
 from headgate.report.runs.groups import class_figures, class_grid, fleet_figures, tenant_figures, tenant_grid
@@ -71,13 +73,20 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
         sections.append(Section(every, (differences(found, head),), FOLDED))
         details = (latencies(scene.metrics), rates(first), engines(scene.metrics))
         sections.append(Section("Every latency, and the engine", details, PAGE_ONLY))
-    return Chapter(scene.title, scene_verdict(scene), tuple(sections), _notes(scene), setup([scene]))
+    return Chapter(scene.title, scene_verdict(scene), tuple(sections), _notes(scene), setup([scene]), alarms(scene))
+
+
+def _card(meta: dict[str, Any]) -> str:
+    """Which card, of what, and how far it may be off if it was derived."""
+    bars = meta.get("expected_error")
+    off = f"; derived, throughput ±{100 * bars['throughput']:.0f} %" if isinstance(bars, dict) else ""
+    return f"{meta['card']} ({meta.get('model')} on {meta.get('gpu')}{off})"
 
 
 def setup(scenes: Sequence[Scene]) -> str:
     """The first line: what the runs have in common, and both values where they do not."""
     meta = [one.run.meta for scene in scenes for own in scene.runs.values() for one in own]
-    cards = (f"{one['card']} ({one.get('model')} on {one.get('gpu')})" for one in meta if one.get("card"))
+    cards = (_card(one) for one in meta if one.get("card"))
     fleet = any("router" in one for one in meta)
     kinds = (engine_kind(bool(one["asynchronous"]), fleet) for one in meta if "asynchronous" in one)
     limits = [one["engine"] for one in meta if isinstance(one.get("engine"), dict)]

@@ -17,13 +17,6 @@ from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.residents import SEAT
 
 
-class Unseen(float):
-    """The date of tokens on their way: when the next step is composed, as a live engine has it.
-
-    Another step may be seen at the very same time, so dates are told apart by identity.
-    """
-
-
 class Composed:
     """A step that has been composed and whose tokens have not been seen."""
 
@@ -31,11 +24,17 @@ class Composed:
 
     def __init__(self, composed: float, done: float, date: float, work: tuple[int, int, int, int]) -> None:
         self.composed, self.done = composed, done
-        self.date = Unseen(date)  # of its tokens, until they are seen
+        self.date = date  # of its tokens, until they are seen: when the next step is composed, as when live
         self.work = work  # decodes, their context, prompt tokens, tokens behind them
         self.joined: list[tuple[Entry, bool]] = []  # prompts done with it, and whether they decode on
         self.leaving: dict[int, tuple[Entry, End]] = {}  # they go when its tokens are seen
-        self.dated: list[Entry] = []  # whose newest token may be its own, beside those who roll on
+        self.dated: list[tuple[Entry, int]] = []  # whose newest token is its own, how many that makes; beside
+        # those who roll on
+
+    @property
+    def plain(self) -> bool:
+        """It brings decodes a token each, and nothing else."""
+        return not (self.joined or self.leaving or self.dated or self.work[2])
 
 
 class Ahead(Replica):
@@ -57,7 +56,8 @@ class Ahead(Replica):
     in step n + 1 too, for a token nobody gets.
 
     A policy hears of prompts and evictions when the step is composed and of ends when they are seen, as it
-    does in a live engine. It is asked at every step: no step is jumped over.
+    does in a live engine, and its leases count them then. Decode steps that repeat are jumped over while
+    nobody joins, leaves or stops: `Launches` times them all at once.
 
     Source: vLLM's `EngineCore.step_with_batch_queue` and `AsyncScheduler`, with a queue of two and the GPU's
     worker in the engine's own process (one GPU). We differ: a step begins on the GPU when it is composed, not
@@ -70,6 +70,7 @@ class Ahead(Replica):
         policy: BatchPolicy,
         lengths: Sequence[int],
         observers: Sequence[Observer] = (),
+        leases: bool = True,
         on_leave: Callable[[float], None] = lambda now: None,
         contents: Sequence[Pieces] | None = None,
     ) -> None:
@@ -77,7 +78,11 @@ class Ahead(Replica):
         self._air: Composed | None = None  # composed last
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were
+<<<<<<< HEAD
         super().__init__(engine, policy, lengths, (self._later,), False, on_leave, contents)
+=======
+        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave)
+>>>>>>> main
         self._launches = self._pace = Launches(engine.cost)
 
     @property
@@ -87,6 +92,7 @@ class Ahead(Replica):
 
     def leave(self, entry: Entry, now: float, how: End) -> None:
         """Whoever gets a token from the step on its way goes with it."""
+        self.lease.ended = True
         if self._air is not None and entry.id in self.ledger.decoding:
             if entry.id not in self._air.leaving:
                 self._stop(entry)
@@ -99,14 +105,13 @@ class Ahead(Replica):
         if self._air is not None and entry.id in self._air.leaving:
             self._stop(entry)
         else:
-            super().evict(entry)
             self._date(entry)
+            super().evict(entry)
 
     def advance(self, wake: float = inf) -> bool:
         """Compose a step, or wait for the one on its way. False: there is none, and nothing could run."""
         composed = self.now
         if super().advance(wake):
-            self.last_start = composed
             return True
         if not self.asked_now:
             return False
@@ -122,7 +127,7 @@ class Ahead(Replica):
         """The tokens of the step before the newest are seen; who has all of them goes."""
         if self._landing is not None:
             self._land(self._landing)
-            self._later.catch_up(self._landing.date, self.now)
+            self._later.catch_up(self._landing.dated, self.now)
             self._landing = None
         self._later.catch_up()
         while self._ends and self._ends[0][0] <= self.ledger.tick:
@@ -138,15 +143,44 @@ class Ahead(Replica):
     def _ran(
         self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
     ) -> None:
-        """The step is on its way; the clock goes to the end of the one before it, as it is seen."""
-        seen = -inf if self._air is None else self._air.done
-        self.now = max(start, seen, self._launches.launched)
-        newest = Composed(start, ends[0], self.now, (decodes, context, prefill, behind))
+        """The newest step is on its way; the clock goes to the end of the one before it, as it is seen.
+
+        `ends` are those of the steps before each of these.
+        """
+        steps, ledger, blocks = len(ends), self.ledger, self.blocks
+        if steps > 1:
+            self._jump(start, ends, decodes, context)
+            start, context = ends[-2], context + (steps - 1) * decodes
+        self.now, self.last_start = ends[-1], start
+        newest = Composed(start, self._launches.done, self.now, (decodes, context, prefill, behind))
         self._landing, self._air = self._air, newest
         if decodes:
-            self.blocks.grow(self.ledger.tick, 1, decodes)
-            self.ledger.ticks(1, newest.date)
-        self.lease.ended = True
+            blocks.grow(ledger.tick, 1, decodes)
+            ledger.ticks(1, newest.date)
+        self.lease.ran(steps, self.now)
+
+    def _jump(self, start: float, ends: list[float], decodes: int, context: int) -> None:
+        """All but the newest of several equal decode steps: composed, and all but the last of those seen."""
+        assert self._air is not None
+        ledger, blocks, last = self.ledger, self.blocks, len(ends) - 2
+        blocks.grow(ledger.tick, 1, decodes)
+        self._tell_steps(Steps(max(self._air.composed, self._seen), ends[:1], *self._air.work, self._kv))
+        if last:
+            blocks.grow(ledger.tick + 1, last, decodes)
+            self._tell_steps(Steps(ends[0], ends[1:-1], decodes, context, 0, 0, self._kv))
+        ledger.ticks(last + 1, ends[-2])
+        self._seen = ends[-2]
+        composed = ends[last - 1] if last else start
+        self._air = Composed(composed, ends[-1], ends[-2], (decodes, context + last * decodes, 0, 0))
+
+    @property
+    def _kv(self) -> int:
+        return (self.blocks.total - self.blocks.free) * self.blocks.size
+
+    def _tell_steps(self, steps: Steps) -> None:
+        self._later.tell("stepped", steps)
+        for hook in self.hear.stepped:  # the policy's
+            hook(steps)
 
     def _complete(self, entry: Entry) -> None:
         """Its prompt is done with the step on its way."""
@@ -154,7 +188,8 @@ class Ahead(Replica):
         rolling = isinstance(self.plan.decode, Decodes)
         self._join(entry, self._air.date, rolling)
         self._air.joined.append((entry, rolling))
-        self._date(entry)
+        self._air.dated.append((entry, entry.generated))
+        self.lease.prefill()
         self.policy.prefilled(entry, self.now)
         if not rolling:
             self.policy.held(entry, self.now)
@@ -162,13 +197,10 @@ class Ahead(Replica):
     def _land(self, step: Composed) -> None:
         """Tell what this step brought."""
         now, later = self.now, self._later
-        kv = (self.blocks.total - self.blocks.free) * self.blocks.size
-        start = max(step.composed, self._seen)
-        steps = Steps(start, [now], *step.work, kv)
-        self._seen = now
-        self.ledger.redate(step.date, now, step.dated)
-        later.tell("stepped", steps)
-        self.policy.stepped(steps)
+        start, self._seen = max(step.composed, self._seen), now
+        ticks_since = self._air is not None and self._air.work[0] > 0
+        self.ledger.redate(now, step.work[0] > 0 and not ticks_since, step.dated)
+        self._tell_steps(Steps(start, [now], *step.work, self._kv))
         for entry, rolling in step.joined:
             later.tell("prefilled", entry, now)
             if not rolling:
@@ -177,17 +209,18 @@ class Ahead(Replica):
             self._free(entry)
             self.ledger.recount(entry, min(entry.generated, self._whole(entry)))
             self.ledger.leave(entry)
+            self.lease.finish()
             later.tell("finished", entry, now, how)
             self.policy.finished(entry, now, how)
             self._on_leave(now)
 
     def _stop(self, entry: Entry) -> None:
         """It gets no token after the step on its way, and keeps its seat and its KV."""
+        self._date(entry)
         if entry.rolls:
             self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
             self.ledger.retire(entry)
         self.ledger.held.pop(entry.id, None)
-        self._date(entry)
 
     def _unseen(self, entry: Entry) -> int:
         """The token of the step on its way."""
@@ -200,13 +233,13 @@ class Ahead(Replica):
         self._air.leaving[entry.id] = entry, how
 
     def _hold(self, entry: Entry) -> None:
-        super()._hold(entry)
         self._date(entry)
+        super()._hold(entry)
 
     def _date(self, entry: Entry) -> None:
-        """When its newest token came will be known when the step on its way, if there is one, is seen."""
-        if self._air is not None:
-            self._air.dated.append(entry)
+        """It stops rolling. Where its newest token is on its way, it will be known when it came."""
+        if self._air is not None and self._air.work[0] and entry.ticked:
+            self._air.dated.append((entry, entry.generated))
 
     def _newest(self) -> Entry:
         """Whoever was admitted last of those who stay, or would get a token."""
@@ -215,7 +248,10 @@ class Ahead(Replica):
         return max((entry for entry in running if entry.rolls or entry.id not in leaving), key=SEAT)
 
     def _next_end(self) -> int:
-        return self.ledger.tick + 1  # one step at a time
+        """One step at a time unless the step on its way brings tokens only; then all rolling ends are known."""
+        if self._air is None or not self._air.plain or self._later.waiting:
+            return self.ledger.tick + 1
+        return super()._next_end()
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         if self._air is None:  # nothing is left to wait for

@@ -26,8 +26,8 @@ class Simulator:
 
     With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped
     over. Without, the policy is asked at every single step. Both give the same schedule to the last bit.
-    With `asynchronous` the engine composes a step while the one before it runs (`Ahead`), without leases;
-    with `lost` it forgets so many output tokens of whom it evicts (`Forgetful`).
+    With `asynchronous` the engine composes a step while the one before it runs (`Ahead`); with `lost` it
+    forgets so many output tokens of whom it evicts (`Forgetful`).
     """
 
     def __init__(
@@ -48,7 +48,11 @@ class Simulator:
         contents = workload.pieces() if engine.prefix_cache else None
         self.replica: Replica
         if asynchronous:
+<<<<<<< HEAD
             self.replica = Ahead(engine, policy, lengths, observers, returned, contents)
+=======
+            self.replica = Ahead(engine, policy, lengths, observers, leases, returned)
+>>>>>>> main
         elif lost:
             self.replica = forgetful = Forgetful(engine, policy, lengths, observers, leases, returned)
             forgetful.lost = lost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -18,13 +18,14 @@ from headgate.record.fleet_recorder import FleetRecorder
 from headgate.sim.engine.arrivals import Arrivals
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY
-from headgate.sim.fleet.fleet_engine import PENDING, RUNNING, WAITS, FleetEngine
+from headgate.sim.fleet.fleet_engine import PENDING, READY, RUNNING, WAITS, FleetEngine
 from headgate.sim.fleet.fleet_replica import FleetReplica
 from headgate.sim.fleet.handover import Handover
 from headgate.sim.fleet.kv_handover import KvHandover
+from headgate.sim.fleet.outage import Outage, check_outages
 from headgate.workloads.workload import Workload
 
-DUE, WAKE, TIMER, LANDS = range(4)
+DUE, WAKE, TIMER, LANDS, OUTAGE = range(5)
 NO_TIME = Transfer()
 
 
@@ -38,6 +39,9 @@ class FleetSimulator:
     A request that can never fit is refused at the fleet's door. Patience counts until the first token: in
     the fleet's queue, and in an engine's. A request whose prompt is done waits for its decode as long as it
     takes (the stochastic network lets it give up), unless its client hangs up.
+
+    Engines may fail, drain and come back (`outages`). The tokens a request got from a failed engine count;
+    they are prefilled again with its prompt elsewhere, as after an eviction.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class FleetSimulator:
         workload: Workload,
         *,
         transfer: Transfer = NO_TIME,
+        outages: Sequence[Outage] = (),
         leases: bool = True,
         watchdog: float = PATIENT_DOG,
         progress: Callable[[int], None] | None = None,
@@ -82,6 +87,12 @@ class FleetSimulator:
         self._ready: list[FleetEngine] = []
         self.working = 0  # engines with a step under way
         self._sequence = 0
+        self._policy = policy
+        self._failing: set[int] = set()  # engines that fail when their step has ended
+        check_outages(outages, engines)
+        for outage in outages:
+            self._push(outage.start, OUTAGE, outage)
+            self._push(outage.end, OUTAGE, outage)
         self._progress = progress
 
     def _station(
@@ -175,6 +186,8 @@ class FleetSimulator:
                         self.dispatch.prompt_done(entry, station.id, self.now)
                 replica.done.clear()
             station.settle()
+            if station.id in self._failing:
+                self._fail(station)
 
     def _begin(self, now: float) -> None:
         """Engines begin their next step; whom that lets go may make the router move others."""
@@ -194,6 +207,8 @@ class FleetSimulator:
             self.dispatch.woken(self.now)
         elif what == TIMER:
             self._time_is_up(*who)
+        elif what == OUTAGE:
+            self._outage(who)
         else:
             self._porter.landed(who)
 
@@ -236,6 +251,8 @@ class FleetSimulator:
         """Patience has ended, or the client hangs up."""
         waiting = self.dispatch.roster.waiting.get(id)
         if waiting is not None:
+            if waiting.generated and not hangs_up:
+                return  # it has its first token and waits because its engine failed
             self._leaves(waiting, End.ABORTED if hangs_up else End.ABANDONED)
         elif id in self._at:
             station = self._at[id]
@@ -247,6 +264,49 @@ class FleetSimulator:
             else:
                 self._close(handover.entry, End.ABORTED)
                 self.dispatch.ended(handover.entry, handover.receiver.id, self.now, End.ABORTED)
+
+    def _outage(self, outage: Outage) -> None:
+        """An engine fails, drains or comes back. The step under way when it fails is its last."""
+        station = self.stations[outage.engine]
+        if self.now >= outage.end:
+            self.dispatch.open(station.id)
+            return
+        self.dispatch.close(station.id)
+        if outage.drain:
+            return
+        self._failing.add(station.id)
+        station.news = True
+        self._reach(station)
+        if station.state == READY:
+            self._fail(station)
+
+    def _fail(self, station: FleetEngine) -> None:
+        """Its requests go back to the heads of their queues; it will come back empty, with a new policy."""
+        self._failing.discard(station.id)
+        here = self._inside(station)
+        timers, station.timers = station.timers, []
+        station.sent.clear()
+        for entry in here:
+            station.replica.lose(entry)
+            del self._at[entry.id]
+        on_their_way = self._porter.lose(station)
+        for entry in on_their_way:
+            entry.todo = entry.prompt + entry.generated
+            entry.wasted += entry.todo - 1
+            entry.evictions += 1
+            if entry.last_token is not None:
+                self.recorder.rows.last_before[entry.id] = entry.last_token
+        for entry in sorted((*here, *on_their_way), key=lambda each: -each.id):
+            self.dispatch.returned(entry, self.now)
+        for _, id, hangs_up in timers:
+            self._time_is_up(id, hangs_up)
+        station.replica.take_over(self._policy(self.dispatch.roster.seat(station.id).role))
+
+    def _inside(self, station: FleetEngine) -> list[Entry]:
+        """Requests at this engine, its door included."""
+        door = {entry.id: entry for entry in station.sent}
+        ledger = station.replica.ledger
+        return [door.get(id) or ledger.known(id) for id, where in self._at.items() if where is station]
 
     def _turn_away(self, request: Request, now: float) -> None:
         self._leaves(request, End.REFUSED)

@@ -47,6 +47,7 @@ class FleetEngine:
         "id",
         "landed",
         "news",
+        "owed",
         "replica",
         "sent",
         "state",
@@ -66,6 +67,7 @@ class FleetEngine:
         self.stripped: list[Handover] = []  # to decode here, but without KV
         self.freed: list[Handover] = []  # their prompt was here; the KV kept for them may go
         self.unneeded: list[Handover] = []  # KV was reserved for them, and they will not come
+        self.owed = 0.0  # seconds it will be busy with sending before its next step
         self.news = False  # about KV that comes or goes
         self._porter = porter
         self._watchdog = Watchdog(watchdog)
@@ -106,8 +108,8 @@ class FleetEngine:
     def begin(self, now: float) -> None:
         """Take in what is at the door and start what comes next."""
         replica = self.replica
-        if replica.now < now:
-            replica.now = now
+        replica.now = max(replica.now, now) + self.owed
+        self.owed = 0.0
         if self.sent or self.timers:
             self._receive(replica.now)
         if self.news:
@@ -201,7 +203,7 @@ class FleetEngine:
         entry = replica.ledger.find(id)
         if entry is None:
             return
-        if id in replica.ledger.waiting and entry.evictions == 0:
+        if id in replica.ledger.waiting and entry.evictions == 0 and not entry.generated:
             replica.leave(entry, when, End.ABORTED if hangs_up else End.ABANDONED)
         elif hangs_up:
             replica.leave(entry, replica.now, End.ABORTED)

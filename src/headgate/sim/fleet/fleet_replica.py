@@ -16,7 +16,7 @@ from headgate.sim.engine.replica import Replica
 from headgate.sim.fleet.handover import Handover
 
 AT_ONCE = -inf
-CUT_TO = 1  # output tokens of a request that is sent for its prompt alone
+CUT_TO = 1  # new output tokens of a request that is sent for its prompt alone
 
 
 class FleetReplica(Replica):
@@ -99,12 +99,16 @@ class FleetReplica(Replica):
     # -- requests sent for their prompt alone -----------------------------------------------------------
 
     def send_for_prompt(self, entry: Entry) -> None:
-        """It will leave with its first token, if there is a second one; the policy cannot tell beforehand."""
-        if self._whole(entry) <= 1:
+        """It will leave with its next token, if there is another one; the policy cannot tell beforehand.
+
+        The next token is the first one, unless an engine failed that had made some.
+        """
+        cut = entry.generated + CUT_TO
+        if self._whole(entry) <= cut:
             self._brief.add(entry.id)
         self._passing[entry.id] = entry.limit, entry.guess
-        entry.limit = CUT_TO
-        entry.guess = None if entry.guess is None else CUT_TO
+        entry.limit = cut
+        entry.guess = None if entry.guess is None else cut
 
     def _complete(self, entry: Entry) -> None:
         super()._complete(entry)
@@ -127,8 +131,13 @@ class FleetReplica(Replica):
         self._recorder.parted(entry)
         self.policy.finished(entry, now, End.LIMIT)
         entry.limit, entry.guess = passing
+<<<<<<< HEAD
         need = self.blocks.of(entry.prompt)
         self._keep(entry, need)  # settling has just given them back
+=======
+        need = self.blocks.of(entry.prompt + entry.generated - 1)
+        self.blocks.free -= need  # settling has just given them back
+>>>>>>> main
         self._parked[entry.id] = need
         self._on_part(entry)
 
@@ -141,6 +150,7 @@ class FleetReplica(Replica):
             self.cache.release(id, 0, need)
         self.lease.ended = True
 
+<<<<<<< HEAD
     def _keep(self, entry: Entry, need: int) -> None:
         """Hold the blocks of its prompt on, found where they were just released."""
         cache = self.cache
@@ -151,6 +161,19 @@ class FleetReplica(Replica):
         found = cache.find(pieces, entry.prompt + 1)
         cache.hold(entry, pieces, found)
         cache.take(need - found.blocks)
+=======
+    def lose(self, entry: Entry) -> None:
+        """The engine has failed: what it had of the request is gone, and the request goes elsewhere."""
+        if self.ledger.find(entry.id) is not None:
+            if entry.id not in self.ledger.waiting:
+                self.evict(entry)
+            self.ledger.leave(entry)
+        passing = self._passing.pop(entry.id, None)
+        if passing is not None:
+            entry.limit, entry.guess = passing
+        self._brief.discard(entry.id)
+        self.lease.ended = True
+>>>>>>> main
 
     # -- requests that come with their KV ----------------------------------------------------------------
 

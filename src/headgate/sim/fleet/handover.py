@@ -24,6 +24,7 @@ class Handover:
     reserved: int = 0  # blocks taken at the receiver
     copying: bool = False
     dropped: bool = False  # its client hung up
+    freed: bool = False  # its sender may drop the KV
     stripped: bool = False  # its KV is gone and must be computed again
 
     @property

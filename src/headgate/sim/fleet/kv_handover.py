@@ -12,7 +12,8 @@ from headgate.sim.fleet.handover import Handover
 
 class KvHandover:
     """All that are on their way. KV stays at the sender until its copy is complete, and is reserved at the
-    receiver, between two of its steps, before the copy begins.
+    receiver, between two of its steps, before the copy begins. Where a send keeps the sender busy, that time
+    is taken before the sender's next step.
 
     When no engine runs for want of memory, which is full of KV that waits for a place or for its copy,
     somebody's KV is dropped and computed again where it decodes: the oldest who waits for memory
@@ -39,6 +40,8 @@ class KvHandover:
         """The router has found a place for its decode."""
         handover = self._handovers[id]
         handover.receiver = receiver
+        if receiver is not handover.sender and not handover.stripped:
+            handover.sender.owed += self.transfer.busy
         (receiver.stripped if handover.stripped else receiver.bound).append(handover)
         receiver.news = True  # the fleet itself reaches it
 
@@ -58,8 +61,10 @@ class KvHandover:
         handover.copying = False
         self._copies -= 1
         self._free_sender(handover)
-        if handover.dropped:
+        if handover.dropped or handover.stripped:  # its sender failed before the copy was complete
             handover.receiver.unneeded.append(handover)
+            if not handover.dropped:
+                handover.receiver.stripped.append(handover)
         else:
             handover.receiver.landed.append(handover)
         self._tell(handover.receiver)
@@ -83,6 +88,29 @@ class KvHandover:
             self._free_sender(handover)
         return handover
 
+    def lose(self, failed: FleetEngine) -> list[Entry]:
+        """An engine has failed: the requests on their way that must be served from the start elsewhere.
+
+        Where only the sender failed and a receiver is known, the receiver computes their KV again.
+        """
+        lost = []
+        for id, handover in list(self._handovers.items()):
+            if handover.receiver is failed:
+                self.drop(id)
+                if handover.copying:
+                    self._free_sender(handover)
+                lost.append(handover.entry)
+            elif handover.sender is failed and not handover.stripped:
+                if handover.receiver is None:
+                    del self._handovers[id]
+                    self._free_sender(handover)
+                    lost.append(handover.entry)
+                elif handover.copying:
+                    handover.stripped = True
+                elif not handover.reserved:
+                    self._strip(handover)
+        return lost
+
     @property
     def may_block(self) -> bool:
         """Is there KV that waits, and none that is being copied?"""
@@ -95,15 +123,23 @@ class KvHandover:
         handover = next(bound, None) or next((each for each in kept if each.receiver is None), None)
         if handover is None:
             return False
+        self._strip(handover)
+        return True
+
+    def _strip(self, handover: Handover) -> None:
+        """Its KV is dropped; its receiver, if it has one, computes it again."""
         handover.stripped = True
         self._free_sender(handover)
         if handover.receiver is not None:
             handover.receiver.bound.remove(handover)
             handover.receiver.stripped.append(handover)
             self._tell(handover.receiver)
-        return True
 
     def _free_sender(self, handover: Handover) -> None:
+        """Once: the engine may hold KV of the same request again before a copy in vain has landed."""
+        if handover.freed:
+            return
+        handover.freed = True
         handover.sender.freed.append(handover)
         self._tell(handover.sender)
 

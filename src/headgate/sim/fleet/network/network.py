@@ -23,8 +23,9 @@ from headgate.core.roster import Roster, Seat
 from headgate.methods.fluid.flows import Instance
 from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Counts, Page, Window
 from headgate.sim.fleet.network.job import DECODING, GONE, IN_PREFILL, WAITS_DECODE, WAITS_PROMPT, Clock, Job
-from headgate.sim.fleet.network.outages import Outage, lose_all
+from headgate.sim.fleet.network.outages import lose_all
 from headgate.sim.fleet.network.source import Block, Source
+from headgate.sim.fleet.outage import Outage, check_outages
 
 PROMPT_DONE, DUE, GIVES_UP, DROPS, WAKE, OUTAGE = range(6)
 
@@ -60,8 +61,8 @@ class Network:
         self._source = source
         self._sent = 0
         self._turn_page()
+        check_outages(outages, engines)
         for outage in outages:
-            outage.checked(engines)
             self._push(outage.start, OUTAGE, outage)
             self._push(outage.end, OUTAGE, outage)
         listens = type(router)

@@ -1,37 +1,14 @@
-"""Engines of a stochastic network that fail or drain, and what becomes of the requests on them."""
+"""Engines of a stochastic network that fail, and what becomes of the requests on them."""
 
 from __future__ import annotations
 
 from math import inf
-from typing import NamedTuple
 
-from headgate.core.errors import InputError
 from headgate.core.roster import Roster, Seat
 from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Counts
 from headgate.sim.fleet.network.job import DECODING, WAITS_PROMPT, Clock, Job
 
 LOST = {PREFILLING: "lost_prompts", HANDOFF: "lost_handoffs", MIXED: "lost_mixed", SOLO: "lost_solo"}
-
-
-class Outage(NamedTuple):
-    """One engine takes nothing from `start` to `end`.
-
-    If it drains, what runs there ends there. If it fails, its requests and those whose KV it holds go back to
-    the heads of their queues and begin anew elsewhere; what they had is lost.
-    """
-
-    engine: int
-    start: float
-    end: float
-    drain: bool = False
-
-    def checked(self, engines: int) -> Outage:
-        """The same, or an error that names what cannot be."""
-        if not 0 <= self.engine < engines:
-            raise InputError(f"an outage of engine {self.engine}; there are {engines}, numbered from 0")
-        if not 0 <= self.start < self.end < inf:
-            raise InputError(f"an outage from {self.start:g} to {self.end:g} s; it must end after it begins")
-        return self
 
 
 def lose_all(fleet: Roster, books: Counts, clock: Clock, seat: Seat, now: float) -> list[Job]:
