@@ -175,6 +175,7 @@ class Ledger:
         """It comes from another engine without its KV, which must be computed again before anybody's."""
         entry._ledger = self
         entry.todo = entry.prompt + entry._tokens
+        entry.hit = entry.loose = 0
         entry.wasted += entry.todo - 1
         entry.evictions += 1
         self.waiting[entry.id] = entry

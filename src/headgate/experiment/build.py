@@ -99,7 +99,6 @@ def _drawn(words: Experiment, seed: int) -> Workload:
     )
 
 
-<<<<<<< HEAD
 def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload:
     """System prompts and conversations, where the words ask for them."""
     texts = [each.shared_prefix for each in words.classes] if words.classes else [words.shared_prefix]
@@ -109,7 +108,8 @@ def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload
     return as_sessions(
         workload, seed=seed, turns=words.turns or 1.0, think=words.think or 0.0, prefixes=prefixes
     )
-=======
+
+
 def _refuse_many(requests: int) -> None:
     if requests > MOST_REQUESTS:
         raise InputError(
@@ -117,7 +117,6 @@ def _refuse_many(requests: int) -> None:
             f"{requests * BYTES_EACH / 1e9:,.0f} GB of memory; ask for at most {MOST_REQUESTS:,} (about "
             f"{MOST_REQUESTS * BYTES_EACH / 1e9:.0f} GB), or run several seeds"
         )
->>>>>>> main
 
 
 def _load(words: Experiment) -> tuple[int | None, ArrivalProcess | None]:

@@ -8,15 +8,10 @@ from headgate.workloads.bundled import BUNDLED, bundled_format
 from headgate.workloads.lengths import FROM_FILE
 
 MAKE_LENGTHS = ("prompt", "output", "workload", "prompt_law", "output_law", "shape", "sigma", "spread")
-<<<<<<< HEAD
 MAKE_SESSIONS = ("shared_prefix", "turns", "think")
-ABOUT_TRACES = ("format", "slice", "scale_rate", "skip_bad_rows", "sort")
-ABOUT_FLEETS = ("router", "routers", "set_router", "transfer_delay", "kv_bytes", "bandwidth")
-=======
 ABOUT_TRACES = ("format", "columns", "times", "slice", "scale_rate", "skip_bad_rows", "sort")
 HAND_OVER = ("transfer_delay", "kv_bytes", "bandwidth", "send_time")
 ABOUT_FLEETS = ("router", "routers", "set_router", "outages", *HAND_OVER)
->>>>>>> main
 LOADS = ("clients", "rate", "all_at_once")
 AT_ONCE = "all-at-once"
 OWN = {"shape": "gamma", "sigma": "lognormal", "spread": "uniform"}  # a parameter belongs to one length law

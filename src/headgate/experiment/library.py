@@ -12,13 +12,8 @@ from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
 from headgate.experiment.asynchrony import composes_ahead
 from headgate.experiment.build import make_engine
-<<<<<<< HEAD
 from headgate.experiment.described import cache_record, described
-from headgate.experiment.fleet import FleetSetup, transfer_time
-=======
-from headgate.experiment.described import described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
->>>>>>> main
 from headgate.experiment.settings import ManyEngines, experiment
 from headgate.kv.transfer import Transfer
 from headgate.methods import make
@@ -136,15 +131,9 @@ def simulate(
         watchdog=watchdog,
     )
     made.run()
-<<<<<<< HEAD
-    about: dict[str, object] = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
-    about |= {"kv_tokens": engine.kv_tokens, **cache_record([made.replica]), **described(workload)}
-    return Run(about, **recorder.tables())
-=======
     about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
-    limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest}
+    limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest, **cache_record([made.replica])}
     return Run({**about, **limits, **described(workload)}, **recorder.tables())
->>>>>>> main
 
 
 def simulate_fleet(

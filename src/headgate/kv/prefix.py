@@ -89,6 +89,12 @@ class PrefixBlocks(Blocks):
         self.free += count
         self.blank += count
 
+    def forget(self) -> None:
+        """Free blocks lose their content."""
+        count = self._queue.blocks
+        self._queue.evict(count)
+        self.blank += count
+
     # -- look-ups ---------------------------------------------------------------------------------------
 
     def find(self, pieces: Pieces, known: int) -> Found:

@@ -30,11 +30,8 @@ class Format(NamedTuple):
         mark: a column that distinguishes the format from others with the same ones.
         classes: whether clients are classes of requests, which keep their names.
         unsorted: whether rows come in another order than requests arrived, and are sorted when read.
-<<<<<<< HEAD
         hashed: tokens that one entry of `hash_ids` stands for; 0: the format has none.
-=======
         any_unit: whether times may be in any unit, which is told by their size (`times.py`).
->>>>>>> main
     """
 
     json: bool
@@ -49,11 +46,8 @@ class Format(NamedTuple):
     mark: str = ""
     classes: bool = False
     unsorted: bool = False
-<<<<<<< HEAD
     hashed: int = 0
-=======
     any_unit: bool = False
->>>>>>> main
 
     def required(self) -> list[str]:
         """The columns a file must have."""
@@ -98,13 +92,8 @@ FORMATS: dict[str, Format] = {
         classes=True,
         unsorted=True,
     ),
-<<<<<<< HEAD
     "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000, hashed=512),
     "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id", hashed=16),
-    "vidur": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", lengths_only=True),
-=======
-    "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000),
-    "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id"),
     "vidur": Format(
         False,
         "arrived_at",
@@ -114,7 +103,6 @@ FORMATS: dict[str, Format] = {
         lengths_only=True,
         any_unit=True,
     ),
->>>>>>> main
     "vtc": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", client="client"),
 }
 
@@ -233,14 +221,9 @@ def _json_rows(text: str, chosen: Format) -> Iterator[Row]:
         else:
             get = record.get
             client = get(chosen.client) if chosen.client else None
-<<<<<<< HEAD
-            told = client if isinstance(client, str) else None
+            told = str(client) if isinstance(client, str | int) else None
             sharing = {name: record[name] for name in SHARING if record.get(name) is not None}
             yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), told, sharing)
-=======
-            told = str(client) if isinstance(client, str | int) else None
-            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), told)
->>>>>>> main
 
 
 def _record(line: str) -> dict[str, object] | None:

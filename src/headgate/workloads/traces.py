@@ -13,13 +13,9 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.workloads.columns import Real
-<<<<<<< HEAD
-from headgate.workloads.formats import FORMATS, Fields, Format, choose, rows
-from headgate.workloads.sharing import checked_sharing, shared_contents
-=======
 from headgate.workloads.formats import FORMATS, Fields, Format, choose, is_json_lines, rows
 from headgate.workloads.own_columns import own_format
->>>>>>> main
+from headgate.workloads.sharing import checked_sharing, shared_contents
 from headgate.workloads.text import BadFieldError, as_text, read_bytes, tokens
 from headgate.workloads.times import unit_of
 from headgate.workloads.workload import Kind, Workload

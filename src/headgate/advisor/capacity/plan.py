@@ -101,13 +101,9 @@ def plan_capacity(
     ideal, limited = _bounds(engine, traffic, card.name)
     chosen, notes = _chosen(policies, settings, engine)
     seeds = options.seeds if traffic.drawn else 1
-<<<<<<< HEAD
-    notes += partly(settings, card, fleet=False)
+    notes += error_bar(card) + partly(settings, card, fleet=False)
     if sharing := traffic.sharing_said(engine):
         notes.append(sharing)
-=======
-    notes += error_bar(card) + partly(settings, card, fleet=False)
->>>>>>> main
     if not traffic.drawn:
         notes.append("a trace as recorded is one sample of traffic: no interval")
     searches = {

@@ -78,11 +78,7 @@ class Ahead(Replica):
         self._air: Composed | None = None  # composed last
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were
-<<<<<<< HEAD
-        super().__init__(engine, policy, lengths, (self._later,), False, on_leave, contents)
-=======
-        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave)
->>>>>>> main
+        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave, contents)
         self._launches = self._pace = Launches(engine.cost)
 
     @property
@@ -224,7 +220,12 @@ class Ahead(Replica):
 
     def _unseen(self, entry: Entry) -> int:
         """The token of the step on its way."""
-        return int(self._air is not None and entry.last_token is self._air.date)
+        air = self._air
+        if air is None:
+            return 0
+        if entry.rolls and air.work[0] and entry.ticked:
+            return 1
+        return int(any(one is entry and tokens == entry.generated for one, tokens in air.dated))
 
     def _goes(self, entry: Entry, how: End) -> None:
         """It leaves when the tokens of the step on its way are seen."""

@@ -48,11 +48,7 @@ class Simulator:
         contents = workload.pieces() if engine.prefix_cache else None
         self.replica: Replica
         if asynchronous:
-<<<<<<< HEAD
-            self.replica = Ahead(engine, policy, lengths, observers, returned, contents)
-=======
-            self.replica = Ahead(engine, policy, lengths, observers, leases, returned)
->>>>>>> main
+            self.replica = Ahead(engine, policy, lengths, observers, leases, returned, contents)
         elif lost:
             self.replica = forgetful = Forgetful(engine, policy, lengths, observers, leases, returned)
             forgetful.lost = lost

@@ -131,13 +131,8 @@ class FleetReplica(Replica):
         self._recorder.parted(entry)
         self.policy.finished(entry, now, End.LIMIT)
         entry.limit, entry.guess = passing
-<<<<<<< HEAD
-        need = self.blocks.of(entry.prompt)
-        self._keep(entry, need)  # settling has just given them back
-=======
         need = self.blocks.of(entry.prompt + entry.generated - 1)
-        self.blocks.free -= need  # settling has just given them back
->>>>>>> main
+        self._keep(entry, need)  # settling has just given them back
         self._parked[entry.id] = need
         self._on_part(entry)
 
@@ -150,7 +145,6 @@ class FleetReplica(Replica):
             self.cache.release(id, 0, need)
         self.lease.ended = True
 
-<<<<<<< HEAD
     def _keep(self, entry: Entry, need: int) -> None:
         """Hold the blocks of its prompt on, found where they were just released."""
         cache = self.cache
@@ -158,10 +152,10 @@ class FleetReplica(Replica):
             self.blocks.take(need)
             return
         pieces = self._contents[entry.id]
-        found = cache.find(pieces, entry.prompt + 1)
+        found = cache.find(pieces, entry.prompt + entry.generated)
         cache.hold(entry, pieces, found)
         cache.take(need - found.blocks)
-=======
+
     def lose(self, entry: Entry) -> None:
         """The engine has failed: what it had of the request is gone, and the request goes elsewhere."""
         if self.ledger.find(entry.id) is not None:
@@ -172,8 +166,9 @@ class FleetReplica(Replica):
         if passing is not None:
             entry.limit, entry.guess = passing
         self._brief.discard(entry.id)
+        if self.cache is not None:
+            self.cache.forget()
         self.lease.ended = True
->>>>>>> main
 
     # -- requests that come with their KV ----------------------------------------------------------------
 
