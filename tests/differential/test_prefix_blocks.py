@@ -93,7 +93,7 @@ def written(pieces: list[tuple[int, int]], known: int) -> list:
 
 
 def content(random: Random, id: int) -> list[tuple[int, int]]:
-    """Few system prompts, few sessions, so that most share something; some keep their output to themselves."""
+    """Few system prompts, few sessions, so that most share something; some outputs are private."""
     pieces = [(random.randrange(3), random.choice([3, 8, 12, 16, 21]))] if random.random() < 0.8 else []
     while random.random() < 0.5:
         pieces.append((random.randrange(10, 14), random.choice([1, 4, 6, 9, 16])))

@@ -51,12 +51,12 @@ class Shared(Virtual):
         return self._at(int(name), self.prompts[int(name)] + generated)
 
     def _at(self, id, place):
-        for key, tokens in self.pieces[id][:-1]:
+        *before, (key, _) = self.pieces[id]
+        for earlier, tokens in before:
             if place < tokens:
+                key = earlier
                 break
             place -= tokens
-        else:
-            key = self.pieces[id][-1][0]
         return self.names.setdefault((key, place), FIRST_TOKEN + len(self.names))
 
     def _run(self, output):

@@ -77,7 +77,7 @@ class FleetSetup:
         return made, values
 
     def sharing(self, workload: Workload) -> Sharing:
-        """What a router knows of prefixes: the contents of the requests, and the size of an engine's cache."""
+        """What a router knows of prefixes: contents of the requests, and the size of an engine's cache."""
         engine, pieces = self.engine, workload.pieces() if self.engine.prefix_cache else None
         return Sharing(
             (lambda request: None) if pieces is None else (lambda request: pieces[request.id]),

@@ -13,8 +13,8 @@ from headgate.core.ledger import Entry
 from headgate.kv.blocks import Blocks
 from headgate.kv.runs import FreeQueue, Node, Run
 
-# A request's content: (key, tokens) pieces in order; equal keys behind equal pieces mean equal tokens. The last
-# piece goes on as the request's output. A key below zero is private: only the request itself has it.
+# A request's content: (key, tokens) pieces in order; equal keys behind equal pieces mean equal tokens. The
+# last piece goes on as the request's output. A key below zero is private: only the request itself has it.
 Pieces = Sequence[tuple[int, int]]
 
 

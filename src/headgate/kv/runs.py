@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class Node:
-    """One piece of content behind the content of its parent. Its blocks are known under its place in the tree.
+    """One piece of content behind that of its parent. Its blocks are known under its place in the tree.
 
     A block belongs to the piece that holds its last token, so a block that straddles two pieces differs when
     the second one differs. `copies` are runs in the order in which their blocks became known: engines do not

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headgate.record.tables import Run
+from headgate.record.tables import Floats, Run
 
 
 class PrefixHits(NamedTuple):
@@ -27,7 +27,7 @@ def prefix_hits(run: Run) -> PrefixHits | None:
     rows = run.requests
     served = np.isfinite(rows["admitted"])
     cached, prompt = rows["cached"][served], rows["prompt"][served]
-    kinds = {each["name"]: rows["kind"][served] == place for place, each in enumerate(run.kinds())}
+    kinds = {each["name"]: rows["kind"][served] == place for place, each in enumerate(run.kinds)}
     engines = {int(each): rows["replica"][served] == each for each in np.unique(rows["replica"][served])}
     return PrefixHits(
         tokens=int(cached.sum()),
@@ -38,6 +38,6 @@ def prefix_hits(run: Run) -> PrefixHits | None:
     )
 
 
-def _share(cached: np.ndarray, prompt: np.ndarray) -> float:  # type: ignore[type-arg]
+def _share(cached: Floats, prompt: Floats) -> float:
     whole = float(prompt.sum())
     return float(cached.sum()) / whole if whole else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Contents:
         """The pieces of every request."""
         pairs = list(zip(self.keys.tolist(), self.tokens.tolist(), strict=True))
         ends = self.offsets.tolist()
-        return [pairs[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+        return [pairs[start:end] for start, end in pairwise(ends)]
 
     def pieces(self) -> list[tuple[Piece, ...]]:
         """The same with a key of its own for each private piece, for an engine."""

@@ -1,4 +1,4 @@
-"""What a prefix cache could find at most: prompt tokens that an earlier request had, with memory without end."""
+"""What a prefix cache could find at most: prompt tokens that an earlier request had, in endless memory."""
 
 from __future__ import annotations
 

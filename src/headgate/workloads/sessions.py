@@ -16,7 +16,7 @@ from headgate.workloads.workload import Workload
 
 
 class SharedPrefix(NamedTuple):
-    """System prompts of one class: each request begins with one of so many `different` ones, all of the same length."""
+    """System prompts of one class: each request begins with one of several `different` ones."""
 
     tokens: int
     different: int = 1

@@ -77,7 +77,7 @@ def made(config: Config, engines: int) -> RoutePolicy:
         return Online(first_plan(config, engines), engines, random.random, name, config.router.replan)
     if issubclass(router_class(name), PrefixAware):
         raise InputError(
-            f"router {name} is for simulated fleets so far: a live router does not hash prompts; choose affinity"
+            f"router {name} is for simulated fleets: the live router hashes no prompts yet; choose affinity"
         )
     given = {
         "engines": lambda: engines,
