@@ -136,7 +136,7 @@ class Exclusive(BatchPolicy):
 
         On one engine always; in a fleet others may have come meanwhile with KV of their own.
         """
-        block, need = view.limits.block, view.waiting[next(iter(self._batch))].todo
+        block, need = view.limits.block, view.waiting[next(iter(self._batch))].room
         return len(view.decoding) < view.limits.running and -(-need // block) * block <= view.kv_free
 
     def _prefill(self, view: View) -> Plan:
@@ -167,7 +167,7 @@ class Exclusive(BatchPolicy):
         room = view.kv_free - decodes
         batch: list[int] = []
         for request in prompts:
-            room -= -(-(request.todo + 1) // block) * block
+            room -= -(-(request.room + 1) // block) * block
             if room < 0 and (batch or decodes):
                 break
             batch.append(request.id)

@@ -87,4 +87,4 @@ class Mixed(BatchPolicy):
 
 def _fits(request: Request, view: View) -> bool:
     block = view.limits.block
-    return -(-request.todo // block) * block <= view.kv_free
+    return -(-request.room // block) * block <= view.kv_free

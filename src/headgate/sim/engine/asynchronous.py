@@ -10,6 +10,7 @@ from headgate.core.build import mypyc_attr
 from headgate.core.ledger import NOT_ROLLING, Entry
 from headgate.core.plan import Decodes
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.kv.prefix import Pieces
 from headgate.sim.engine.delayed_events import DelayedEvents
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.launches import Launches
@@ -68,12 +69,13 @@ class Ahead(Replica):
         observers: Sequence[Observer] = (),
         leases: bool = True,
         on_leave: Callable[[float], None] = lambda now: None,
+        contents: Sequence[Pieces] | None = None,
     ) -> None:
         self._later = DelayedEvents(observers)
         self._air: Composed | None = None  # composed last
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were
-        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave)
+        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave, contents)
         self._launches = self._pace = Launches(engine.cost)
 
     @property
@@ -217,6 +219,15 @@ class Ahead(Replica):
             self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
             self.ledger.retire(entry)
         self.ledger.held.pop(entry.id, None)
+
+    def _unseen(self, entry: Entry) -> int:
+        """The token of the step on its way."""
+        air = self._air
+        if air is None:
+            return 0
+        if entry.rolls and air.work[0] and entry.ticked:
+            return 1
+        return int(any(one is entry and tokens == entry.generated for one, tokens in air.dated))
 
     def _goes(self, entry: Entry, how: End) -> None:
         """It leaves when the tokens of the step on its way are seen."""

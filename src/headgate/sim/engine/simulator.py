@@ -48,14 +48,15 @@ class Simulator:
     ) -> None:
         self.arrivals = Arrivals(workload)
         lengths, returned = workload.output.tolist(), self.arrivals.returned
+        contents = workload.pieces() if engine.prefix_cache else None
         self.replica: Replica
         if asynchronous:
-            self.replica = Ahead(engine, policy, lengths, observers, leases, returned)
+            self.replica = Ahead(engine, policy, lengths, observers, leases, returned, contents)
         elif lost:
             self.replica = forgetful = Forgetful(engine, policy, lengths, observers, leases, returned)
             forgetful.lost = lost
         else:
-            self.replica = kind(engine, policy, lengths, observers, leases, returned)
+            self.replica = kind(engine, policy, lengths, observers, leases, returned, contents)
         self._watchdog = Watchdog(watchdog)
         self._progress = progress
         self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
