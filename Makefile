@@ -16,7 +16,7 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::
 
 SOAK ?= 600
 
-.PHONY: demo test test-wheel test-laws test-browser test-vllm soak soak-route lint docs bench clean
+.PHONY: demo test test-wheel test-laws reproduce test-browser test-vllm soak soak-route lint docs bench bench-route clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -33,6 +33,10 @@ test-wheel: $(READY)
 test-laws: $(READY)
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 --timeout 3600 tests/laws tests/differential
 
+# Every published table in full, against docs/reproductions.md; about an hour. NAME=eb-table3 for one of them.
+reproduce: $(READY)
+	$(BIN)/pytest -n 2 --timeout 7200 tests/reproductions $(if $(NAME),-k $(NAME))
+
 # Reports in a real browser, Debian's chromium; SCREENSHOTS=FOLDER keeps pictures of every kind to look at.
 test-browser: $(BROWSER_READY)
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && $(APT) update && $(APT) install -y chromium; } \
@@ -48,7 +52,7 @@ soak: $(VLLM_READY)
 
 # A router before emulators with faults and hang-ups for SOAK seconds: memory and descriptors stay flat.
 soak-route: $(READY)
-	$(BIN)/python -m benchmarks.soak_route --seconds $(SOAK)
+	$(BIN)/python -m benchmarks.soak_route --seconds $(SOAK) --streams $(or $(STREAMS),200)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -63,6 +67,10 @@ docs: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# What the router costs at 500 streams and 10,000 events/s, a minute; needs a quiet machine with four cores.
+bench-route: $(READY)
+	$(BIN)/python -m benchmarks.router --streams 500 --rate 10000 --seconds 20 --engines 4
 
 $(READY): pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)

@@ -20,6 +20,7 @@ from headgate.workloads.arrivals import ArrivalProcess, arrival_process
 from headgate.workloads.bundled import BUNDLED, bundled
 from headgate.workloads.durations import slice_text
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
+from headgate.workloads.sessions import as_sessions, shared_prefix
 from headgate.workloads.streams import stream
 from headgate.workloads.synthetic import Share, Stage, generate
 from headgate.workloads.ticked import spread, tick_of
@@ -36,7 +37,8 @@ BYTES_EACH = 1000  # of memory for a request and what is recorded of it: 710 mea
 
 def make_engine(words: Experiment, card: Card) -> Engine:
     """The card's engine, with what the words change."""
-    return engine_of_card(card, words.slots, words.budget, words.kv_tokens, words.model_len, words.block)
+    limits = words.slots, words.budget, words.kv_tokens, words.model_len, words.block
+    return engine_of_card(card, *limits)._replace(prefix_cache=words.prefix_cache)
 
 
 def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload, BadRows]:
@@ -44,7 +46,7 @@ def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload,
     refuse_conflicts(words)
     seed = words.seed if seed is None else seed
     if words.trace is None:
-        workload, bad = _drawn(words, seed), BadRows()
+        workload, bad = _with_sessions(words, _drawn(words, seed), seed), BadRows()
     else:
         workload, bad = _traced(words, words.trace, seed)
     if words.cap_prompt or words.cap_output:
@@ -95,6 +97,17 @@ def _drawn(words: Experiment, seed: int) -> Workload:
         clients=clients,
         stages=stages,
         name=name,
+    )
+
+
+def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload:
+    """System prompts and conversations, where the words ask for them."""
+    texts = [each.shared_prefix for each in words.classes] if words.classes else [words.shared_prefix]
+    if not (words.turns or any(texts)):
+        return workload
+    prefixes = [shared_prefix(text) if text else None for text in texts]
+    return as_sessions(
+        workload, seed=seed, turns=words.turns or 1.0, think=words.think or 0.0, prefixes=prefixes
     )
 
 

@@ -19,7 +19,7 @@ from headgate.experiment.assumed import arrivals_said
 from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.coverage import outside
-from headgate.experiment.described import described
+from headgate.experiment.described import cache_record, described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
 from headgate.experiment.outages import parse_outages
 from headgate.experiment.settings import Experiment
@@ -161,6 +161,7 @@ def _one_engine(
         outcome = "interrupted"
     except RunError as error:
         outcome = f"failed: {error}"
+    about |= cache_record([simulator.replica])
     return Run({**about, "outcome": outcome}, **recorder.tables())
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from headgate.live.route.answers import error_event, own_headers
+from headgate.live.route.client_writer import ClientWriter
 from headgate.live.route.job import Job
 from headgate.live.route.legs import OpenLeg
 from headgate.live.route.progress import Progress
@@ -38,8 +39,10 @@ async def deliver(
     progress = Progress(limits.idle, limits.client_stall, leg.close, lambda: abort(job))
     progress.writing = True  # the head and the first event
     try:
-        await response.prepare(job.request)
-        await _pass_on(job, call, response, progress, counted or job)
+        writer = await response.prepare(job.request)
+        assert writer is not None
+        client = ClientWriter(response, writer, job.request.transport)
+        await _pass_on(job, call, response, client, progress, counted or job)
     except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError):
         job.outcome = "client-gone"
     finally:
@@ -63,12 +66,17 @@ async def write_out(job: Job, response: web.StreamResponse, stall: float) -> Non
 
 
 async def _pass_on(
-    job: Job, call: OpenLeg, response: web.StreamResponse, progress: Progress, counted: Counted
+    job: Job,
+    call: OpenLeg,
+    response: web.StreamResponse,
+    client: ClientWriter,
+    progress: Progress,
+    counted: Counted,
 ) -> None:
     leg = call.leg
     try:
-        await response.write(leg.head)
-        await leg.pump(response.write, progress, counted)
+        await client.write(leg.head)
+        await leg.pump(client, progress, counted)
         await response.write_eof()
         job.outcome = "ok" if leg.scanner.error is None else "failed"
     except LegError as fault:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 import aiohttp
 from multidict import CIMultiDict
 
+from headgate.live.route.client_writer import ClientWriter
 from headgate.live.route.events import EventScanner
 from headgate.live.route.headers import connection_names, to_client
 from headgate.live.route.progress import Progress
@@ -23,7 +23,6 @@ from headgate.live.route.verdict import (
     usage_of,
 )
 
-Write = Callable[[bytes], Awaitable[None]]
 DONE_ENDS = ("/v1/completions", "/v1/chat/completions")  # whose streams end with [DONE]
 ERROR_BODY = 1 << 20  # bytes of an engine's error that are passed on
 HELD_EVENTS = 2  # events without text that are held back at most
@@ -90,7 +89,7 @@ class Leg:
             self.close()
             raise
 
-    async def pump(self, write: Write, progress: Progress, counted: Counted) -> None:
+    async def pump(self, client: ClientWriter, progress: Progress, counted: Counted) -> None:
         """Pass the rest on as it comes; raises LegError when the engine breaks off or falls silent.
 
         `counted` is told the events so far, from which lengths are estimated while the request runs.
@@ -98,7 +97,7 @@ class Leg:
         response = self._response
         assert response is not None
         try:
-            await self._copy(response.content, write, progress, counted)
+            await self._copy(response.content, client, progress, counted)
         except (aiohttp.ClientError, OSError) as error:
             if progress.writing:
                 raise ConnectionResetError("the client is gone") from error
@@ -110,14 +109,14 @@ class Leg:
         rest = self.scanner.rest()
         if rest:
             self._sent_rest = True
-            await write(rest)
+            await client.write(rest)
         if self._scans and not self.scanner.done and self._path in DONE_ENDS:
             raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
 
     async def _copy(
-        self, content: aiohttp.StreamReader, write: Write, progress: Progress, counted: Counted
+        self, content: aiohttp.StreamReader, client: ClientWriter, progress: Progress, counted: Counted
     ) -> None:
-        scanner, scans = self.scanner, self._scans
+        scanner, scans, write_now = self.scanner, self._scans, client.now
         read, feed, touch = content.readany, scanner.feed, progress.touch
         progress.writing = False
         touch()
@@ -129,9 +128,9 @@ class Leg:
                 continue
             touch()
             passed = feed(chunk) if scans else chunk
-            if passed:
+            if passed and not write_now(passed):
                 progress.writing = True
-                await write(passed)
+                await client.write(passed)
                 progress.writing = False
                 touch()
             counted.generated = scanner.events

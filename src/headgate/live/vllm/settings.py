@@ -25,7 +25,7 @@ __all__ = ["Settings", "build_policy", "check_policy", "promises", "read_setting
 
 FILE = "HEADGATE_CONFIG"  # the environment variable that names a file of settings
 KEY = "headgate"  # our key in vLLM's --additional-config
-CAN_BE_ANYTHING = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
+CAN_BE_ANYTHING: dict[str, Any] = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
 UNKNOWN = Likeness()
 MOST_TOKENS, MOST_REQUESTS = 1 << 20, 1 << 16  # where the engine's limits are not known yet
 
