@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import typer
 
+from headgate.cli.advise import advise
 from headgate.cli.calibrate import EXAMPLES as CALIBRATE
 from headgate.cli.calibrate import calibrate
 from headgate.cli.card import card
@@ -55,6 +56,7 @@ def version(
 
 
 app.command()(demo)
+app.command()(advise)
 app.command()(simulate)
 app.command()(compare)
 app.command()(check)

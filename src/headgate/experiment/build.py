@@ -23,6 +23,7 @@ from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.sessions import as_sessions, shared_prefix
 from headgate.workloads.streams import stream
 from headgate.workloads.synthetic import Share, Stage, generate
+from headgate.workloads.ticked import spread, tick_of
 from headgate.workloads.traces import BadRows, read_trace
 from headgate.workloads.workload import Kind, Workload
 
@@ -162,6 +163,9 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
                 f"--requests {words.requests}, but the trace has {len(workload)}; ask for fewer or drop it"
             )
         workload = workload.head(words.requests)
+    own_times = not (words.clients or words.rate or words.all_at_once or words.arrivals)
+    if own_times and (tick := tick_of(workload.arrival)):
+        workload = _ticked(words, workload, tick, seed)
     if words.scale_rate:
         workload = workload.scale_rate(words.scale_rate)
     if not (words.clients or words.rate or words.all_at_once or words.arrivals):
@@ -172,6 +176,19 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
     if process is None:
         return workload.all_at_once(), bad
     return workload.arriving(process.draw(len(workload), stream(seed, "arrivals"))), bad
+
+
+def _ticked(words: Experiment, workload: Workload, tick: float, seed: int) -> Workload:
+    """Arrivals in coarse ticks, spread where that is asked for or known to be right; said either way."""
+    known = workload.origin.get("format") == "mooncake"
+    together = len(workload) / len(np.unique(workload.arrival))
+    shared = f"arrivals come in ticks of {tick:g} s, {together:.3g} at once"
+    if known if words.spread_ticks is None else words.spread_ticks:
+        said = f"{shared}; they are spread over their tick (--no-spread-ticks keeps them)"
+        workload = workload.arriving(spread(workload.arrival, tick, seed))
+    else:
+        said = f"{shared}: bursts that no client made; --spread-ticks spreads them"
+    return replace(workload, origin={**workload.origin, "ticks": said})
 
 
 def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:

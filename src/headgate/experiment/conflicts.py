@@ -9,7 +9,7 @@ from headgate.workloads.lengths import FROM_FILE
 
 MAKE_LENGTHS = ("prompt", "output", "workload", "prompt_law", "output_law", "shape", "sigma", "spread")
 MAKE_SESSIONS = ("shared_prefix", "turns", "think")
-ABOUT_TRACES = ("format", "columns", "times", "slice", "scale_rate", "skip_bad_rows", "sort")
+ABOUT_TRACES = ("format", "columns", "times", "spread_ticks", "slice", "scale_rate", "skip_bad_rows", "sort")
 HAND_OVER = ("transfer_delay", "kv_bytes", "bandwidth", "send_time")
 ABOUT_FLEETS = ("router", "routers", "set_router", "outages", *HAND_OVER)
 LOADS = ("clients", "rate", "all_at_once")

@@ -164,6 +164,12 @@ class Experiment(Lengths, ManyEngines):
     times: str | None = declared(
         TRACE, "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"
     )
+    spread_ticks: Switch | None = declared(
+        TRACE,
+        "spread arrivals that share coarse ticks over their tick (default: for Mooncake traces)",
+        None,
+        flag="--spread-ticks/--no-spread-ticks",
+    )
     slice: str | None = declared(TRACE, "a part of the trace, such as 10min..20min")
     scale_rate: Positive | None = declared(TRACE, "send it so many times faster")
     skip_bad_rows: Switch = declared(TRACE, "leave out bad rows and say how many", False)

@@ -140,6 +140,7 @@ class Chapter:
     sections: tuple[Section, ...]
     notes: tuple[str, ...] = ()
     setup: str = ""  # what the answer rests on: card, engine, longest request, arrivals
+    answer_first: bool = False  # on a terminal too, where otherwise it stands last, beside the prompt
     alarms: tuple[str, ...] = ()
 
 

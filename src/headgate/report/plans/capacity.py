@@ -7,7 +7,8 @@ from math import ceil, isnan, nan
 
 import numpy as np
 
-from headgate.advisor.capacity.plan import CapacityPlan, Found
+from headgate.advisor.capacity.found import Found
+from headgate.advisor.capacity.plan import CapacityPlan
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
 from headgate.report.charts.bars import Bar, Bars

@@ -47,7 +47,9 @@ def scene_verdict(scene: Scene) -> str:
 def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
     """What one run served, how soon, and whether it came to its end."""
     outcome = str(run.meta.get("outcome", "finished"))
-    ended = "" if outcome == "finished" else f"The run ended early ({outcome}); these are its results so far. "
+    ended = (
+        "" if outcome == "finished" else f"The run ended early ({outcome}); these are its results so far. "
+    )
     if not metrics.counts.completed:
         return f"{ended}No request of {metrics.counts.total:,} was served to its end."
     rate = metrics.request_rate
@@ -124,7 +126,7 @@ def served_by(found: object) -> Row | None:
 
 
 def _untold(found: Comparison, served: Row) -> str:
-    """What serves more by a card that was not measured, and no more than it may be off; "" if nothing does."""
+    """What serves more by a card that was not measured, and no more than it may be off; "" if nothing."""
     more = {
         name: other.percent.value
         for name, other in served.others.items()
@@ -133,8 +135,8 @@ def _untold(found: Comparison, served: Row) -> str:
     if not more:
         return ""
     best = max(more, key=lambda name: more[name])
-    said = f"Cannot tell: {best} serves {more[best]:.1f} % more requests than {found.baseline} by this card, which "
-    return said + "was derived and may be off by more"
+    said = f"Cannot tell: {best} serves {more[best]:.1f} % more requests than {found.baseline} by this card, "
+    return f"{said}which was derived and may be off by more"
 
 
 def _nothing_to_gain(found: Comparison, rows: dict[str, Row], of: Compared) -> str:
@@ -244,9 +246,8 @@ def load_verdict(scenes: Sequence[Scene]) -> str:
         said = f"No {what_differs(scenes).one} is seen to serve more requests than {baseline}"
         return f"{said}{unseen_at(_at(without), _room(without))}.{_latencies(compared[-1])}"
     best = max(gains, key=lambda gain: gain.more.percent.value)
-    said = (
-        f"At {best.scene.load.short} {best.winner} serves {best.more.percent.value:.1f} % more requests than {baseline}"
-    )
+    more = f"{best.more.percent.value:.1f} % more requests than {baseline}"
+    said = f"At {best.scene.load.short} {best.winner} serves {more}"
     said += f"{percents(best.more)}{', the most of all loads' if len(gains) > 1 else ''}"
     said += price(_rows(best.scene), best.winner)
     return f"{said}; {_at(without)} {unseen(_room(without))}." if without else f"{said}."

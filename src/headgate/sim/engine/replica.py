@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import RunError
 from headgate.core.lease import Lease
 from headgate.core.ledger import Entry
@@ -20,6 +21,7 @@ from headgate.sim.engine.steps import Pace
 NO_GAUGES: Mapping[str, float] = {}
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Replica(Residents):
     """One engine in virtual time. The simulator's loop calls `ask`, `advance` and `settle`, in this order.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 
+from headgate.core.build import mypyc_attr
 from headgate.core.ledger import NOT_ROLLING, Entry, Ledger
 from headgate.core.view import Limits
 from headgate.kv.blocks import Blocks
@@ -15,6 +16,7 @@ from headgate.sim.engine.engine import Engine
 SEAT = attrgetter("seat")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Residents:
     """The state of a virtual engine. Every change touches one request: O(1), or O(log n) for its end."""
 

@@ -46,9 +46,8 @@ def serve_stingily(
     mood: Callable[[], float],
 ) -> None:
     """Serve the workload on a miserly engine."""
-    simulator = Simulator(engine, policy, workload, observers)
+    simulator = Simulator(engine, policy, workload, observers, kind=StingyEngine)
     miser = simulator.replica
-    miser.__class__ = StingyEngine
     assert isinstance(miser, StingyEngine)
     miser.mood = mood
     while True:
