@@ -118,7 +118,7 @@ async def live(
             },
             "router": {"name": router, "card": str(card), "prices": prices},
             "classes": classes,
-            "engines": [{"url": url, "seats": SLOTS, "prompts_at_once": 1} for url in fleet],
+            "engines": [{"url": url, "seats": SLOTS} for url in fleet],
             "health": {"fails": 1000, "timeout": 60},
         }
         app = RouterApp(checked(given))

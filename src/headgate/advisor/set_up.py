@@ -49,7 +49,9 @@ class SetUp:
     def notes(self, fleet: bool) -> list[str]:
         """What the runs have less of than an engine and its traffic."""
         alone = [] if self.traffic.drawn else [AS_RECORDED]
-        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *alone]
+        sharing = self.traffic.sharing_said(self.engine)
+        shared = [sharing] if sharing else []
+        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *shared, *alone]
 
     def bounds(self) -> tuple[Bound, Bound]:
         """λ*, and the same with the engine's limits."""

@@ -13,6 +13,7 @@ from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
     from headgate.advisor.capacity.slo import Level
+    from headgate.advisor.engines.plan import EnginesPlan
 
 
 def find_engines(
@@ -36,8 +37,18 @@ def find_engines(
     ways = make_ways(wanted, policies, words)
     found = plan_engines(words, ways, levels, options, Serving.of(words), bar)
     setup = assumed(words, tried_arrivals(options.as_recorded, found.rate), fleet=True)
-    tell(engines_page(found, sys.argv[1:]), found.as_dict(), *outputs, setup, unservable_in(words))
+    alarms = unservable_in(words), _outside(words, found)
+    tell(engines_page(found, sys.argv[1:]), found.as_dict(), *outputs, setup, *alarms)
     if found.interrupted:
         raise KeyboardInterrupt
     if advice := out_of_reach(found):
         raise InputError(advice)
+
+
+def _outside(words: Experiment, found: EnginesPlan) -> str:
+    """What the card did not measure, on one engine of the smallest fleet that does."""
+    from headgate.experiment.probe import outside_said
+
+    enough = [each for each in found.found if each.engines]
+    best = min(enough, key=lambda each: each.engines or 0, default=None)
+    return outside_said(words, best.policy, found.rate / best.engines) if best and best.engines else ""

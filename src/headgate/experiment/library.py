@@ -12,7 +12,7 @@ from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
 from headgate.experiment.asynchrony import composes_ahead
 from headgate.experiment.build import make_engine
-from headgate.experiment.described import described
+from headgate.experiment.described import cache_record, described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
 from headgate.experiment.settings import ManyEngines, experiment
 from headgate.kv.transfer import Transfer
@@ -132,7 +132,7 @@ def simulate(
     )
     made.run()
     about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
-    limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest}
+    limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest, **cache_record([made.replica])}
     return Run({**about, **limits, **described(workload)}, **recorder.tables())
 
 

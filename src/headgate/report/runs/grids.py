@@ -9,6 +9,7 @@ from dataclasses import asdict
 from headgate.core.fleet import PREFILL
 from headgate.report.document import BEST, LEVEL, MARKS, TIED, Cell, Facts, Grid, Row, row, share, valued
 from headgate.report.numbers import change, interval, number, percent, time_unit, timed, whole
+from headgate.stats.prefix_hits import PrefixHits, prefix_hits
 from headgate.stats.comparison import BETTER, WORSE, Comparison
 from headgate.stats.comparison import Row as Compared
 from headgate.stats.figures import Figures
@@ -144,10 +145,22 @@ def run_facts(found: Measured) -> Facts:
         "Finished": ", ".join([f"{counts.completed:,} of {counts.total:,} requests", *ended]),
         "Stationary": f"yes, {metrics.reason}" if metrics.stationary else f"NO: {_why_not(found)}",
     }
+    if hits := prefix_hits(found.run):
+        rows["Prefix cache"] = _hits(hits)
     if metrics.rough:
         names = ", ".join(metrics.rough)
         rows["Intervals"] = f"unreliable: samples are correlated ({names}); use more requests"
     return Facts(tuple(rows.items()))
+
+
+def _hits(hits: PrefixHits) -> str:
+    """The share of prompt tokens that were found, by class where there are several, and evictions."""
+    classes = [f"{name} {percent(share)}" for name, share in hits.by_kind.items()]
+    parts = f" ({', '.join(classes)})" if len(classes) > 1 else ""
+    if len(hits.by_engine) > 1:
+        low, high = min(hits.by_engine.values()), max(hits.by_engine.values())
+        parts += f", {percent(low)} to {percent(high)} by engine"
+    return f"{percent(hits.share)} of prompt tokens found{parts}; {hits.evicted:,} cached blocks evicted"
 
 
 def _why_not(found: Measured) -> str:

@@ -16,7 +16,7 @@ from headgate.workloads.lengths import Uniform
 
 NAME = "eb-grid"
 ABOUT = "requests/s over (B, N): the best (Figure 4, Table 16) and how much it matters (Tables 14, 15); 8B"
-BUDGETS, SEATS = (4096, 8192, 16384), (256, 512, 1024, 2048)
+BUDGETS, SEATS = (4096, 16384), (256, 512, 1024, 2048)
 QUICK_BUDGETS, QUICK_SEATS = (4096, 16384), (256, 1024)
 WAYS = {"v0": "v0", "v1": "mixed", "EB": "eb-online"}
 GPUS = (RTX, H200)
