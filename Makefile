@@ -16,7 +16,7 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::
 
 SOAK ?= 600
 
-.PHONY: demo test test-wheel test-laws reproduce test-browser test-vllm soak soak-route lint docs bench clean
+.PHONY: demo test test-wheel test-laws reproduce test-browser test-vllm soak soak-route lint docs bench bench-route clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -52,7 +52,7 @@ soak: $(VLLM_READY)
 
 # A router before emulators with faults and hang-ups for SOAK seconds: memory and descriptors stay flat.
 soak-route: $(READY)
-	$(BIN)/python -m benchmarks.soak_route --seconds $(SOAK)
+	$(BIN)/python -m benchmarks.soak_route --seconds $(SOAK) --streams $(or $(STREAMS),200)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -67,6 +67,10 @@ docs: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# What the router costs at 500 streams and 10,000 events/s, a minute; needs a quiet machine with four cores.
+bench-route: $(READY)
+	$(BIN)/python -m benchmarks.router --streams 500 --rate 10000 --seconds 20 --engines 4
 
 $(READY): pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)

@@ -94,7 +94,7 @@ class Busy:
 
     def __init__(self, seats: int, folder: Path) -> None:
         self.seats, self.now = seats, 0.0
-        self.cost = load_card("h200-qwen3-8b").cost
+        self.cost = load_card("linear-h200-qwen3-8b").cost
         self.scheduler = scheduler_for(seats, folder)
         live = self.scheduler._headgate
         live.clock, live.origin = (lambda: self.now), 0.0

@@ -38,7 +38,7 @@ def workload(world: str, seed: int) -> Workload:
 
 def one_seed(world: str, seed: int) -> Comparison:
     """Mixed batches against exclusive ones of at least 16 prompts, on the measured H200 card."""
-    card = load_card("h200-qwen3-8b")
+    card = load_card("linear-h200-qwen3-8b")
     engine = Engine(card.cost, card.kv_tokens, card.max_model_len, BUDGET, SLOTS, card.block)
     met = workload(world, seed)
     runs = {"mixed": simulate(engine, Mixed(SLOTS, BUDGET), met)}

@@ -34,7 +34,7 @@ from headgate.record.tables import Run
 from headgate.sim.engine.of_card import engine_of_card
 from headgate.workloads.workload import Kind, Workload
 
-CARD, SLOTS = "h200-qwen3-8b", 8
+CARD, SLOTS = "linear-h200-qwen3-8b", 8
 CLASSES = {"chat": (160, 80, 0.6), "batch": (2400, 30, 0.4)}  # prompt, output, share of the arrivals
 PRICES = Prices(0.0, 1.0)  # output tokens are paid
 PATIENCE = 1.2  # seconds in the queue at full speed: simulated clients leave, the live router refuses them

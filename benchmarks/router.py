@@ -1,8 +1,9 @@
 """What the router costs: CPU per relayed event, transit added, CPU of a short request. Ratios within one run.
 
-Run: python -m benchmarks.router [--streams 100 --rate 2000 --seconds 10]
+Run: python -m benchmarks.router [--streams 100 --rate 2000 --seconds 10 --engines 1]
+On a quiet machine with four cores: make bench-route (500 streams, 10,000 events/s, four engines).
 
-The engine, the router and the client are processes of their own; `direct` is the client at the engine. Where
+Engines, the router and the client are processes of their own; `direct` is the client at the engines. Where
 vllm-router (Rust) is installed it is measured beside ours. On a shared machine only CPU and ratios are sound.
 """
 
@@ -17,7 +18,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -39,11 +40,12 @@ def started(command: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
-def ours(engine: int) -> tuple[subprocess.Popen[str], int]:
-    """`headgate route` before the engine, and its port."""
+def ours(engines: list[int]) -> tuple[subprocess.Popen[str], int]:
+    """`headgate route` before the engines, and its port."""
+    urls = [word for port in engines for word in ("--engine", f"http://127.0.0.1:{port}")]
     router = started(
-        [sys.executable, "-c", SERVE, "route", "--engine", f"http://127.0.0.1:{engine}", "--seats", "4096",
-         "--port", "0", "--admin", "127.0.0.1:0"]
+        [sys.executable, "-c", SERVE, "route", *urls, "--seats", "4096", "--port", "0",
+         "--admin", "127.0.0.1:0"]
     )  # fmt: skip
     assert router.stdout is not None
     for line in router.stdout:
@@ -52,14 +54,14 @@ def ours(engine: int) -> tuple[subprocess.Popen[str], int]:
     raise RuntimeError("the router did not start")
 
 
-def vllm_router(engine: int) -> tuple[subprocess.Popen[str], int]:
-    """The Rust router before the engine."""
+def vllm_router(engines: list[int]) -> tuple[subprocess.Popen[str], int]:
+    """The Rust router before the engines."""
     port = 20_000 + os.getpid() % 10_000
     router = started(
         [
             "vllm-router",
             "--worker-urls",
-            f"http://127.0.0.1:{engine}",
+            *(f"http://127.0.0.1:{port}" for port in engines),
             "--host",
             "127.0.0.1",
             "--port",
@@ -75,11 +77,17 @@ def vllm_router(engine: int) -> tuple[subprocess.Popen[str], int]:
     raise RuntimeError("vllm-router did not start")
 
 
-def measured(port: int, router: subprocess.Popen[str] | None, streams: int, seconds: float) -> dict[str, Any]:
+def measured(
+    ports: list[int], router: subprocess.Popen[str] | None, streams: int, seconds: float
+) -> dict[str, Any]:
     """The client's figures, and the router's CPU per event and per request."""
     before = cpu(router) if router else 0.0
     done = subprocess.run(
-        part("client", "--port", str(port), "--streams", str(streams), "--seconds", str(seconds)),
+        part(
+            "client",
+            *(word for port in ports for word in ("--port", str(port))),
+            *("--streams", str(streams), "--seconds", str(seconds)),
+        ),
         capture_output=True,
         text=True,
         check=True,
@@ -91,29 +99,35 @@ def measured(port: int, router: subprocess.Popen[str] | None, streams: int, seco
     return found
 
 
-def race(streams: int, rate: float, seconds: float, tokens: int) -> dict[str, dict[str, Any]]:
-    """Direct, ours and vllm-router, one after the other, before the same engine."""
-    engine = started(part("engine", "--tokens", str(tokens), "--gap", str(streams / rate)))
-    assert engine.stdout is not None
-    port = int(engine.stdout.readline())
+def race(
+    streams: int, rate: float, seconds: float, tokens: int, engines: int = 1
+) -> dict[str, dict[str, Any]]:
+    """Direct, ours and vllm-router, one after the other, before the same engines."""
     found: dict[str, dict[str, Any]] = {}
-    makers: dict[str, Callable[[int], tuple[subprocess.Popen[str], int]]] = {"headgate route": ours}
+    makers: dict[str, Callable[[list[int]], tuple[subprocess.Popen[str], int]]] = {"headgate route": ours}
     if shutil.which("vllm-router"):
         makers["vllm-router"] = vllm_router
-    try:
-        found["direct"] = measured(port, None, streams, seconds)
+    with ExitStack() as stack:
+        ports = []
+        for _ in range(engines):
+            engine = started(part("engine", "--tokens", str(tokens), "--gap", str(streams / rate)))
+            stack.callback(_ended, engine)
+            assert engine.stdout is not None
+            ports.append(int(engine.stdout.readline()))
+        found["direct"] = measured(ports, None, streams, seconds)
         for name, make in makers.items():
-            router, at = make(port)
+            router, at = make(ports)
             try:
-                measured(at, router, streams, min(2.0, seconds))  # warm
-                found[name] = measured(at, router, streams, seconds)
+                measured([at], router, streams, min(2.0, seconds))  # warm
+                found[name] = measured([at], router, streams, seconds)
             finally:
-                router.kill()
-                router.wait()
-    finally:
-        engine.kill()
-        engine.wait()
+                _ended(router)
     return found
+
+
+def _ended(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
 
 
 def show(title: str, found: dict[str, dict[str, Any]], column: str) -> None:
@@ -133,13 +147,18 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--rate", type=float, default=2000.0, help="events per second")
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--engines", type=int, default=1, help="processes")
     given = parser.parse_args()
-    long = race(given.streams, given.rate, given.seconds, tokens=100)
+    long = race(given.streams, given.rate, given.seconds, tokens=100, engines=given.engines)
     show(f"{given.streams} streams, {given.rate:.0f} events/s: CPU per event", long, "us_per_event")
     short = race(8, 4000.0, given.seconds, tokens=1)
     show("requests of one event, 8 at a time: CPU per request", short, "us_per_request")
     mine = long["headgate route"]
-    print(f"\nadded transit p50: {mine['p50_ms'] - long['direct']['p50_ms']:.2f} ms")
+    added = [mine[name] - long["direct"][name] for name in ("p50_ms", "p99_ms")]
+    print(
+        f"\nadded transit p50 {added[0]:.2f} ms, p99 {added[1]:.2f} ms (targets 0.5 and 5 on a quiet machine)"
+    )
+    print(f"CPU per event {mine['us_per_event']:.0f} us (target 35 at 10,000 events/s)")
     if "vllm-router" in long:
         ratio = mine["us_per_event"] / long["vllm-router"]["us_per_event"]
         print(f"CPU per event, ours over vllm-router: {ratio:.2f}")

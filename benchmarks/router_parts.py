@@ -73,15 +73,16 @@ async def engine(tokens: int, gap: float) -> None:
     await asyncio.Event().wait()
 
 
-async def client(port: int, streams: int, seconds: float) -> None:
-    """So many streams at a time; prints events, requests and the transit times in ms."""
+async def client(ports: list[int], streams: int, seconds: float) -> None:
+    """So many streams at a time, over these ports in turn; prints events, requests, transit in ms."""
     body = json.dumps({"model": "m", "prompt": "hello " * 50, "stream": True, "max_tokens": 100}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
     ask, transit, counts = request % (len(body), body), list[float](), [0, 0]
     end = time.monotonic() + seconds
 
-    async def one(first: float) -> None:
-        await asyncio.sleep(first)
+    async def one(number: int) -> None:
+        await asyncio.sleep(number / streams)
+        port = ports[number % len(ports)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
         while time.monotonic() < end:
             writer.write(ask)
@@ -101,7 +102,7 @@ async def client(port: int, streams: int, seconds: float) -> None:
             counts[1] += 1
         writer.close()
 
-    await asyncio.gather(*(one(number / streams) for number in range(streams)), return_exceptions=True)
+    await asyncio.gather(*(one(number) for number in range(streams)), return_exceptions=True)
     transit.sort()
     middle, high = (transit[int(share * (len(transit) - 1))] for share in (0.5, 0.99))
     print(json.dumps({"events": counts[0], "requests": counts[1], "p50_ms": middle, "p99_ms": high}))
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("part", choices=["engine", "client"])
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--gap", type=float, default=0.05)
-    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--port", type=int, action="append", default=[])
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args()

@@ -3,7 +3,7 @@
 from headgate import Exclusive, Mixed, card_engine, generate, simulate, summarise
 from headgate.workloads import Uniform
 
-engine = card_engine("h200-qwen3-8b", slots=512, budget=16384)
+engine = card_engine("cal-h200-qwen3-8b", slots=512, budget=16384)
 requests = generate(2000, seed=0, prompt=Uniform(512), output=Uniform(512), clients=1024)
 
 for name, policy in {"mixed": Mixed(512, 16384), "EB(48)": Exclusive(512, refill=48)}.items():

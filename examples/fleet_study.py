@@ -11,7 +11,7 @@ import numpy as np
 import headgate
 
 ENGINES = 4
-engine = headgate.card_engine("h200-qwen3-8b", slots=128)
+engine = headgate.card_engine("cal-h200-qwen3-8b", slots=128)
 chat = headgate.Kind("chat", headgate.Slo(first_token=1.0, between_tokens=0.05))
 code = headgate.Kind("code", headgate.Slo(first_token=0.5, between_tokens=0.10))
 length = headgate.length_law

@@ -25,7 +25,7 @@ class HalfFull(BatchPolicy):
 
 
 if __name__ == "__main__":
-    engine = card_engine("h200-qwen3-8b", slots=128)
+    engine = card_engine("cal-h200-qwen3-8b", slots=128)
     requests = generate(1000, seed=1, prompt=Geometric(300), output=Geometric(200), clients=256)
     figures = summarise(simulate(engine, HalfFull(), requests))
     print(f"{figures.request_rate.value:.2f} requests/s, mean TTFT {figures.ttft.mean.value:.2f} s")

@@ -10,10 +10,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
 import aiohttp
+import pytest
 
 from fake_engines import FakeEngine, Script, stream
 from headgate.live.route.app import RouterApp
 from headgate.live.route.config import checked
+from headgate.live.route.handover import REFUSED_LENGTH, release_body
+from headgate.live.route.relay import Leg
+from headgate.live.route.verdict import Fault, LegError
 
 PATIENCE = float(
     os.environ.get("HEADGATE_TEST_PATIENCE", "120")
@@ -144,5 +148,32 @@ async def routed(
             await app.stop()
 
 
+def fail_first_decode(patch: pytest.MonkeyPatch, refused: bool) -> list[Any]:
+    """The first decode with KV parameters fails after its engine has them; all parameters that were sent.
+
+    `refused`: the engine itself refuses it, which frees the KV at its owner; otherwise the engine has read
+    the KV and then the connection breaks.
+    """
+    sent: list[Any] = []
+    start = Leg.start
+
+    async def failing(leg: Leg, body: bytes, headers: Any, first_token: float | None = None) -> None:
+        fields = json.loads(body)
+        params = fields.get("kv_transfer_params") or {}
+        if not params.get("do_remote_prefill") or fields.get("max_tokens") == REFUSED_LENGTH:
+            return await start(leg, body, headers, first_token)
+        sent.append(params["remote_request_id"])
+        if len(sent) > 1:
+            return await start(leg, body, headers, first_token)
+        raw = json.dumps(params).encode()
+        await start(leg, release_body(body, raw) if refused else body, headers, first_token)
+        assert leg.status == (400 if refused else 200)
+        leg.close()
+        raise LegError(Fault.BUSY if refused else Fault.RESET, "made up", 503 if refused else 0)
+
+    patch.setattr(Leg, "start", failing)
+    return sent
+
+
 Check = Callable[[World], Awaitable[None]]
-__all__ = ["Answer", "Check", "World", "routed", "run", "stream", "until"]
+__all__ = ["Answer", "Check", "World", "fail_first_decode", "routed", "run", "stream", "until"]

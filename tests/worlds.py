@@ -225,7 +225,7 @@ class Timed(BatchPolicy):
 
     def plan(self, view: View) -> Plan:
         second = int(view.now)
-        until = Until(time=float(second + 1))
+        until = Until(time=float(second + 1), arrivals=1, prefills=1, finishes=1)
         prompts = (*view.prefilling, *[*view.waiting][: view.limits.running])
         if second % 2 or not view.decoding:
             return Plan(NONE, prompts, until=until) if prompts else Plan(ALL, until=Until(steps=1))

@@ -1,4 +1,4 @@
-"""Fits the card h200-qwen3-8b to step logs of a real engine and says how well it fits.
+"""Fits the card linear-h200-qwen3-8b to step logs of a real engine and says how well it fits.
 
 The logs have one row per call of the engine's schedule(): the time at entry, not the duration of the step.
 With asynchronous scheduling the engine schedules step i+1 while step i runs and comes back when it is done,
@@ -29,7 +29,7 @@ from headgate.cost.model import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "measurements" / "h200_qwen3_8b_vllm026"
-CARD = ROOT / "src" / "headgate" / "cards" / "h200-qwen3-8b.json"
+CARD = ROOT / "src" / "headgate" / "cards" / "linear-h200-qwen3-8b.json"
 
 BLOCK = 16
 BLOCKS = 50_759  # 50,760 less the engine's null block; only so is logged KV use times blocks a whole number
@@ -236,7 +236,7 @@ def fit_card(runs: Sequence[Run]) -> Card:
     """The card, from the logs alone."""
     found = terms([(run, None) for run in runs])
     return Card(
-        name="h200-qwen3-8b",
+        name="linear-h200-qwen3-8b",
         gpu="NVIDIA H200 141 GB",
         model="Qwen3-8B",
         description="Measured by us on a vLLM 0.26.0 engine, per step, with the context the decodes read.",
@@ -278,7 +278,7 @@ def report(paths: Sequence[Path], runs: Sequence[Run], card: Card) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
-        description="Fit the cost card h200-qwen3-8b to the step logs and report residuals.",
+        description="Fit the cost card linear-h200-qwen3-8b to the step logs and report residuals.",
         epilog="example: python tools/fit_h200_card.py --check",
     )
     parser.add_argument("--logs", type=Path, default=LOGS, help="folder with the .npz logs")

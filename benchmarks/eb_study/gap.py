@@ -12,9 +12,9 @@ from headgate.stats.gaps import Gaps
 from headgate.stats.metrics import summarise
 
 BOUNDS = (None, 2.0, 1.0, 0.5, 0.25, 0.1, 0.05)
-CARDS = ("h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b")
+CARDS = ("linear-h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b")
 SEATS, LENGTHS = 512, "uniform 512/256"
-REFILL = {"h200-qwen3-8b": 48, "pub-rtx-pro-6000-qwen3-8b": 28}  # near the best by study 1
+REFILL = {"linear-h200-qwen3-8b": 48, "pub-rtx-pro-6000-qwen3-8b": 28}  # near the best by study 1
 COLOURS = dict(zip(CARDS, ("#1f77b4", "#d65f00"), strict=True))
 MARKS = {"mixed": "square", "eb": "ring", "eb-online": "dot"}
 PLOT = HERE.parent.parent / "docs" / "policies" / "eb_gap.svg"

@@ -84,7 +84,7 @@ def steady(quick: bool) -> None:
 
 
 def short_of_memory(quick: bool) -> None:
-    cells = [Cell("h200-qwen3-8b", mix, 2500 if quick else 4000, 1, SHORT_OF) for mix in MIXES]
+    cells = [Cell("linear-h200-qwen3-8b", mix, 2500 if quick else 4000, 1, SHORT_OF) for mix in MIXES]
     rows = everywhere(compare, cells)
     columns = {"lengths": "", "N": "d", "best k": "d", "best fixed /s": ".2f", "k of eb-online": ".0f"}
     columns |= {"eb-online /s": ".2f", "regret %": ".2f", "worst k %": ".1f", "preemptions": "d"}

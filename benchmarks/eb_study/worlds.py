@@ -23,7 +23,7 @@ from headgate.workloads.workload import Workload
 
 HERE = Path(__file__).parent
 CARDS = (
-    "h200-qwen3-8b",
+    "linear-h200-qwen3-8b",
     "pub-h200-qwen3-8b",
     "pub-h200-qwen3-30b-a3b",
     "pub-rtx-pro-6000-qwen3-8b",

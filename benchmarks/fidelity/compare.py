@@ -128,13 +128,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         cells = [row["scene"], f"`{row['arm']}`", "yes" if row["lag"] else "no"]
-        cells += [_cell(name, row["figures"][name]["error"]) for name in COLUMNS]
+        cells += [cell(name, row["figures"][name]["error"]) for name in COLUMNS]
         cells.append(f"{row['preempted']['real']} / {row['preempted']['simulated']}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _cell(name: str, error: float) -> str:
+def cell(name: str, error: float) -> str:
     if np.isnan(error):
         return "-"
     shown = f"{error:.3f}" if name == "itl KS" else f"{100 * error:+.1f} %"

@@ -26,7 +26,7 @@ from headgate.workloads.workload import Kind, Workload
 CLASSES = {"chat": (400, 300, 0.5), "code": (300, 1000, 0.25), "paper": (3000, 400, 0.25)}
 PATIENCE = 20.0  # mean seconds
 PRICES = Prices(0.1, 0.2)
-CARDS = ("h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b")
+CARDS = ("linear-h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b")
 BY_SECONDS = "density-deep, by engine seconds"
 ROUTERS = ("round-robin", "gate-and-route+", "density-first", "density-deep", BY_SECONDS)
 POLICIES = ("mixed", "eb+")

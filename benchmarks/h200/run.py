@@ -55,7 +55,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--scale", type=float, default=1.0, help="whole: times the usual number of requests")
     add("--seconds", type=float, default=540.0, help="begin no round that could end after this")
     add("--out", type=Path, default=Path(os.environ.get("OUT", "h200-results")))
-    add("--card", default="h200-qwen3-8b")
+    add("--card", default="linear-h200-qwen3-8b")
     add("--tokens", action="store_true", help="compare greedy tokens instead of speed")
     add("--requests", type=int, default=300, help="tokens: how many")
     add("--tiny", action="store_true", help="a tiny model without a GPU, to try this script")

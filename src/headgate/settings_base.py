@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from headgate.core.errors import InputError, first_fault
 from headgate.workloads.durations import duration
@@ -21,9 +32,10 @@ Tokens = Annotated[float, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
 
 
-def seconds(value: object) -> object:
-    """A duration such as 500ms as a number of seconds; numbers stay as they are."""
-    return duration(value) if isinstance(value, str) else value
+def seconds(value: object, info: ValidationInfo) -> object:
+    """A duration such as 500ms in seconds. A number is seconds, except in a file, where it needs a unit."""
+    bare = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
+    return duration(str(value)) if isinstance(value, str) or (bare and info.context) else value
 
 
 def _setting(value: object) -> object:
@@ -38,12 +50,21 @@ def _some(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def declared(panel: str, about: str, default: Any = None, *, flag: str | None = "", **limits: Any) -> Any:
+def declared(
+    panel: str,
+    about: str,
+    default: Any = None,
+    *,
+    flag: str | None = "",
+    also: tuple[str, ...] = (),
+    **limits: Any,
+) -> Any:
     """A setting: its place in `--help`, what it means, its default. `cli/flags.py` makes a flag of it.
 
     `flag` is another name for the flag; None leaves it to the commands, which take it in their own form.
+    `also` are further names of the setting, in files and as flags.
     """
-    more: dict[str, Any] = {"panel": panel, "flag": flag}
+    more: dict[str, Any] = {"panel": panel, "flag": flag, "also": list(also)}
     return Field(default, description=about, json_schema_extra=more, **limits)
 
 
@@ -82,6 +103,31 @@ class SettingsModel(BaseModel):
     """A table of settings; unknown names are mistakes. Each field is declared once, with `declared`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, values: Any) -> Any:
+        """Further names of a setting become its own."""
+        return cls.renamed(values) if isinstance(values, dict) else values
+
+    @classmethod
+    def renamed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The same under the settings' own names; two names for one setting are a mistake."""
+        own = {other: name for name, field in cls.model_fields.items() for other in also(field)}
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            setting = own.get(name, name)
+            if setting in found:
+                raise InputError(f"{name!r} and {setting!r} are one setting; drop one of the two")
+            found[setting] = value
+        return found
+
+
+def also(field: FieldInfo) -> list[str]:
+    """Further names of a setting."""
+    more = field.json_schema_extra
+    names = more.get("also", []) if isinstance(more, dict) else []
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 Said = TypeVar("Said", bound=SettingsModel)
@@ -125,12 +171,19 @@ def underscored(table: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def checked(
-    kind: type[Said], settings: dict[str, Any], fields: Fields | None = None, where: str = ""
+    kind: type[Said],
+    settings: dict[str, Any],
+    fields: Fields | None = None,
+    where: str = "",
+    written: bool = False,
 ) -> Said:
-    """Settings of any kind, checked; `fields` names what may stand at a place, where tables are nested."""
+    """Settings of any kind, checked; `fields` names what may stand at a place, where tables are nested.
+
+    `written` says that they are from a file, where a duration needs a unit.
+    """
     fields = fields or (lambda parent: kind.model_fields)
     try:
-        return kind.model_validate(settings)
+        return kind.model_validate(settings, context=written or None)
     except InputError as error:  # from a duration
         raise InputError(f"{where}{error}") from None
     except ValidationError as error:

@@ -188,7 +188,7 @@ class Real:
 
     def limits(self) -> Engine:
         """The engine as policies are told of it; any card will do for the tokens."""
-        config, cost = self.core.vllm_config, load_card("h200-qwen3-8b").cost
+        config, cost = self.core.vllm_config, load_card("linear-h200-qwen3-8b").cost
         kv_tokens = (config.cache_config.num_gpu_blocks - 1) * BLOCK
         return Engine(cost, kv_tokens, config.model_config.max_model_len, BUDGET, SEATS, BLOCK)
 

@@ -14,8 +14,8 @@ from asynchronous_cpu import installed_in
 from http_server import START, Server, served
 
 SEATS, COUNT = 16, 60
-FIRST = {"policy": "eb+", "card": "h200-qwen3-8b"}
-SECOND = {"policy": "slai", "card": "h200-qwen3-8b", "clients_may": ["class", "ttft", "tbt", "guess"]}
+FIRST = {"policy": "eb+", "card": "linear-h200-qwen3-8b"}
+SECOND = {"policy": "slai", "card": "linear-h200-qwen3-8b", "clients_may": ["class", "ttft", "tbt", "guess"]}
 HOSTILE = [
     {},
     {"headgate_tbt": 1e-9, "headgate_guess": 1e300},

@@ -200,7 +200,7 @@ def use(server: Server, scratch, policy: str, **words) -> None:
 
 
 def test_settings_are_read_again(server, scratch):
-    use(server, scratch, "mixed", card="h200-qwen3-8b")
+    use(server, scratch, "mixed", card="linear-h200-qwen3-8b")
     before = total(server, "headgate_steps_total", 'kind="mixed"')
     ask_all(server, 60, 20)
     server.beyond("headgate_steps_total", 'kind="mixed"', before)

@@ -27,7 +27,7 @@ ROLES = {
     "kv_buffer_device": "cpu",
     "kv_load_failure_policy": "recompute",
 }
-POLICIES = {name: {"policy": name, "card": "h200-qwen3-8b"} for name in ("eb+", "slai")}
+POLICIES = {name: {"policy": name, "card": "linear-h200-qwen3-8b"} for name in ("eb+", "slai")}
 
 
 @pytest.fixture(scope="module", params=POLICIES)

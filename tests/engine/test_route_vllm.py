@@ -6,6 +6,7 @@ The servers live through the file, because starting them takes a minute; the las
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import urllib.request
@@ -19,7 +20,7 @@ from http_server import kill
 from nixl_pair import LEASE, pair
 
 from headgate.live.route.handover import decode_body, prefill_body, read_params, release_body
-from router_world import World, routed, run, until
+from router_world import World, fail_first_decode, routed, run, until
 
 pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
 PROMPTS = [
@@ -126,7 +127,31 @@ def test_whole_only_requests(engines) -> None:
                 model="tiny", prompt=[one, two], max_tokens=8, temperature=0, ignore_eos=True
             )
             assert [each["text"] for each in answer.json["choices"]] == wanted
+            answer = await world.ask(  # vLLM refuses several greedy ones
+                model="tiny", prompt=one, n=2, max_tokens=8, temperature=0.7, ignore_eos=True
+            )
+            assert answer.status == 200, answer.body
+            assert len(answer.json["choices"]) == 2 and all(each["text"] for each in answer.json["choices"])
             assert world.counted("kv_handovers_total") == 0
+        await until(lambda: in_use(engines) == 0)
+
+    run(work())
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["read, then reset", "refused by its engine"])
+def test_spent_parameters_are_never_sent_again(engines, refused: bool, monkeypatch) -> None:
+    """Traps 1 and 2: a decode that failed after its engine had the parameters begins with a new prompt."""
+
+    async def work() -> None:
+        wanted = await alone(engines[1], PROMPTS[5], 12)
+        sent = fail_first_decode(monkeypatch, refused)
+        async with before(engines, "split:prefill=1") as world:
+            assert await asked(world, PROMPTS[5], 12, True) == wanted
+            await world.settled()
+            assert len(sent) == len(set(sent)) == world.counted("kv_handovers_total")
+            assert len(sent) == 2 or refused  # an engine that refused is full, and the prompt stays at home
+        await until(lambda: in_use(engines) == 0)
+        assert expired(engines) == 0
 
     run(work())
 
@@ -190,6 +215,8 @@ def test_at_home_with_parameters_is_an_error_or_computed_again_and_the_router_se
             assert world.counted("kv_released_total", result="ok") == 1
         await until(lambda: in_use(engines) == 0)
 
+    run(work())
+
 
 def test_after_the_deadline_the_prompt_is_computed_again(engines) -> None:
     async def work() -> None:
@@ -205,6 +232,25 @@ def test_after_the_deadline_the_prompt_is_computed_again(engines) -> None:
             assert await asking == await alone(engines[1], prompt, 8)
             await world.settled()
         assert expired(engines) == 0
+
+    run(work())
+
+
+def test_vllm_answers_200_for_parameters_that_were_refused_before(engines) -> None:
+    """Why they are one-shot: a refused decode frees the blocks, and vLLM does not say so afterwards.
+
+    Whether the tokens are wrong depends on who has the blocks meanwhile; the status is always the same.
+    """
+
+    async def work() -> None:
+        body = b'{"model":"tiny","prompt":"%b","max_tokens":8,"temperature":0}' % (b"spent " * 50)
+        status, said = await post(engines[0], prefill_body(body))
+        assert status == 200
+        raw = read_params(json.dumps(said).encode(), 0, 0.0, LEASE).take(0.0)
+        assert raw is not None
+        assert (await post(engines[1], release_body(body, raw)))[0] == 400
+        await until(lambda: in_use(engines) == 0)  # freed at their owner, long before the lease ends
+        assert (await post(engines[1], decode_body(body, raw)))[0] == 200
 
     run(work())
 

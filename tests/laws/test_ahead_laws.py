@@ -13,7 +13,6 @@ from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
-from headgate.sim.engine.asynchronous import Unseen
 from headgate.sim.engine.simulator import Simulator
 from headgate.stats.gaps import Gaps
 from worlds import POLICIES, TESTING, Log, engines, workloads
@@ -49,6 +48,25 @@ def test_everybody_is_served_or_leaves(name, data, engine, workload, hosted):
     assert (second.steps, second.events) == (log.steps, log.events)
 
 
+@pytest.mark.parametrize("name", list(ALL_OF_THEM))
+@settings(max_examples=25)
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True), hosted=st.booleans())
+def test_leases_and_asking_at_every_step_agree(name, data, engine, workload, hosted):
+    if hosted:
+        engine = engine._replace(cost=WorkCost(GPU, HOST))
+    policy = ALL_OF_THEM[name](data.draw, engine)
+    logs = []
+    for leases in (True, False):
+        log = Log()
+        each = copy.deepcopy(policy)
+        Simulator(engine, each, workload, (log,), leases=leases, asynchronous=True).run()
+        logs.append(log)
+    leased, asked = logs
+    assert leased.steps == asked.steps
+    assert leased.events == asked.events
+    assert len(leased.plans) <= len(asked.plans)
+
+
 def _tokens_are_booked(run):
     """A gap for every token but the first, none before it, the last when the request left."""
     requests = run.requests
@@ -70,13 +88,15 @@ def _steps_do_not_overlap(run):
 def _dates_are_kept(simulator):
     """After every step: a newest token has the time at which it was seen, or is of the step on its way."""
     replica, settle = simulator.replica, simulator.replica.settle
+    seen: set[float] = set()
 
     def watched():
         settle()
         ledger, air = replica.ledger, replica._air
+        seen.add(replica.now)
         for entry in (*ledger.waiting.values(), *ledger.decoding.values(), *ledger.prefilling.values()):
             last = entry.last_token
-            assert not isinstance(last, Unseen) or (air is not None and last is air.date)
             assert last is None or last <= replica.now
+            assert last is None or last in seen or (air is not None and last == air.date)
 
     replica.settle = watched

@@ -27,7 +27,7 @@ class Soaked(NamedTuple):
     hung_up: int
     failures: list[str]  # the first few, in words
     texts: dict[int, set[str]]  # by prompt: every answer that was given to it
-    seconds: list[float]  # latencies of those answered
+    seconds: dict[str, list[float]]  # latencies of those answered, by policy
     memory: list[tuple[int, int]]  # requests finished, bytes of the engine
 
 
@@ -55,7 +55,10 @@ def verdicts(
     ours, theirs = slope(gated.memory), slope(plain.memory)
     more, error = ours.bytes - theirs.bytes, sqrt(ours.error**2 + theirs.error**2)
     lost = gated.sent - gated.answered - gated.hung_up
-    late = [float(np.percentile(each.seconds, 99)) if each.seconds else 0.0 for each in (gated, plain)]
+    late = [
+        float(np.percentile(np.concatenate(list(each.seconds.values())), 99)) if each.seconds else 0.0
+        for each in (gated, plain)
+    ]
     same = equal(plain.texts, gated.texts)
     return [
         ("lost", f"{lost} of {gated.sent} requests", lost == 0),

@@ -1,7 +1,7 @@
 """Minutes of attack on a real server, against plain vLLM under the same traffic: `make soak`.
 
-Clients ask, stream, hang up and send hostile parameters; the settings file changes under them. Half of the
-time goes to plain vLLM, half to headgate. Exit code 1 where a check fails.
+Clients ask, stream, hang up and send hostile parameters; the settings file changes under them. Both servers
+run all the time and get the same requests in turns of 20 s. Exit code 1 where a check fails.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import openai
 import psutil
 import tiny
@@ -25,7 +27,8 @@ from checks import Soaked, verdicts
 from http_server import MAIN, Server, start, stop, wait
 
 SEATS, PROMPTS, TOKENS = 32, 400, 24
-CARD = {"card": "h200-qwen3-8b"}
+TURN = 20.0  # seconds
+CARD = {"card": "linear-h200-qwen3-8b"}
 POLICIES: list[dict[str, Any]] = [
     {"policy": "eb+", **CARD},
     {"policy": "slai", **CARD},
@@ -58,6 +61,7 @@ class Client:
     def __init__(self, api: openai.AsyncOpenAI, random: Random, soaked: Soaked) -> None:
         self.api, self.random, self.soaked = api, random, soaked
         self.sent = self.answered = self.hung_up = 0
+        self.label = ""
 
     async def run(self, until: float) -> None:
         while time.monotonic() < until:
@@ -92,7 +96,7 @@ class Client:
         assert usage is not None and usage.completion_tokens == tokens, f"{usage} in place of {tokens} tokens"
         self.answered += 1
         self.soaked.texts.setdefault(number, set()).add(text)
-        self.soaked.seconds.append(time.monotonic() - began)
+        self.soaked.seconds.setdefault(self.label, []).append(time.monotonic() - began)
 
 
 def engine_of(server: Server) -> psutil.Process:
@@ -102,30 +106,56 @@ def engine_of(server: Server) -> psutil.Process:
     return (named or sorted(family, key=lambda each: each.memory_info().rss))[-1]
 
 
-async def soak(server: Server, minutes: float, clients: int, change: Callable[[int], None] | None) -> Soaked:
-    """The traffic, and once a second the engine's memory."""
-    found = Soaked(0, 0, 0, [], {}, [], [])
-    until = time.monotonic() + 60 * minutes
-    engine = engine_of(server)
-    api = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=600.0, max_retries=0)
-    async with api:
-        crowd = [Client(api, Random(number), found) for number in range(clients)]
-        tasks = [asyncio.create_task(client.run(until)) for client in crowd]
-        beat = 0
+class Arm:
+    """One server, its crowd of clients, and what they have seen. Both arms get the same requests in turns."""
+
+    def __init__(self, server: Server, clients: int) -> None:
+        self.server, self.engine = server, engine_of(server)
+        self.found = Soaked(0, 0, 0, [], {}, {}, [])
+        self.api = openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", timeout=600.0, max_retries=0
+        )
+        self.crowd = [Client(self.api, Random(number), self.found) for number in range(clients)]
+
+    def call(self, label: str) -> None:
+        """What latencies are from now on booked under."""
+        for client in self.crowd:
+            client.label = label
+
+    async def turn(self, midway: Callable[[], str]) -> None:
+        """The traffic of a turn, and once a second the engine's memory."""
+        until = time.monotonic() + TURN
+        tasks = [asyncio.create_task(client.run(until)) for client in self.crowd]
+        changed = False
         while not all(task.done() for task in tasks):
             await asyncio.sleep(1.0)
-            beat += 1
-            finished = sum(client.answered + client.hung_up for client in crowd)
-            found.memory.append((finished, engine.memory_info().rss))
-            if change is not None and beat % 10 == 0 and time.monotonic() < until:
-                change(beat // 10)
+            if not changed and time.monotonic() > until - TURN / 2:
+                changed = True
+                self.call(midway())
+            finished = sum(client.answered + client.hung_up for client in self.crowd)
+            self.found.memory.append((finished, self.engine.memory_info().rss))
         await asyncio.gather(*tasks)
-    sums = (sum(getattr(client, name) for client in crowd) for name in ("sent", "answered", "hung_up"))
-    return found._replace(**dict(zip(("sent", "answered", "hung_up"), sums, strict=True)))
+
+    @property
+    def soaked(self) -> Soaked:
+        names = ("sent", "answered", "hung_up")
+        sums = {name: sum(getattr(client, name) for client in self.crowd) for name in names}
+        return self.found._replace(**sums)
+
+
+async def soak(plain: Arm, gated: Arm, minutes: float, change: Callable[[int], str]) -> None:
+    """In turns: what else the machine does meets both. Settings also change in the middle of a turn."""
+    end, numbers = time.monotonic() + 60 * minutes, count()
+    plain.call("plain")
+    async with plain.api, gated.api:
+        while time.monotonic() < end:
+            await plain.turn(lambda: "plain")
+            gated.call(change(next(numbers)))
+            await gated.turn(lambda: change(next(numbers)))
 
 
 def main() -> int:
-    """Both servers, one after the other, and the checks."""
+    """Both servers, turn by turn, and the checks."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=48)
@@ -133,44 +163,63 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="headgate-soak-") as place:
         scratch = Path(place)
         model = tiny.model(scratch / "model")
-        plain = one(scratch, [str(Path(sys.executable).with_name("vllm")), "serve", str(model)], asked, None)[
-            0
-        ]
         settings = scratch / "headgate.json"
 
-        def change(number: int) -> None:
-            (scratch / "new.json").write_text(json.dumps({**BASE, **POLICIES[number % len(POLICIES)]}))
+        def change(number: int) -> str:
+            policy = POLICIES[number % len(POLICIES)]
+            (scratch / "new.json").write_text(json.dumps({**BASE, **policy}))
             (scratch / "new.json").replace(settings)
+            return str(policy["policy"])
 
         change(0)
-        command = [sys.executable, "-c", MAIN, "serve", str(model), "--config", str(settings)]
-        gated, left, fallen = one(scratch, command, asked, change)
-    passed = True
+        commands = [
+            [str(Path(sys.executable).with_name("vllm")), "serve", str(model)],
+            [sys.executable, "-c", MAIN, "serve", str(model), "--config", str(settings)],
+        ]
+        with both(commands, scratch) as servers:
+            plain, gated = (Arm(server, asked.clients) for server in servers)
+            asyncio.run(soak(plain, gated, asked.minutes, change))
+            left, fallen = books(gated.server)
+    return show(plain.soaked, gated.soaked, left, fallen)
+
+
+@contextmanager
+def both(commands: list[list[str]], scratch: Path) -> Iterator[list[Server]]:
+    servers = [start(command, scratch, "--max-num-seqs", str(SEATS)) for command in commands]
+    try:
+        for server in servers:
+            wait(server)
+        yield servers
+    finally:
+        for server in servers:
+            stop(server)
+
+
+def books(server: Server) -> tuple[dict[str, float], float]:
+    """What the engine's books hold when idle, and how often policies were disabled."""
+    with suppress(AssertionError):
+        server.until("headgate_requests", 'state="decoding"', 0)
+    metrics = server.metrics()
+    left = {labels: value for (name, labels), value in metrics.items() if name == "headgate_requests"}
+    fallen = sum(value for (name, _), value in metrics.items() if name == "headgate_fallbacks_total")
+    return left, fallen
+
+
+def show(plain: Soaked, gated: Soaked, left: dict[str, float], fallen: float) -> int:
+    """Everything that was seen; 1 where a check failed."""
     print(f"plain: {plain.answered} answers; headgate: {gated.answered} answers, {gated.hung_up} hung up")
+    for label, seconds in {**plain.seconds, **gated.seconds}.items():
+        p50, p99 = np.percentile(seconds, (50, 99))
+        print(f"     {label}: {len(seconds)} answers, p50 {p50:.2f} s, p99 {p99:.2f} s")
+    quarters = {name: found.memory[:: max(1, len(found.memory) // 4)] for name, found in
+                (("plain", plain), ("headgate", gated))}  # fmt: skip
+    for name, points in quarters.items():
+        print(f"     memory of {name}: " + ", ".join(f"{at}: {size / 2**20:.1f} MiB" for at, size in points))
+    passed = True
     for name, seen, good in verdicts(plain, gated, left, fallen):
         print(f"{'ok  ' if good else 'FAIL'} {name}: {seen}")
         passed = passed and good
     return 0 if passed else 1
-
-
-def one(
-    scratch: Path, command: list[str], asked: argparse.Namespace, change: Callable[[int], None] | None
-) -> tuple[Soaked, dict[str, float], float]:
-    """One server through its half of the time; what its books hold when idle, how often policies fell."""
-    server = start(command, scratch, "--max-num-seqs", str(SEATS))
-    try:
-        wait(server)
-        found = asyncio.run(soak(server, asked.minutes / 2, asked.clients, change))
-        left, fallen = {}, 0.0
-        if change is not None:
-            with suppress(AssertionError):
-                server.until("headgate_requests", 'state="decoding"', 0)
-            metrics = server.metrics()
-            left = {labels: value for (name, labels), value in metrics.items() if name == "headgate_requests"}
-            fallen = sum(value for (name, _), value in metrics.items() if name == "headgate_fallbacks_total")
-        return found, left, fallen
-    finally:
-        stop(server)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,11 @@ def wheel(tmp_path):
 
 def test_data_files_and_code_are_wanted():
     names = wanted(PACKAGE)
-    assert {"headgate/py.typed", "headgate/core/version.py", "headgate/cards/h200-qwen3-8b.json"} <= names
+    assert {
+        "headgate/py.typed",
+        "headgate/core/version.py",
+        "headgate/cards/linear-h200-qwen3-8b.json",
+    } <= names
     assert any(name.startswith("headgate/data/") for name in names)
     assert any(name.endswith(".js") for name in names)
     assert not any(name.endswith(".pyc") for name in names)

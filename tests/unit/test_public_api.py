@@ -50,7 +50,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_a_fleet_that_fails_and_one_without_engines():
-    engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+    engine = headgate.card_engine("linear-h200-qwen3-8b", slots=8)
     requests = headgate.Workload.of([100] * 4, [20] * 4)
 
     class Stuck(headgate.RoutePolicy):
@@ -73,7 +73,7 @@ def test_a_fleet_with_a_policy_by_role_is_the_fleet_of_the_command_line(tmp_path
     settings = {"engines": 4, "rate": 40.0, "prompt": 300.0, "output": 60.0, "requests": 200, "slots": 16}
     prepared = Prepared(experiment(settings))
     theirs = carry_out(prepared, "mixed", {}, router=("split", {"prefill": "2"}))
-    engine = headgate.card_engine("h200-qwen3-8b", slots=16)
+    engine = headgate.card_engine("cal-h200-qwen3-8b", slots=16)
     ours = headgate.simulate_fleet(
         engine,
         lambda role: headgate.Mixed(engine.running, engine.batch_tokens),
@@ -86,7 +86,7 @@ def test_a_fleet_with_a_policy_by_role_is_the_fleet_of_the_command_line(tmp_path
 
 
 def test_runs_are_compared_alone_or_by_seed():
-    engine = headgate.card_engine("h200-qwen3-8b", slots=16)
+    engine = headgate.card_engine("linear-h200-qwen3-8b", slots=16)
     workloads = [
         headgate.generate(
             200,

@@ -46,11 +46,23 @@ class FlagsPlan:
     rate: float
     per_token: float
     targets: dict[str, float | None]
+    tensor: int = 1  # GPUs that share every matrix, where the card says so
 
     @property
     def flags(self) -> tuple[Flag, ...]:
         """In the order of the command line."""
         return tuple(flag for flag in (self.seats, self.budget, self.queue) if flag)
+
+    def overloaded(self) -> str:
+        """One sentence where more is offered than these flags serve, else ""."""
+        offered = self.situation.load.rate
+        if offered is None or offered <= self.rate:
+            return ""
+        return (
+            f"Overloaded: {offered:,.4g} requests/s are offered, one engine with these flags serves "
+            f"{self.rate:,.4g}, so the backlog grows by {offered - self.rate:,.3g} requests/s. Add engines "
+            "(headgate plan capacity --find engines) or lower the rate."
+        )
 
     def as_dict(self) -> dict[str, Any]:
         lengths = self.situation.lengths
@@ -95,8 +107,20 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
         queue, waiting = _queue(about, rate, per_token, settings.ttft)
     decoding = floor(sustained(about, seats.value, budget.value))
     targets = {"tpot": settings.tpot, "ttft": settings.ttft}
+    tensor = (card.provenance.settings or {}).get("tensor parallel", "1")
     return FlagsPlan(
-        about, card.model, card.gpu, seats, budget, queue, waiting, decoding, rate, per_token, targets
+        about,
+        card.model,
+        card.gpu,
+        seats,
+        budget,
+        queue,
+        waiting,
+        decoding,
+        rate,
+        per_token,
+        targets,
+        int(tensor) if tensor.isdigit() else 1,
     )
 
 

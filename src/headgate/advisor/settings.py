@@ -15,11 +15,13 @@ class CostSettings(SettingsModel):
     """Step costs of `plan threshold` as the user wrote them; all None when a card is to be used."""
 
     prefill_fixed: str | None = declared(COSTS, "of a refill or prefill step, such as 5ms")
-    prefill_per_token: str | None = declared(COSTS, "per prompt token, such as 3e-5")
+    prefill_per_token: str | None = declared(COSTS, "per prompt token, such as 30us")
     decode_fixed: str | None = declared(COSTS, "of a decode step")
     decode_per_request: str | None = declared(COSTS, "per request in it")
     mixed_fixed: str | None = declared(COSTS, "of a mixed step (default: 0)")
-    mixed_by_share: str | None = declared(COSTS, "a,b,c: per token a + b*r + c*r*r at decode share r")
+    mixed_by_share: str | None = declared(
+        COSTS, "a,b,c: seconds per token, a + b*r + c*r*r at decode share r"
+    )
 
 
 class FleetSettings(SettingsModel):
@@ -29,6 +31,7 @@ class FleetSettings(SettingsModel):
         FLEET, "NAME:prompt=P,output=D,rate=R[,patience=10s]; repeated", (), flag="--class"
     )
     engines: int | None = declared(FLEET, "engines in the fleet (default: 1)")
+    from_log: str | None = declared(FLEET, "classes as a router saw them: the trace file of headgate route")
     clusters: int = declared(FLEET, "classes to cut a trace into, at most", 3)
     mixed: int | None = declared(FLEET, "engines that take prompts (default: as planned)")
     solo: int | None = declared(FLEET, "engines that only decode (default: as planned)")
@@ -57,7 +60,7 @@ class StepSettings(SettingsModel):
         COSTS, "a prompt takes whole steps, not P/C of one", False, flag="--whole-chunks/--no-whole-chunks"
     )
     mixed_fixed: str | None = declared(COSTS, "of a step with a prompt, such as 17.4ms")
-    mixed_per_token: str | None = declared(COSTS, "per prompt token in it, such as 6.2e-5")
+    mixed_per_token: str | None = declared(COSTS, "per prompt token in it, such as 62us")
     solo_step: str | None = declared(COSTS, "of a step without a prompt, such as 22ms")
 
     @property

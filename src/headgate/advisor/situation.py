@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from headgate.advisor.settings import CostSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
+from headgate.cost.error_bar import error_bar, throughput_error
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.model import StepCost
 from headgate.estimators.hazard import LinearHazard, fit_hazard, guarded
@@ -20,12 +21,13 @@ from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_SLOTS, make_engine
 from headgate.experiment.settings import Experiment
 from headgate.methods.eb.costs import Lengths
 from headgate.sim.engine.engine import Engine
-from headgate.workloads.durations import duration
+from headgate.workloads.durations import duration, price
 from headgate.workloads.workload import Workload
 
 DRAWN = 100_000  # lengths drawn for a plan, so that it is for their law and not for one sample of it
 USUAL_BLOCK = 16
 NEEDED = ("prefill_fixed", "prefill_per_token", "decode_fixed", "decode_per_request", "mixed_by_share")
+FIXED = ("prefill_fixed", "decode_fixed", "mixed_fixed")  # whole durations; the others are prices of a piece
 
 
 class Load(NamedTuple):
@@ -62,6 +64,7 @@ class Situation:
     kv_tokens: float = inf  # infinite: memory was not given, and does not bound anything
     block: int = USUAL_BLOCK
     notes: tuple[str, ...] = ()
+    error: float = 0.0  # of the card's throughput, relative; 0: it was measured, or given
 
 
 def situation(settings: Experiment, texts: CostSettings | None = None) -> Situation:
@@ -69,7 +72,7 @@ def situation(settings: Experiment, texts: CostSettings | None = None) -> Situat
     if texts is None or not texts.model_fields_set:
         card = load_card(settings.card)
         engine, source = make_engine(settings, card), f"card {card.name}"
-        return gathered(settings, engine, source, engine.kv_tokens)
+        return _with_error(gathered(settings, engine, source, engine.kv_tokens), card)
     if "card" in settings.model_fields_set:
         raise InputError("--card and step costs as numbers; the numbers replace a card, drop one of the two")
     slots = settings.slots or DEFAULT_SLOTS
@@ -90,7 +93,13 @@ def card_situation(settings: Experiment) -> tuple[Situation, Card]:
     card = load_card(settings.card)
     most = {"slots": settings.slots or card.max_running, "budget": settings.budget or card.max_batch_tokens}
     engine = make_engine(settings.model_copy(update=most), card)
-    return gathered(settings, engine, f"card {card.name}", engine.kv_tokens), card
+    found = gathered(settings, engine, f"card {card.name}", engine.kv_tokens)
+    return _with_error(found, card), card
+
+
+def _with_error(about: Situation, card: Card) -> Situation:
+    """The same, with what is known of a derived card's error."""
+    return replace(about, notes=(*error_bar(card), *about.notes), error=throughput_error(card))
 
 
 def plain_cost(texts: CostSettings) -> LinearCost:
@@ -207,11 +216,12 @@ def _seconds(name: str, text: str) -> float:
     written = text.strip()
     negative = name == "mixed_by_share" and written.startswith("-")
     try:
-        value = duration(written.removeprefix("-") if negative else written)
+        read = duration if name in FIXED else price
+        value = read(written.removeprefix("-") if negative else written)
     except InputError as error:
         raise InputError(f"{_flag(name)}: {error}") from None
     if not isfinite(value) or value > 1e6:
-        raise InputError(f"{_flag(name)} {text}: no step takes that long; give seconds, such as 5ms or 3e-5")
+        raise InputError(f"{_flag(name)} {text}: no step takes that long; give such as 5ms or 30us")
     return -value if negative else value
 
 

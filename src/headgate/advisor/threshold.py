@@ -116,8 +116,8 @@ class ThresholdPlan:
 
     @property
     def winner(self) -> str:
-        """The mode that serves more; "either" within the model's error."""
-        if abs(self.gain) < WITHIN_ERROR:
+        """The mode that serves more; "either" within the error of the model or of a derived card."""
+        if abs(self.gain) < max(WITHIN_ERROR, self.situation.error):
             return "either"
         return "exclusive" if self.gain > 0 else "mixed"
 

@@ -8,8 +8,10 @@ from contextlib import suppress
 
 import typer
 
+from headgate.cli.advise import advise
 from headgate.cli.calibrate import EXAMPLES as CALIBRATE
 from headgate.cli.calibrate import calibrate
+from headgate.cli.card import card
 from headgate.cli.check import check
 from headgate.cli.compare import compare
 from headgate.cli.demo import demo
@@ -54,12 +56,14 @@ def version(
 
 
 app.command()(demo)
+app.command()(advise)
 app.command()(simulate)
 app.command()(compare)
 app.command()(check)
 app.command()(doctor)
 app.command()(reproduce)
 app.add_typer(plan, name="plan")
+app.add_typer(card, name="card")
 app.command(context_settings=PASSES)(serve)
 app.command()(emulate)
 app.command()(trace)

@@ -16,6 +16,7 @@ from headgate.core.errors import InputError, RunError, unknown
 from headgate.record.whole_file import write_whole
 
 if TYPE_CHECKING:
+    from headgate.cost.card import Card
     from headgate.cost.fit.about import About
     from headgate.cost.fit.steps import StepTable
 
@@ -33,7 +34,8 @@ Examples:
   headgate calibrate shape/config.json --grid quick --seconds 90
   headgate calibrate Qwen/Qwen3-32B --engine tensor_parallel_size=2
   headgate calibrate --from-trace serve.jsonl --gpu H200 --out live.json
-  headgate calibrate --from-bench result.json --like h200-qwen3-8b
+  headgate calibrate --from-bench result.json --like cal-h200-qwen3-8b
+  headgate calibrate --from-bench result.json --like derived:llama-3.1-70b@h100-sxm:tp4
   headgate calibrate --from-steps card.steps.npz --as paper
 """
 FILES = ("--from-trace", "--from-steps", "--from-bench")
@@ -78,6 +80,12 @@ def calibrate(
     like: Annotated[
         str | None, _option("a card of the same engine, for what the file does not say", FROM)
     ] = None,
+    rescale: Annotated[
+        bool | None,
+        _option(
+            "scale --like's prices instead of fitting (default: if it is derived, but not for steps)", FROM
+        ),
+    ] = None,
     name: Annotated[str | None, _option("name of the card (default: from --out)", SAYS)] = None,
     gpu: Annotated[str | None, _option("name of the GPU (default: asked from the driver)", SAYS)] = None,
     as_form: Annotated[
@@ -92,7 +100,7 @@ def calibrate(
     check_json(json)
     if as_form not in (None, PAPER):
         raise unknown("form for --as", str(as_form), (PAPER,))
-    card = _card_file(out, overwrite)
+    card = card_file(out, overwrite)
     if model:
         numbers = _Numbers(seconds, slots, budget, longest, seed, _one_grid(grid) == "quick")
         found = _measured(model, numbers, _engine_words(engine), dummy, card)
@@ -103,7 +111,15 @@ def calibrate(
     else:
         found = _saved(from_steps or [], like)
     about = replace(found.about, name=name or card.stem, gpu=gpu or found.about.gpu)
-    _write(replace(found, about=about), card, json, as_form == PAPER)
+    found = replace(found, about=about)
+    derived = _derived(like)
+    if rescale and derived is None:
+        raise InputError("--rescale needs --like with a derived card, such as --like derived:qwen3-14b@h200")
+    by_itself = derived is not None and not from_steps  # steps of a grid are enough for a fit
+    if derived is not None and (by_itself if rescale is None else rescale):
+        _rescale(found, derived, card, json)
+        return
+    _write(found, card, json, as_form == PAPER)
 
 
 def _one_source(given: dict[str, Any]) -> None:
@@ -140,6 +156,45 @@ def _write(found: _Steps, card: Path, json: str | None, paper: bool) -> None:
         raise RunError(f"{found.failed}; the card rests on the {len(found.table)} steps measured before")
 
 
+def _derived(like: str | None) -> Card | None:
+    """The card that facts come from, if it was derived and has prices to scale."""
+    from headgate.cost.card import load_card
+
+    found = None if like is None else load_card(like)
+    return found if found is not None and found.expected_error and found.work else None
+
+
+def _on_engine(card: Card, limits: dict[str, int]) -> Card:
+    """The card with the memory and lengths of the engine that was timed, where that says them."""
+    from headgate.cost.card import Card, Number
+
+    numbers = dict(card.provenance.numbers or {})
+    for name, value in limits.items():
+        if value != getattr(card, name):
+            numbers[name] = Number(value=value, origin="measured", source="as the engine says")
+    provenance = card.provenance.model_copy(update={"numbers": numbers})
+    kept = {field: getattr(card, field) for field in Card.model_fields}
+    return Card(**kept | limits | {"provenance": provenance})
+
+
+def _rescale(found: _Steps, derived: Card, card: Path, json: str | None) -> None:
+    """Scale a derived card's prices by the steps, say how well, and write it."""
+    from headgate.cost.derive.rescale import rescale
+
+    say = sys.stderr if json == "-" else sys.stdout
+    about = found.about
+    engine = {name: getattr(about, name) for name in ("kv_tokens", "block", "max_model_len")}
+    done = rescale(_on_engine(derived, engine), found.table, about.name, about.source)
+    try:
+        write_whole(card, done.card.text())
+    except OSError as error:
+        raise InputError(f"--out {card}: {error.strerror}; name a file that can be written") from None
+    for line in (*done.lines(), *(f"note: {note}" for note in found.notes), f"card: {card}"):
+        print(line, file=say)
+    figures = {"factors": done.factors, "added": done.added, "before": done.before, "after": done.after}
+    write_json(json, {"card": json_module.loads(done.card.text()), **figures, "steps": len(found.table)})
+
+
 @dataclass(frozen=True)
 class _Numbers:
     seconds: float
@@ -150,7 +205,8 @@ class _Numbers:
     quick: bool
 
 
-def _card_file(out: str, overwrite: bool) -> Path:
+def card_file(out: str, overwrite: bool) -> Path:
+    """Where a card is to be written; refused before any work if it cannot be."""
     card = Path(out)
     if card.suffix != ".json":
         raise InputError(f"--out {out}: a card is a JSON file; name it {card.with_suffix('.json').name}")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from headgate.cli.output import check_json, write_json
+from headgate.core.build import compiled
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 
@@ -43,7 +44,7 @@ def doctor(
 
 
 def _print(found: dict[str, Any]) -> None:
-    print(f"headgate {found['headgate']} on Python {found['python']}, {found['machine']}")
+    print(f"headgate {found['headgate']} ({found['build']}) on Python {found['python']}, {found['machine']}")
     for name, installed in found["packages"].items():
         print(f"  {name:18} {installed}")
     vllm = found["vllm"]
@@ -74,6 +75,7 @@ def _findings() -> dict[str, Any]:
     packages |= {name: f"{_installed(name)} - {use}" for name, use in OPTIONAL.items()}
     return {
         "headgate": VERSION,
+        "build": "compiled" if compiled() else "pure Python",
         "python": platform.python_version(),
         "machine": platform.platform(),
         "packages": packages,

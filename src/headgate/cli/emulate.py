@@ -7,12 +7,14 @@ import logging
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from headgate.cli.flags import takes_settings
 from headgate.core.errors import InputError, RunError
+from headgate.cost.card import renamed
 from headgate.live.emulate.options import SERVER, Options
 from headgate.settings_base import checked
 
@@ -28,6 +30,7 @@ Examples:
   headgate emulate --engines 4 --ranks --port 8001
   headgate emulate --fail-rate 0.05 --fault drop=20
   headgate emulate --output-law geometric --output 300
+  headgate emulate --speed 2.0 --out served
 """
 PROCESSES = typer.Option(help="share the engines between so many processes", rich_help_panel=SERVER)
 
@@ -56,6 +59,8 @@ def _check(options: Options) -> None:
     from headgate.live.emulate.made import Made
 
     Made(options)
+    if line := renamed(options.card):
+        _say(line)
     read_fault(options.fault)
 
 
@@ -64,6 +69,27 @@ def _serve(options: Options) -> None:
 
     logging.basicConfig(format="headgate: %(message)s", level=logging.WARNING)
     run(options, _say)
+    if options.out is not None:
+        _keep(options, options.out)
+
+
+def _keep(options: Options, out: str) -> None:
+    """A run folder beside each trace, as other commands write it."""
+    from headgate.cli.output import save
+    from headgate.live.emulate.recording import files
+    from headgate.record.live_trace import read_live_trace
+
+    for number, path in files(out, options.engines):
+        try:
+            run = read_live_trace(path)
+        except InputError as error:
+            _say(f"no run folder: {error}")
+            continue
+        if options.engines > 1:
+            run.meta["label"] = f"{run.meta['label']}, engine {number}"
+        folder = path.with_suffix("")
+        save(run, folder, False)
+        _say(f"run folder: {folder}")
 
 
 def _say(line: str) -> None:
@@ -79,6 +105,10 @@ def _several(options: Options, processes: int) -> int:
             f"--processes {processes} needs a fixed --port and at least {processes} --engines on ports of "
             "their own; give both or drop it"
         )
+    if options.out is not None:
+        from headgate.live.emulate.recording import open_folder
+
+        open_folder(options.out)
     children, first = [], 0
     for number in range(processes):
         share = options.engines // processes + (number < options.engines % processes)
@@ -86,6 +116,8 @@ def _several(options: Options, processes: int) -> int:
         command += ["--processes", "1", "--engines", str(share), "--port", str(options.port + first)]
         if options.admin_port:
             command += ["--admin-port", str(options.admin_port + number)]
+        if options.out is not None:
+            command += ["--out", str(Path(options.out, f"process-{number}"))]
         children.append(subprocess.Popen(command))
         first += share
 

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from headgate.core.errors import InputError
 from headgate.experiment.settings import ENGINE, FLEET, LENGTHS, LOAD, POLICY, TRACE, Experiment, experiment
-from headgate.settings_base import SettingsModel, checked, read_toml, seconds
+from headgate.settings_base import SettingsModel, also, checked, read_toml, seconds
 
 PANELS = (POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET)  # their order in --help; others as declared
 FILE = "an experiment file (TOML); flags override what it says"
@@ -102,17 +102,19 @@ def _extra(field: FieldInfo, name: str) -> Any:
     return more.get(name) if isinstance(more, dict) else None
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, alias: str = "") -> inspect.Parameter:
     """One flag. Its default is always None: what was not given is left to a file and to the field."""
-    kind, flag = flag_type(field), _extra(field, "flag") or flag_of(name)
+    kind, flag = flag_type(field), alias or _extra(field, "flag") or flag_of(name)
     flag = f"{flag}/--no-{flag[2:]}" if field.default is True else flag  # or nothing could switch it off
-    shown = typer.Option(flag, help=_help(field), rich_help_panel=_extra(field, "panel"))
+    shown = typer.Option(flag, help=_help(field), rich_help_panel=_extra(field, "panel"), hidden=bool(alias))
     return inspect.Parameter(name, KEYWORD, default=None, annotation=Annotated[kind | None, shown])
 
 
 def _help(field: FieldInfo) -> str:
     """What a setting means, with its default unless the text has one or the default is to leave it out."""
     text, default = field.description or "", field.default
+    if other := also(field):
+        text += f" (also {', '.join(map(flag_of, other))})"
     if field.default_factory or "(default: " in text or isinstance(default, bool) or not str(default or ""):
         return text if default != 0 or isinstance(default, bool) else f"{text} (default: 0)"
     return f"{text} (default: {default})"
@@ -144,6 +146,7 @@ def _parameters(tables: list[Table], fleet: bool) -> tuple[list[inspect.Paramete
         for name, field in _fields(table, fleet):
             early = table is Experiment and _extra(field, "example")
             (first if early else rest).append(_parameter(name, field))
+            rest += [_parameter(other, field, flag_of(other)) for other in also(field)]
     if Experiment in tables:
         file = Annotated[str | None, typer.Argument(help=FILE)]
         mix = Annotated[str | None, typer.Option("--mix", help=MIX, rich_help_panel=LENGTHS)]
@@ -155,25 +158,26 @@ def _parameters(tables: list[Table], fleet: bool) -> tuple[list[inspect.Paramete
 def _given(table: Table, values: dict[str, Any], fleet: bool) -> dict[str, Any]:
     """What the flags of a table say, taken out of the values."""
     found: dict[str, Any] = {}
-    for name, field in _fields(table, fleet):
+    known = {one: field for own, field in _fields(table, fleet) for one in (own, *also(field))}
+    for name, field in known.items():
         value = values.pop(name)
         if value is not None and value != []:
             table_of_values = get_origin(field.annotation) is dict
             example = _extra(field, "example")
             found[name] = named_values(value, flag_of(name), example) if table_of_values else value
-    return found
+    return table.renamed(found)
 
 
 def gather(file: str | None, mix: str | None, flags: dict[str, Any]) -> Experiment:
     """The settings of a file, overridden by flags; tables of parameters are overridden one by one."""
-    settings = {} if file is None else read_toml(file)
+    settings = {} if file is None else Experiment.renamed(read_toml(file))
     where = "" if file is None else f"experiment file {file}: "
-    experiment(settings, where)  # so that a mistake in the file is not blamed on the flags
+    experiment(settings, where, written=True)  # so that a mistake in the file is not blamed on the flags
     if mix is not None:
         settings |= _classes(mix)
     for name, value in flags.items():
         settings[name] = {**settings.get(name, {}), **value} if isinstance(value, dict) else value
-    return experiment(settings)
+    return experiment(settings, written=True)
 
 
 def _classes(mix: str) -> dict[str, Any]:
@@ -181,7 +185,7 @@ def _classes(mix: str) -> dict[str, Any]:
     settings = read_toml(mix, "mix file")
     if set(settings) != {"classes"}:
         raise InputError(f"mix file {mix}: must hold [[classes]] tables and nothing else; correct it")
-    experiment(settings, f"mix file {mix}: ")
+    experiment(settings, f"mix file {mix}: ", written=True)
     return settings
 
 

@@ -16,9 +16,9 @@ from headgate.experiment.settings import Experiment
 EXAMPLES = """Split a fleet between prompts and decodes: whom to serve, and what one more engine adds.
 
 Solves the steady-state linear program of gate-and-route for classes of
-requests: --class flags, the classes of an experiment file with --rate, or a
-trace cut into classes by prompt and output length. Rates are those of the
-whole fleet. One percent of a price, a seat or a step time: what it changes.
+requests: --class flags, the classes of an experiment file with --rate, a
+trace cut into classes by prompt and output length, or the log of a router.
+Rates are those of the whole fleet. One percent of a price, a seat or a step time: what it changes.
 
 \b
 Examples:
@@ -29,6 +29,7 @@ Examples:
   headgate plan fluid --engines 8 --trace azure-conv --scale-rate 30 --clusters 4
   headgate plan fluid --engines 8 --slots 128 --trace azure-code --scale-rate 20 \\
       --tpot 30ms --frontier tpot
+  headgate plan fluid --engines 8 --from-log router.jsonl
 """
 
 
@@ -43,12 +44,14 @@ def fluid(
 ) -> None:
     """Plan it."""
     from headgate.advisor.fluid.plan import make_fluid_plan
+    from headgate.experiment.assumed import arrivals_said, assumed
     from headgate.report.plans.fluid import fluid_page
 
     check_json(json)
     check_report(report)
     found = make_fluid_plan(words, fleet, steps, levels)
-    tell(fluid_page(found, levels.frontier, sys.argv[1:]), found.as_dict(), json, report)
+    setup = "" if steps.costs else assumed(words, arrivals_said(words, "rates of the classes"), run=False)
+    tell(fluid_page(found, levels.frontier, sys.argv[1:]), found.as_dict(), json, report, setup)
 
 
 fluid.__doc__ = EXAMPLES

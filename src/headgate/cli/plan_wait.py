@@ -25,7 +25,7 @@ Examples:
   headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 \\
       --rate 20
   headgate plan wait --trace azure-conv --scale-rate 2 --types 3 --every 60s
-  headgate plan wait --prompt 512 --output 256 --load 0.9 --segments 4
+  headgate plan wait --prompt 512 --output 256 --load 0.8 --segments 4
 """
 
 
@@ -38,12 +38,14 @@ def wait(
 ) -> None:
     """Plan it."""
     from headgate.advisor.wait.plan import plan_wait
+    from headgate.experiment.assumed import arrivals_said, assumed
     from headgate.report.plans.wait import wait_page
 
     check_json(json)
     check_report(report)
     found = plan_wait(words, wishes)
-    tell(wait_page(found, sys.argv[1:]), found.as_dict(), json, report)
+    setup = assumed(words, arrivals_said(words, "a share of what the card carries"), run=False)
+    tell(wait_page(found, sys.argv[1:]), found.as_dict(), json, report, setup)
 
 
 wait.__doc__ = EXAMPLES

@@ -24,7 +24,7 @@ Examples:
   headgate route --engine http://a:8000 --engine http://b:8000
   headgate route --engine http://a:8000 --engine http://b:8000 --router power-of-two --port 9000
   headgate route --config fleet.toml --check
-  headgate route --config fleet.toml --router density-deep --card h200-qwen3-8b
+  headgate route --config fleet.toml --router density-deep --card cal-h200-qwen3-8b
   headgate route --engine http://a:8000 --engine http://b:8000 --router split:prefill=1
   headgate route --new-key alice                    a key, and its line for the key file
   headgate route --demo                             four emulated engines, a load and a live view; no GPU

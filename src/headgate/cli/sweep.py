@@ -57,9 +57,10 @@ def sweep(
     report: Report = None,
 ) -> None:
     """Run it."""
+    from headgate.experiment.coverage import warning
     from headgate.experiment.sweep import by_place, is_word, parse_grid
     from headgate.report.runs.load import load_grid
-    from headgate.report.runs.page import runs_page
+    from headgate.report.runs.page import runs_page, setup
     from headgate.report.runs.scenes import swept
     from headgate.report.terminal import show
 
@@ -77,7 +78,11 @@ def sweep(
     first = next((axis for axis in axes if is_word(axis)), None)
     scenes = {at: swept(own, first.word if first else "", at) for at, own in by_place(runs).items()}
     summed_up(list(scenes.values()))
+    show(setup(list(scenes.values())), say)
+    print(file=say)
     show(load_grid(list(scenes.values())), say)
+    for line in dict.fromkeys(line for _, run in runs if (line := warning(run))):
+        show(f"note: {line}", say)
     print(f"run folders: {folder}", file=say)
     page = runs_page(list(scenes.values()), sys.argv[1:])
     save_page(page, report or str(folder / REPORT), say)
@@ -90,10 +95,15 @@ sweep.__doc__ = EXAMPLES
 
 def _notes(tasks: Sequence[Task], say: Any) -> None:
     """What the runs leave out, each said once."""
+    from headgate.cost.card import load_card, renamed
+    from headgate.cost.error_bar import error_bar
     from headgate.experiment.asynchrony import partly
 
     kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
-    for note in dict.fromkeys(note for (_, fleet), each in kinds.items() for note in partly(each, fleet)):
+    notes = [renamed(card) for card, _ in kinds]
+    notes += [note for card, _ in kinds for note in error_bar(load_card(card))]
+    notes += [note for (card, fleet), each in kinds.items() for note in partly(each, load_card(card), fleet)]
+    for note in dict.fromkeys(filter(None, notes)):
         print(f"note: {note}", file=say)
 
 

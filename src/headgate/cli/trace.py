@@ -8,25 +8,59 @@ from typing import Annotated
 
 import typer
 
+from headgate.cli.flags import option
 from headgate.cli.output import check_json, run_folder, save, write_json
 from headgate.core.errors import InputError
+from headgate.experiment.settings import Experiment, experiment
+
+CONVERT = "convert"
 
 
 def trace(
-    file: Annotated[str, typer.Argument(help="a trace that `headgate serve --trace FILE` wrote")],
+    file: Annotated[str, typer.Argument(help="a trace that `headgate serve --trace FILE` wrote, or convert")],
+    files: Annotated[list[str] | None, typer.Argument(help="with convert: IN OUT.jsonl")] = None,
     out: Annotated[str | None, typer.Option(help="run folder (default: runs/NNNN-...)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a run folder that exists")] = False,
     json: Annotated[str | None, typer.Option(help="figures as JSON, to a file or - for stdout")] = None,
     detailed: Annotated[bool, typer.Option(help="with --json: every request's TTFT and ITLs")] = False,
+    format: Annotated[str | None, option(Experiment, "format")] = None,
+    columns: Annotated[str | None, option(Experiment, "columns")] = None,
+    times: Annotated[str | None, option(Experiment, "times")] = None,
+    slice: Annotated[str | None, option(Experiment, "slice")] = None,
+    skip_bad_rows: Annotated[bool, option(Experiment, "skip_bad_rows")] = False,
+    sort: Annotated[bool, option(Experiment, "sort")] = False,
 ) -> None:
-    """Read the step trace of a live engine and say what happened, as `simulate` does for a virtual one.
+    r"""Read the step trace of a live engine and say what happened, as `simulate` does for a virtual one.
 
     The run folder has the same tables, so whatever reads simulated runs reads it too. A trace that is still
     being written, or whose last line was cut off, is read as far as it goes. A trace of `headgate route` is
     read as well; it tells of requests, not of steps.
 
-    Example: headgate trace serve.jsonl --out live
+    `headgate trace convert IN OUT` writes any trace that headgate reads as Mooncake's JSON lines.
+
+    \b
+    Examples:
+      headgate trace serve.jsonl --out live
+      headgate trace convert mine.csv mine.jsonl --columns arrival=ts,prompt=input,output=out
     """
+    given = {
+        "format": format,
+        "columns": columns,
+        "times": times,
+        "slice": slice,
+        "skip_bad_rows": skip_bad_rows,
+        "sort": sort,
+    }
+    if file == CONVERT:
+        from headgate.cli.trace_convert import convert
+
+        named = {name: value for name, value in given.items() if value}
+        convert(files or [], experiment({"trace": "", **named}), overwrite)
+        return
+    if files or any(given.values()):
+        raise InputError(
+            "headgate trace reads one step trace; write headgate trace convert IN OUT to convert"
+        )
     from headgate.record.live_trace import read_live_trace
     from headgate.record.route_trace import is_route_trace, read_route_trace
     from headgate.record.tables import refuse_full

@@ -171,7 +171,7 @@ class Fleet(Protocol):
         ...             return headgate.Routing()
         ...         to = min(fleet.replicas, key=lambda replica: replica.load)
         ...         return headgate.Routing((headgate.Move(waiting[0], to.id),))
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=8)
         >>> requests = headgate.Workload.of([100] * 6, [20] * 6)
         >>> run = headgate.simulate_fleet(engine, "mixed", ShortestQueue(), requests, engines=2)
         >>> run.requests["replica"].tolist()
@@ -250,7 +250,7 @@ class RoutePolicy(FleetObserver, ABC):
         ...     def route(self, fleet):
         ...         waiting = [id for queue in fleet.queues.values() for id in queue]
         ...         return headgate.Routing(tuple(headgate.Move(id, 0) for id in waiting))
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=8)
         >>> requests = headgate.Workload.of([100] * 4, [20] * 4)
         >>> run = headgate.simulate_fleet(engine, "mixed", ToTheFirst(), requests, engines=2)
         >>> run.requests["replica"].tolist()

@@ -29,6 +29,8 @@ class Entry(Identity):
         "cached",
         "end",
         "evictions",
+        "hit",
+        "loose",
         "queued",
         "seat",
         "todo",
@@ -52,15 +54,26 @@ class Entry(Identity):
         self.queued = arrival
         self.todo = prompt
         self.cached = 0  # prompt tokens whose KV was there when it was first admitted
+        self.hit = 0  # while it waits: tokens of the prefix cache it counts on; `todo` is without them
+        self.loose = 0  # of `hit`, tokens in blocks that no request holds
         self.evictions = 0
         self.wasted = 0
         self.seat = 0  # how many had been admitted before it
         self.end = NOT_ROLLING  # tick of its last token, where the driver knows it
 
     @property
+    def room(self) -> int:
+        return self.todo + self.loose
+
+    @property
     def rolls(self) -> bool:
         """Does it share the tick?"""
         return self._joined != NOT_ROLLING
+
+    @property
+    def ticked(self) -> bool:
+        """Did it get a token with the newest tick?"""
+        return self._joined != NOT_ROLLING and self._joined != self._ledger.tick
 
     @property
     def generated(self) -> int:
@@ -81,7 +94,7 @@ class Entry(Identity):
         if self._joined != NOT_ROLLING:
             return self.prompt + self._tokens + self._ledger.tick - self._joined - 1
         known = self.prompt + self._tokens
-        return known - 1 if self.id in self._ledger.decoding else known - self.todo
+        return known - 1 if self.id in self._ledger.decoding else known - self.todo - self.hit
 
     def __repr__(self) -> str:
         return (
@@ -162,6 +175,7 @@ class Ledger:
         """It comes from another engine without its KV, which must be computed again before anybody's."""
         entry._ledger = self
         entry.todo = entry.prompt + entry._tokens
+        entry.hit = entry.loose = 0
         entry.wasted += entry.todo - 1
         entry.evictions += 1
         self.waiting[entry.id] = entry
@@ -173,15 +187,16 @@ class Ledger:
         self.ticked = now
         self.context += count * self.rolling
 
-    def redate(self, date: float, seen: float, those: Iterable[Entry]) -> None:
-        """Tokens that got this `date`, this very object, when their step was composed are `seen` now.
+    def redate(self, seen: float, rolling: bool, those: Iterable[tuple[Entry, int]]) -> None:
+        """Tokens that got their date when their step was composed are `seen` now.
 
-        They are the rolling set's, and those of requests that joined or left it since then.
+        They are the `rolling` set's, where the newest tick is of that step, and those of requests that joined
+        or left the set since then: each with its number of tokens, for it may have got another meanwhile.
         """
-        if self.ticked is date:
+        if rolling:
             self.ticked = seen
-        for entry in those:
-            if entry._last is date:
+        for entry, tokens in those:
+            if entry.generated == tokens:
                 entry._last = seen
 
     def hold(self, entry: Entry) -> None:

@@ -44,7 +44,7 @@ class Observer:
         ...     def stepped(self, steps):
         ...         self.prefill += steps.prefill * len(steps.ends)
         >>> seen = Tokens()
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=8)
         >>> requests = headgate.Workload.of([300, 700], [20, 20])
         >>> _ = headgate.simulate(engine, "mixed", requests, observers=(seen,))
         >>> seen.prefill
@@ -89,7 +89,7 @@ class BatchPolicy(Observer, ABC):
         ...         if view.decoding:
         ...             return headgate.Plan()
         ...         return headgate.Plan(prefill=(*view.prefilling, *view.waiting)[:1])
-        >>> engine = headgate.card_engine("h200-qwen3-8b")
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b")
         >>> run = headgate.simulate(engine, OneAtATime(), headgate.Workload.of([100] * 3, [20] * 3))
         >>> int(run.steps["decodes"].max())
         1

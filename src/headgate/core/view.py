@@ -28,7 +28,7 @@ class View(Protocol):
         ...         self.deepest = max(self.deepest, len(view.waiting))
         ...         return super().plan(view)
         >>> policy = Watched(slots=4, budget=2048)
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=4)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=4)
         >>> _ = headgate.simulate(engine, policy, headgate.Workload.of([100] * 10, [20] * 10))
         >>> policy.deepest
         10

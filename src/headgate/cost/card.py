@@ -8,21 +8,27 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from headgate.core.errors import InputError, first_fault, unknown
+from headgate.core.errors import InputError, first_fault
 from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Shape
+from headgate.cost.model_names import nearest
 
+DERIVED_CARD = "derived:"  # what the name of a card begins with that is computed when it is asked for
 LAWS = ("coefficients", "tiles", "work")
-MEASURED = ("settings", "model_shape", "intervals", "chosen", "grid")  # what only calibrated cards have
+ALIASES = {"h200-qwen3-8b": "cal-h200-qwen3-8b"}  # names that stand for another card
+FORMER = {"h200-qwen3-8b": "linear-h200-qwen3-8b"}  # what they stood for up to headgate 0.1
+MEASURED = ("settings", "model_shape", "intervals", "chosen", "grid")  # what only calibrated cards have,
+DERIVED = ("numbers",)  # and what only derived ones
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=10)]
 Range = Annotated[tuple[int, int], Field(description="smallest and largest value measured")]
 
 
@@ -43,6 +49,29 @@ class Cell(_Part):
     error: float | None = None  # signed, of the sum of its times, by a fit that had not seen it
 
 
+class Number(_Part):
+    """A number of a derived card, or one it was derived from: its value, and how it is known."""
+
+    value: float
+    origin: Literal["measured", "published", "assumed"]
+    source: Text
+
+
+class ExpectedError(_Part):
+    """How far a card that was not measured may be off, relative: nine steps in ten of a kind; rates."""
+
+    decode: Share
+    prefill: Share
+    mixed: Share
+    throughput: Share  # of saturated engines
+    source: Text  # what it was found from
+
+    @property
+    def step(self) -> float:
+        """Of the worst kind of step."""
+        return max(self.decode, self.prefill, self.mixed)
+
+
 class Provenance(_Part):
     """Where the numbers come from, and where they stop being measurements."""
 
@@ -58,6 +87,7 @@ class Provenance(_Part):
     intervals: dict[str, tuple[float, float]] | None = None  # coefficient: 95 %, by bootstrap over parts
     chosen: list[str] | None = None  # how the law was chosen, a line per law tried
     grid: list[Cell] | None = None  # what was measured, cell by cell
+    numbers: dict[str, Number] | None = None  # of a derived card: each with its origin
 
 
 class Region(_Part):
@@ -108,6 +138,7 @@ class Card(_Part):
     send: Annotated[float, Field(ge=0)] | None = None  # s a hand-over occupies the sending engine
     host: HostTerms | None = None  # what its host takes for a step, if asynchronous; beside `work` only
     region: Region
+    expected_error: ExpectedError | None = None  # derived cards only
     provenance: Provenance
 
     @model_validator(mode="after")
@@ -132,7 +163,11 @@ class Card(_Part):
     def text(self) -> str:
         """The card as it stands in a file."""
         document = self.model_dump(mode="json")
-        for part, names in ((document, (*LAWS, "send", "host")), (document["provenance"], MEASURED)):
+        optional = (
+            (document, (*LAWS, "send", "host", "expected_error")),
+            (document["provenance"], (*MEASURED, *DERIVED)),
+        )
+        for part, names in optional:
             for name in names:
                 if part[name] is None:
                     del part[name]
@@ -149,15 +184,19 @@ def list_cards() -> list[str]:
 
 
 def load_card(card: str | Path) -> Card:
-    """A card by built-in name, or by path (anything that ends in .json or holds a slash).
+    """A card by built-in name, derived:MODEL@GPU, or by path (anything that ends in .json or holds a slash).
 
     Examples:
         >>> import headgate
-        >>> card = headgate.load_card("h200-qwen3-8b")
+        >>> card = headgate.load_card("cal-h200-qwen3-8b")
         >>> card.gpu, card.model
-        ('NVIDIA H200 141 GB', 'Qwen3-8B')
+        ('NVIDIA H200', 'Qwen3-8B')
     """
     text = str(card)
+    if text.startswith(DERIVED_CARD):
+        from headgate.cost.derive.named import card_named  # which reads cards itself
+
+        return card_named(text)
     if isinstance(card, Path) or text.endswith(".json") or "/" in text:
         path = Path(text.replace("\0", "?"))  # no file has a zero byte in its name
         try:
@@ -169,9 +208,35 @@ def load_card(card: str | Path) -> Card:
             ) from None
         except UnicodeDecodeError:
             raise InputError(f"card file {text}: not UTF-8 text; a card is a JSON file") from None
+    text = ALIASES.get(text, text)
     if text not in list_cards():
-        raise unknown("card", text, list_cards())
+        known = [*list_cards(), *ALIASES]
+        near = nearest(text, known)
+        if near is None:
+            raise InputError(
+                f"unknown card {text!r}, and none is of that model; choose from: {', '.join(sorted(known))}; "
+                "or derive one from the model's config.json (headgate card --help), or calibrate"
+            )
+        raise InputError(f"unknown card {text!r}; did you mean {near!r}?")
     return parse_card((_shipped() / f"{text}.json").read_text(encoding="utf-8"), text)
+
+
+def recorded_card(name: str) -> Card:
+    """The card that a run of any version of headgate was made with; runs record no alias since there are any.
+
+    Examples:
+        >>> recorded_card("h200-qwen3-8b").name
+        'linear-h200-qwen3-8b'
+    """
+    return load_card(FORMER.get(name, name))
+
+
+def renamed(card: str | Path) -> str:
+    """One line where the name is an alias: what it stands for, and how to get what it stood for; else ""."""
+    name = str(card)
+    if name not in ALIASES:
+        return ""
+    return f"{name} is now another name of {ALIASES[name]}; the lines it stood for are {FORMER[name]}"
 
 
 def parse_card(text: str, where: str) -> Card:
@@ -199,7 +264,7 @@ def _fields(parent: tuple[int | str, ...]) -> list[str]:
     """The field names one may write at this place of a card."""
     here: Any = Card
     for part in parent:
-        here = here.model_fields[str(part)].annotation
+        here = get_args(here)[1] if get_origin(here) is dict else here.model_fields[str(part)].annotation
         if isinstance(here, UnionType):  # something or None
             here = get_args(here)[0]
     return list(getattr(here, "model_fields", None) or here.__dataclass_fields__)

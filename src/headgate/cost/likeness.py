@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from headgate.cost.card import Card
+from headgate.cost.error_bar import error_bar
 
 Value = TypeVar("Value", int, str)
 
@@ -37,7 +38,7 @@ def refusals(card: Card, engine: Likeness) -> list[str]:
 
 def doubts(card: Card, engine: Likeness) -> list[str]:
     """Why its prices may be off: another release, GPU or setting. One line each."""
-    known, faults = card.provenance, []
+    known, faults = card.provenance, error_bar(card)
     theirs = known.versions.get("vllm", "")
     if theirs and engine.vllm and _release(theirs) != _release(engine.vllm):
         faults.append(f"card {card.name} was measured on vLLM {theirs}, this is {engine.vllm}")

@@ -1,8 +1,9 @@
-"""How much of an asynchronous engine a simulation has: all of it, or a part, and which."""
+"""Whether a simulated engine composes its steps ahead, as vLLM's does, and how much of that a run has."""
 
 from __future__ import annotations
 
-from headgate.cost.card import load_card
+from headgate.cost.card import Card
+from headgate.cost.laws.host import HostTerms
 from headgate.experiment.settings import Experiment
 
 IN_FLEETS = (
@@ -15,10 +16,22 @@ WITHOUT_HOST = (
 )
 
 
-def partly(settings: Experiment, fleet: bool) -> list[str]:
-    """A note where `--asynchronous` is less than what the engine does."""
+def composes_ahead(asked: bool | None, host: HostTerms | None) -> bool:
+    """As asked; where nobody says, as vLLM does if the card knows its host, for only then is it measured."""
+    return host is not None if asked is None else asked
+
+
+def engine_kind(asynchronous: bool, fleet: bool) -> str:
+    """What the first lines of an answer call the engine."""
+    if not asynchronous:
+        return "synchronous engine"
+    return "engines asynchronous in part" if fleet else "asynchronous engine"
+
+
+def partly(settings: Experiment, card: Card, fleet: bool) -> list[str]:
+    """A note where an asynchronous engine was asked for and the run has less than all of it."""
     if not settings.asynchronous:
         return []
     if fleet:
         return [IN_FLEETS]
-    return [] if load_card(settings.card).host else [WITHOUT_HOST.format(settings.card)]
+    return [] if card.host else [WITHOUT_HOST.format(card.name)]

@@ -7,7 +7,7 @@ from math import isfinite
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.cost.card import load_card
+from headgate.cost.card import recorded_card
 from headgate.cost.model import Shape
 from headgate.methods.fluid.engine_pace import pace_of
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
@@ -91,7 +91,7 @@ def decode_targets(run: Run) -> dict[str, float]:
     order = np.argsort(requests["arrival"], kind="stable")
     kept = order[requests["output"][order] >= 1]
     try:
-        engine = Engine(load_card(run.meta["card"]).cost, **limits)
+        engine = Engine(recorded_card(run.meta["card"]).cost, **limits)
         kinds = [Kind(str(kind.get("name", ""))) for kind in run.kinds]
         come, kind = requests["arrival"][kept], requests["kind"][kept]
         offered = Workload.of(

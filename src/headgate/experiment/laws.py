@@ -17,6 +17,7 @@ from headgate.core.view import View
 from headgate.experiment.worlds import World, world
 from headgate.methods.make import make_policy
 from headgate.methods.names import Mixed
+from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.stingy_engine import serve_stingily
 
@@ -102,19 +103,19 @@ def refusal(make: Make, at: World) -> None:
 def take_over(make: Make, at: World) -> None:
     """A fresh one that takes over half-way serves everybody."""
     limits = at.engine.running, at.engine.batch_tokens
-    simulator = Simulator(at.engine, Mixed(*limits), at.workload, (diary := Diary(),))
-    replica, advance = simulator.replica, simulator.replica.advance
     left = int(np.random.default_rng(at.number).integers(1, TOOK_OVER + 1))
 
-    def counted(wake: float = np.inf) -> bool:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            replica.take_over(make())
-            replica.ask()
-        return advance(wake)
+    class TakenOver(Replica):
+        def advance(self, wake: float = np.inf) -> bool:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self.take_over(make())
+                self.ask()
+            return super().advance(wake)
 
-    replica.advance = counted  # type: ignore[method-assign]
+    mixed = Mixed(*limits)
+    simulator = Simulator(at.engine, mixed, at.workload, (diary := Diary(),), kind=TakenOver)
     simulator.run()
     _everybody(diary, at)
 

@@ -10,8 +10,9 @@ from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
+from headgate.experiment.asynchrony import composes_ahead
 from headgate.experiment.build import make_engine
-from headgate.experiment.described import described
+from headgate.experiment.described import cache_record, described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
 from headgate.experiment.settings import ManyEngines, experiment
 from headgate.kv.transfer import Transfer
@@ -40,7 +41,7 @@ def card_engine(
 
     Examples:
         >>> import headgate
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=128)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=128)
         >>> engine.running, engine.batch_tokens
         (128, 8192)
     """
@@ -55,7 +56,7 @@ def make_policy(text: str, engine: Engine) -> BatchPolicy:
 
     Examples:
         >>> import headgate
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=128)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=128)
         >>> headgate.make_policy("eb:refill=16", engine).refill
         16
     """
@@ -71,7 +72,7 @@ def make_router(text: str, engine: Engine, engines: int, workload: Workload, see
 
     Examples:
         >>> import headgate
-        >>> engine = headgate.card_engine("h200-qwen3-8b")
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b")
         >>> requests = headgate.Workload.of([512] * 8, [64] * 8)
         >>> headgate.make_router("split:prefill=1", engine, 4, requests).roles(4)
         ('prefill', 'decode', 'decode', 'decode')
@@ -86,7 +87,7 @@ def simulate(
     workload: Workload,
     *,
     leases: bool = True,
-    asynchronous: bool = False,
+    asynchronous: bool | None = None,
     watchdog: float = PATIENT_DOG,
     observers: tuple[Observer, ...] = (),
     lost: int = 0,
@@ -99,14 +100,15 @@ def simulate(
         workload: the requests.
         leases: False asks the policy at every step; the schedule is the same, only slower.
         asynchronous: compose each step while the one before it runs, as vLLM does. The engine knows limits,
-            not lengths: where the output is shorter than `limit`, its request is in one step more.
+            not lengths: where the output is shorter than `limit`, its request is in one step more. None: so
+            where the engine's step cost knows its host, as calibrated cards do, and nothing is `lost`.
         watchdog: seconds of the run without progress after which a starving request stops it.
         observers: more listeners beside the recorder.
         lost: output tokens that an evicted request loses and must bring again; engines lose none.
 
     Examples:
         >>> import headgate
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=64)
         >>> requests = headgate.Workload.of([512] * 100, [128] * 100)
         >>> run = headgate.simulate(engine, "mixed", requests)
         >>> int(run.completed().sum())
@@ -124,13 +126,14 @@ def simulate(
         workload,
         (recorder, *observers),
         leases=leases,
-        asynchronous=asynchronous,
+        asynchronous=not lost and composes_ahead(asynchronous, engine.cost.host),
         lost=lost,
         watchdog=watchdog,
     )
     made.run()
     about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
-    return Run({**about, "kv_tokens": engine.kv_tokens, **described(workload)}, **recorder.tables())
+    limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest, **cache_record([made.replica])}
+    return Run({**about, **limits, **described(workload)}, **recorder.tables())
 
 
 def simulate_fleet(
@@ -142,7 +145,7 @@ def simulate_fleet(
     engines: int,
     transfer: Transfer | None = None,
     seed: int = 0,
-    asynchronous: bool = False,
+    asynchronous: bool | None = None,
     outages: Sequence[Outage] = (),
     watchdog: float = PATIENT_DOG,
 ) -> Run:
@@ -157,13 +160,13 @@ def simulate_fleet(
         engines: how many.
         transfer: what it takes to hand KV from one engine to another (default: that of the command line).
         seed: for routers that draw.
-        asynchronous: policies see arrivals and free seats a step late, as in vLLM.
+        asynchronous: policies see arrivals and free seats a step late, as in vLLM. None: as for `simulate`.
         outages: engines that fail or drain, and when they come back.
         watchdog: seconds of the run without progress after which a starving request stops it.
 
     Examples:
         >>> import headgate
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=32)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=32)
         >>> requests = headgate.Workload.of([512] * 40, [64] * 40)
         >>> run = headgate.simulate_fleet(engine, "mixed", "round-robin", requests, engines=4)
         >>> sorted(set(run.requests["replica"].tolist()))
@@ -171,8 +174,9 @@ def simulate_fleet(
     """
     if engines < 1:
         raise InputError(f"engines={engines}; a fleet needs at least 1")
+    ahead = composes_ahead(asynchronous, engine.cost.host)
     between = transfer or transfer_time(ManyEngines())
-    setup = FleetSetup(engine, engines, between, PRICES, watchdog, asynchronous, tuple(outages))
+    setup = FleetSetup(engine, engines, between, PRICES, watchdog, ahead, tuple(outages))
     chosen = make_router(router, engine, engines, workload, seed) if isinstance(router, str) else router
     named = router if isinstance(router, str) else type(router).__name__
     label = f"{named} {policy}" if isinstance(policy, str) else named
@@ -199,7 +203,7 @@ def compare(
 
     Examples:
         >>> import headgate
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=64)
         >>> requests = headgate.generate(
         ...     500, prompt=headgate.length_law("uniform", 512), output=headgate.length_law("uniform", 128)
         ... )

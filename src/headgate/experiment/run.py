@@ -13,11 +13,13 @@ import numpy as np
 from headgate.core.errors import RunError
 from headgate.core.policy import BatchPolicy
 from headgate.core.version import VERSION
-from headgate.cost.card import Card, load_card
-from headgate.experiment.asynchrony import partly
+from headgate.cost.card import Card, load_card, renamed
+from headgate.cost.error_bar import error_bar
+from headgate.experiment.assumed import arrivals_said
+from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.coverage import outside
-from headgate.experiment.described import described
+from headgate.experiment.described import cache_record, described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
 from headgate.experiment.outages import parse_outages
 from headgate.experiment.settings import Experiment
@@ -56,13 +58,17 @@ class Prepared:
         self.words = words
         self.card: Card = load_card(words.card)
         self.engine: Engine = make_engine(words, self.card)
+        self.asynchronous = composes_ahead(words.asynchronous, self.card.host)
         self.workload, self.bad_rows = make_workload(words)
         self.too_long = too_long(self.workload, self.engine)
         self._seeds: dict[int, Workload] = {words.seed: self.workload}
 
     def notes(self) -> list[str]:
         """What was left out of the input, will be refused, or is simulated in part."""
-        notes = partly(self.words, self.words.engines is not None)
+        notes = error_bar(self.card)
+        notes += [renaming] if (renaming := renamed(self.words.card)) else []
+        notes += partly(self.words, self.card, self.words.engines is not None)
+        notes += [str(self.workload.origin[key]) for key in ("times", "ticks") if key in self.workload.origin]
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")
@@ -71,10 +77,15 @@ class Prepared:
             notes.append(f"engine {away.engine} {what} at {away.start:g} s and is back at {away.end:g} s")
         if self.too_long:
             notes.append(
-                f"{self.too_long} of {len(self.workload)} requests will be refused: their prompt leaves no "
-                f"room in {self.engine.longest} tokens (model length or KV); --cap-prompt cuts them"
+                f"{self.too_long:,} of {len(self.workload):,} requests cannot be served: their prompts reach "
+                f"the {self.engine.longest:,} tokens that model length and KV allow; --cap-prompt cuts them"
             )
         return notes
+
+    def keep_first(self, requests: int) -> None:
+        """Leave out all later requests."""
+        self.workload = self.workload.head(min(requests, len(self.workload)))
+        self._seeds = {self.words.seed: self.workload}
 
     def fleet(self) -> FleetSetup | None:
         """The engines and what lies between them; None: one engine without a router."""
@@ -86,7 +97,7 @@ class Prepared:
         prices = Prices(prompt, output)
         transfer = transfer_time(words, self.card.send)
         away = parse_outages(words.outages, words.engines)
-        between = transfer, prices, words.watchdog, words.asynchronous, away
+        between = transfer, prices, words.watchdog, self.asynchronous, away
         return FleetSetup(self.engine, words.engines, *between)
 
     def maker(self, name: str, settings: dict[str, Any]) -> Maker:
@@ -122,7 +133,7 @@ def carry_out(
         run = _one_engine(prepared, make, workload, about, progress)
     else:
         run = _fleet(setup, router or (DEFAULT_ROUTER, {}), make, workload, about, progress)
-    run.meta["outside_card"] = outside(run, prepared.card.region)
+    run.meta["outside_card"] = outside(run, prepared.card)
     return run
 
 
@@ -139,7 +150,7 @@ def _one_engine(
         make(),
         workload,
         (recorder,),
-        asynchronous=prepared.words.asynchronous,
+        asynchronous=prepared.asynchronous,
         watchdog=prepared.words.watchdog,
         progress=progress,
     )
@@ -150,6 +161,7 @@ def _one_engine(
         outcome = "interrupted"
     except RunError as error:
         outcome = f"failed: {error}"
+    about |= cache_record([simulator.replica])
     return Run({**about, "outcome": outcome}, **recorder.tables())
 
 
@@ -184,9 +196,12 @@ def _meta(
         "model": card.model,
         "gpu": card.gpu,
         "provenance": card.provenance.source,
+        **({"expected_error": card.expected_error.model_dump()} if card.expected_error else {}),
         "engine": engine.limits,
-        "asynchronous": words.asynchronous,
+        "asynchronous": prepared.asynchronous,
+        "arrivals": arrivals_said(words),
         "kv_tokens": engine.kv_tokens,
+        "longest": engine.longest,
         "rate": words.rate if about["load"] == "open" else None,
         "burstiness": words.burstiness or 1.0,
         **about,

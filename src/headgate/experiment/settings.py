@@ -27,6 +27,7 @@ from headgate.settings_base import (
 )
 
 POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET = "Policy", "Engine", "Lengths", "Load", "Trace", "Fleet"
+BETWEEN = ("tbt", "itl")  # other names of the promise between tokens
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Seed = Annotated[int, Field(strict=True, ge=0)]
 
@@ -46,6 +47,9 @@ class Lengths(SettingsModel):
     spread: Positive | None = declared(
         LENGTHS, "half-width of uniform lengths, as a share of the mean (default: 0.5)"
     )
+    shared_prefix: str | None = declared(
+        LENGTHS, "system prompts before every prompt, TOKENS:COUNT, such as 2048:20"
+    )
 
 
 class ClassSettings(Lengths):
@@ -54,7 +58,7 @@ class ClassSettings(Lengths):
     name: str
     share: Positive
     ttft: Seconds | None = None  # promises
-    tpot: Seconds | None = None
+    tpot: Seconds | None = declared(LOAD, "promised time between output tokens", flag=None, also=BETWEEN)
     priority: Whole = 0
     patience: Seconds | None = None
 
@@ -103,7 +107,7 @@ class Experiment(Lengths, ManyEngines):
     """Everything that decides a run, as a TOML file says it or as flags of `headgate simulate` do."""
 
     card: str = declared(
-        ENGINE, "cost card: a built-in name (see `headgate doctor`) or a file", "h200-qwen3-8b"
+        ENGINE, "cost card: a built-in name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b"
     )
     slots: Count | None = declared(
         ENGINE, "requests that may run at once, vLLM's max_num_seqs (default: 256)"
@@ -116,9 +120,18 @@ class Experiment(Lengths, ManyEngines):
     model_len: Count | None = declared(
         ENGINE, "most tokens of one request, prompt and output (default: the card's)"
     )
-    asynchronous: Switch = declared(
-        ENGINE, "simulate as vLLM runs: compose a step while the one before runs", False
+    prefix_cache: Switch = declared(
+        ENGINE, "find KV of shared prompts again, as vLLM does; no effect where nothing is shared", True
     )
+    asynchronous: Switch | None = declared(
+        ENGINE,
+        "as vLLM runs: compose a step while the one before runs (default: where the card has a host)",
+        flag="--asynchronous/--no-asynchronous",
+    )
+    turns: Annotated[float, Field(strict=True, ge=1)] | None = declared(
+        LENGTHS, "mean turns of a conversation, each with all before it in its prompt (default: 1)"
+    )
+    think: Seconds | None = declared(LENGTHS, "mean time between two turns, such as 30s")
     cap_prompt: Count | None = declared(LENGTHS, "cut longer prompts to this")
     cap_output: Count | None = declared(LENGTHS, "cut longer outputs to this")
     clients: Count | None = declared(
@@ -131,13 +144,31 @@ class Experiment(Lengths, ManyEngines):
     requests: Count | None = declared(LOAD, "how many requests (default: 1000, or the whole trace)")
     seed: Seed = declared(LOAD, "one number for all randomness", 0)
     ttft: Seconds | None = declared(LOAD, "promised time to first token, such as 500ms (for goodput)")
-    tpot: Seconds | None = declared(LOAD, "promised time per output token, such as 50ms (for goodput)")
+    tpot: Seconds | None = declared(
+        LOAD,
+        "promised time between output tokens, such as 50ms; goodput judges the mean of a request",
+        also=BETWEEN,
+    )
     patience: Seconds | None = declared(LOAD, "seconds in the queue after which a request gives up")
     abort: Seconds | None = declared(LOAD, "seconds after arrival at which every client hangs up")
     watchdog: Seconds = declared(LOAD, "stop when a request gets nothing for so long (default: 1h)", 3600.0)
     trace: str | None = declared(TRACE, "a trace file, or a bundled one: azure-conv, azure-code, sharegpt-8k")
     format: str | None = declared(
-        TRACE, "azure, burstgpt, mooncake, qwen, vidur, vtc (default: told from the file)"
+        TRACE,
+        "azure, burstgpt, mooncake, qwen, vidur, vtc, servegen-offline, vllm-bench, aiperf, guidellm "
+        "(default: told from the file)",
+    )
+    columns: str | None = declared(
+        TRACE, "which column is which, instead of a format: arrival=ts,prompt=input,output=out,class=tenant"
+    )
+    times: str | None = declared(
+        TRACE, "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"
+    )
+    spread_ticks: Switch | None = declared(
+        TRACE,
+        "spread arrivals that share coarse ticks over their tick (default: for Mooncake traces)",
+        None,
+        flag="--spread-ticks/--no-spread-ticks",
     )
     slice: str | None = declared(TRACE, "a part of the trace, such as 10min..20min")
     scale_rate: Positive | None = declared(TRACE, "send it so many times faster")
@@ -154,9 +185,9 @@ class Experiment(Lengths, ManyEngines):
     stages: Annotated[tuple[StageSettings, ...], NotEmpty] = ()
 
 
-def experiment(settings: dict[str, Any], where: str = "") -> Experiment:
-    """Checked settings; `where` says in messages which file they are from."""
-    return checked(Experiment, settings, _fields, where)
+def experiment(settings: dict[str, Any], where: str = "", written: bool = False) -> Experiment:
+    """Checked settings; `where` says in messages their file, `written` that they are from one."""
+    return checked(Experiment, settings, _fields, where, written)
 
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:

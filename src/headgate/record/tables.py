@@ -56,7 +56,7 @@ class Run:
 
     Examples:
         >>> import headgate
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=8)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=8)
         >>> run = headgate.simulate(engine, "mixed", headgate.Workload.of([512, 512], [64, 32]))
         >>> run.requests["output"].tolist()
         [64, 32]

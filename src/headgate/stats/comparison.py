@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError, unknown
 from headgate.record.tables import Run
@@ -15,6 +15,8 @@ from headgate.stats.metrics import without_nan
 from headgate.stats.pairing import ALONE, METRICS, Metric, refuse_different, spreads_of
 
 BETTER, WORSE, SAME = "better", "worse", "no difference seen"
+NEAR = 0.25  # values further apart than this share of the larger are never called level
+CANNOT_TELL = "cannot tell"  # a difference within the error of a card that was not measured
 TOO_FEW, ONE_SEED, UNKNOWN = "too few requests", "needs more seeds", "not measured"
 
 
@@ -33,7 +35,9 @@ class Row:
     """One metric over all policies.
 
     `best` has the best value; by their paired difference from it, `level` are those that cannot be told
-    from it, `apart` those that can. Others may well be told from each other although none is apart.
+    from it, `apart` those that can. Who is neither was measured too badly to say: without an interval, or
+    with one so wide that values far apart cannot be told from each other. Others may well be told from each
+    other although none is apart.
     """
 
     metric: str
@@ -97,14 +101,51 @@ def compare(
         for one, other in zip(own, measured[baseline], strict=True):
             refuse_different(name, one.run, baseline, other.run)
     every = {name: spreads_of(own) for name, own in measured.items()}
-    rows = tuple(row for metric in METRICS if (row := _row(metric, every, baseline, seeds)) is not None)
+    bars = _bars(measured)
+    rows = tuple(row for metric in METRICS if (row := _row(metric, every, baseline, seeds, bars)) is not None)
     rule = measured[baseline][0].window.rule
-    cautions = (*_unsettled(measured), *_unequal(measured), *_rough(rows))
+    cautions = (*_unsettled(measured), *_unequal(measured), *_rough(rows), *_derived(rows, bars))
     notes, said = (tuple(each[place] for each in cautions) for place in (0, 1))
     return Comparison(baseline, order, seeds, rule, rows, notes, said)
 
 
-def _row(metric: Metric, every: Mapping[str, Mapping[str, Spread]], baseline: str, seeds: int) -> Row | None:
+Caution = tuple[str, str]  # what could mislead, as JSON has it and as a report says it
+
+
+class Bars(NamedTuple):
+    """How far a card that was not measured may be off, in percent: rates, and times. Zero for others."""
+
+    rates: float = 0.0
+    times: float = 0.0
+
+    def of(self, metric: Metric) -> float:
+        """The one for a metric: rates are those of which more is better."""
+        return self.rates if metric.higher else self.times
+
+
+def _bars(measured: Mapping[str, Sequence[Measured]]) -> Bars:
+    """The widest among the runs."""
+    kinds = ("decode", "prefill", "mixed")
+    found = [one.run.meta.get("expected_error") or {} for own in measured.values() for one in own]
+    rates = max((float(each.get("throughput", 0.0)) for each in found), default=0.0)
+    times = max((float(each.get(kind, 0.0)) for each in found for kind in kinds), default=0.0)
+    return Bars(100 * rates, 100 * times)
+
+
+def _derived(rows: Sequence[Row], bars: Bars) -> list[Caution]:
+    """Which differences are real in simulation and still no answer."""
+    if not bars.rates:
+        return []
+    names = [row.metric for row in rows if any(each.verdict == CANNOT_TELL for each in row.others.values())]
+    listed = f": {', '.join(names)}" if names else ""
+    note = f"the card was derived, not measured: differences within {bars.rates:.0f} % of a rate or "
+    note += f"{bars.times:.0f} % of a time cannot be told{listed}"
+    return [(note, note[0].upper() + note[1:])]
+
+
+def _row(
+    metric: Metric, every: Mapping[str, Mapping[str, Spread]], baseline: str, seeds: int, bars: Bars
+) -> Row | None:
     """One metric; None when no policy has it (goodput when nothing was promised, or no request was lost)."""
     spreads = {name: found[metric.name] for name, found in every.items()}
     known = [name for name, spread in spreads.items() if not math.isnan(spread.value)]
@@ -112,25 +153,29 @@ def _row(metric: Metric, every: Mapping[str, Mapping[str, Spread]], baseline: st
         return None
     no_interval = ONE_SEED if seeds == 1 and metric.method == ALONE else TOO_FEW
     others = {
-        name: _difference(spread, spreads[baseline], metric.higher, no_interval)
+        name: _difference(spread, spreads[baseline], metric.higher, no_interval, bars.of(metric))
         for name, spread in spreads.items()
         if name != baseline
     }
     sign = -1 if metric.higher else 1
     best = min(known, key=lambda name: sign * spreads[name].value)
-    apart = tuple(name for name in known if _apart(spreads[name].minus(spreads[best]).estimate()))
-    level = tuple(name for name in known if name != best and name not in apart)
+    least = abs(spreads[best].value) * bars.of(metric) / 100
+    behind = {name: spreads[name].minus(spreads[best]).estimate() for name in known if name != best}
+    apart = tuple(name for name, gap in behind.items() if _apart(gap, least))
+    level = tuple(
+        name for name, gap in behind.items() if _level(gap, least, spreads[name].value, spreads[best].value)
+    )
     method = metric.method if seeds == 1 else "by seed"
     estimate = spreads[baseline].estimate()
     estimate = estimate.as_share() if metric.unit == "share" else estimate.cut()
     return Row(metric.name, metric.unit, metric.higher, method, estimate, others, best, level, apart)
 
 
-def _difference(spread: Spread, base: Spread, higher: bool, no_interval: str) -> Difference:
+def _difference(spread: Spread, base: Spread, higher: bool, no_interval: str, bar: float = 0.0) -> Difference:
     """The paired difference and what it says; `no_interval` is the verdict when there is none.
 
     Percent is the same interval over the measured baseline, so that it never contradicts the verdict. It is
-    cut at -100 %, below which nothing can fall that is not negative.
+    cut at -100 %, below which nothing can fall that is not negative. `bar` is the card's error in percent.
     """
     absolute = spread.minus(base).estimate()
     scale = 100 / base.value if base.value else math.nan
@@ -144,17 +189,25 @@ def _difference(spread: Spread, base: Spread, higher: bool, no_interval: str) ->
         verdict = no_interval
     elif not _apart(absolute):
         verdict = SAME
+    elif bar and not abs(percent.value) > bar:
+        verdict = CANNOT_TELL
     else:
         verdict = BETTER if (absolute.value > 0) == higher else WORSE
     return Difference(spread.value, absolute, percent, verdict)
 
 
-def _apart(difference: Estimate) -> bool:
-    """Whether the interval of a difference leaves out zero."""
-    return difference.low is not None and difference.high is not None and difference.low * difference.high > 0
+def _apart(difference: Estimate, least: float = 0.0) -> bool:
+    """Whether the interval of a difference leaves out zero, and it is more than `least`."""
+    if difference.low is None or difference.high is None or abs(difference.value) < least:
+        return False
+    return difference.low * difference.high > 0
 
 
-Caution = tuple[str, str]  # what could mislead, as JSON has it and as a report says it
+def _level(difference: Estimate, least: float, *values: float) -> bool:
+    """Whether a test was made and saw nothing, and there is not much that it could have missed."""
+    if difference.low is None or _apart(difference, least):
+        return False
+    return abs(difference.value) <= max(least, NEAR * max(map(abs, values)))
 
 
 def _unsettled(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:

@@ -123,6 +123,20 @@ class Gaps:
         """Ticks of a row lie on a line, and the first gap is only longer than the line: an end is longest."""
         return np.maximum(self.ticks.gap(row, low), self.ticks.gap(row, high))
 
+    def tokens(self) -> Iterator[tuple[Floats, Integers]]:
+        """When each tick ended and how many requests got a token, a bounded number of ticks at a time.
+
+        An asynchronous engine has requests in one tick more than they get tokens from; those do not count.
+        """
+        ran = self.length > 0
+        begin, stop = np.sort(self.first[ran]), np.sort((self.first + self.length)[ran])
+        low = 0
+        for row, place in self.ticks.blocks():
+            tick = np.arange(low, low + len(row), dtype=np.int64)
+            low += len(row)
+            got = np.searchsorted(begin, tick, side="right") - np.searchsorted(stop, tick, side="right")
+            yield self.ticks.end_of(row, place), got
+
     def lists(self) -> list[list[float]]:
         """The gaps of each request in the order of its tokens; memory for every token of the run."""
         blocks = [self.ticks.gap(row, place) for row, place in self.ticks.blocks()]

@@ -129,7 +129,7 @@ def summarise(run: Run | Measured, window: str = "middle") -> Metrics:
 
     Examples:
         >>> import headgate
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=64)
         >>> run = headgate.simulate(engine, "mixed", headgate.Workload.of([512] * 100, [128] * 100))
         >>> figures = headgate.summarise(run)
         >>> figures.counts.completed, figures.stationary

@@ -65,9 +65,10 @@ class Ticks:
 
     def end(self, tick: Integers) -> Floats:
         row, place = self.place(tick)
-        return self._end(row, place)
+        return self.end_of(row, place)
 
-    def _end(self, row: Integers, place: Integers) -> Floats:
+    def end_of(self, row: Integers, place: Integers) -> Floats:
+        """The same for ticks whose row and place are known."""
         rise = self.slope[row] * (place * (place + 1.0) / 2.0)
         return np.asarray(self.start[row] + (place + 1) * self.first[row] + rise)
 
@@ -79,8 +80,3 @@ class Ticks:
         """Every tick as (row, place), a bounded number at a time."""
         for low in range(0, int(self.base[-1]), BLOCK):
             yield self.place(np.arange(low, min(low + BLOCK, int(self.base[-1])), dtype=np.int64))
-
-    def tokens(self) -> Iterator[tuple[Floats, Integers]]:
-        """When each tick ended and how many tokens it gave, a bounded number at a time."""
-        for row, place in self.blocks():
-            yield self._end(row, place), self.decodes[row]

@@ -85,7 +85,7 @@ def _most_tokens(run: Run, gaps: Gaps, begin: float) -> float:
     opening = run.stays["opened"][~np.isnan(run.stays["gap"])]  # tokens that ended a prompt done again
     single = np.concatenate((first[~np.isnan(first)], opening))
     seconds, counts = [np.floor(single - begin)], [np.ones(len(single))]
-    for ends, tokens in gaps.ticks.tokens():
+    for ends, tokens in gaps.tokens():
         second = np.floor(ends - begin)
         edges = np.flatnonzero(np.diff(second, prepend=-1.0))  # where another second begins
         seconds.append(second[edges])

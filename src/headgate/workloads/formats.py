@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headgate.core.errors import InputError, unknown
+from headgate.workloads.benchmark_files import AIPERF, GUIDELLM, VLLM, recognised, requests_of
 from headgate.workloads.text import nanoseconds, seconds
+from headgate.workloads.times import as_written
 
 
 class Format(NamedTuple):
@@ -28,6 +30,8 @@ class Format(NamedTuple):
         mark: a column that distinguishes the format from others with the same ones.
         classes: whether clients are classes of requests, which keep their names.
         unsorted: whether rows come in another order than requests arrived, and are sorted when read.
+        hashed: tokens that one entry of `hash_ids` stands for; 0: the format has none.
+        any_unit: whether times may be in any unit, which is told by their size (`times.py`).
     """
 
     json: bool
@@ -35,13 +39,15 @@ class Format(NamedTuple):
     prompt: str
     output: str
     clock: Callable[[object, str], float] = seconds
-    ticks: int = 1
+    ticks: float = 1
     calendar: bool = False
     lengths_only: bool = False
     client: str = ""
     mark: str = ""
     classes: bool = False
     unsorted: bool = False
+    hashed: int = 0
+    any_unit: bool = False
 
     def required(self) -> list[str]:
         """The columns a file must have."""
@@ -52,6 +58,20 @@ class Format(NamedTuple):
 
 
 FORMATS: dict[str, Format] = {
+    AIPERF: Format(
+        True,
+        "request_start_ns",
+        "input_sequence_length",
+        "output_sequence_length",
+        ticks=1_000_000_000,
+        calendar=True,
+        unsorted=True,
+    ),
+    GUIDELLM: Format(True, "start_time", "prompt_tokens", "output_tokens", calendar=True, unsorted=True),
+    VLLM: Format(True, "start_times", "input_lens", "output_lens", calendar=True, unsorted=True),
+    "servegen-offline": Format(
+        True, "arrival", "input_length", "output_length", lengths_only=True, mark="request_id"
+    ),
     "azure": Format(
         False,
         "TIMESTAMP",
@@ -72,11 +92,24 @@ FORMATS: dict[str, Format] = {
         classes=True,
         unsorted=True,
     ),
-    "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000),
-    "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id"),
-    "vidur": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", lengths_only=True),
+    "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000, hashed=512),
+    "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id", hashed=16),
+    "vidur": Format(
+        False,
+        "arrived_at",
+        "num_prefill_tokens",
+        "num_decode_tokens",
+        clock=as_written,
+        lengths_only=True,
+        any_unit=True,
+    ),
     "vtc": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", client="client"),
 }
+
+
+# Columns that say what a request shares with others; any format may have them.
+SHARING = ("hash_ids", "chat_id", "parent_chat_id", "prefix", "prefix_tokens", "session")
+NOTHING_SHARED: Mapping[str, object] = {}
 
 
 class Fields(NamedTuple):
@@ -86,6 +119,7 @@ class Fields(NamedTuple):
     prompt: object
     output: object
     client: str | None
+    sharing: Mapping[str, object] = NOTHING_SHARED  # those of SHARING that the row has
 
 
 # The line number, and the fields or the reason why there are none.
@@ -98,8 +132,10 @@ def choose(path: str, text: str, name: str | None) -> str:
         if name not in FORMATS:
             raise unknown("trace format", name, FORMATS)
         return name
+    if tool := recognised(text):
+        return tool
     first = text.lstrip().splitlines()[0]
-    is_json = first.startswith("{")
+    is_json = is_json_lines(text)
     columns = _keys(first) if is_json else _header(first)
     fitting = [
         known
@@ -109,24 +145,39 @@ def choose(path: str, text: str, name: str | None) -> str:
     if not fitting:
         raise InputError(
             f"{path}:1: not a known trace format ({', '.join(FORMATS)}); "
-            "name the format, or rename the columns: the simplest has "
-            "arrived_at,num_prefill_tokens,num_decode_tokens"
+            f"say which column is which with --columns arrival=..,prompt=..,output=..; it has {_few(columns)}"
         )
     return max(fitting, key=lambda known: len(FORMATS[known].required()))
 
 
-def rows(path: str, text: str, name: str) -> Iterator[Row]:
+def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
     """Every row of the file that is not blank."""
-    return _json_rows(text, FORMATS[name]) if FORMATS[name].json else _csv_rows(path, text, name)
+    if name in (AIPERF, GUIDELLM, VLLM):
+        for number, *fields in requests_of(path, text, name):
+            yield number, Fields(fields[0], fields[1], fields[2], None)
+    elif chosen.json:
+        yield from _json_rows(text, chosen)
+    else:
+        yield from _csv_rows(path, text, name, chosen)
 
 
-def _csv_rows(path: str, text: str, name: str) -> Iterator[Row]:
+def is_json_lines(text: str) -> bool:
+    """Whether a file holds JSON, not CSV."""
+    return text.lstrip().startswith("{")
+
+
+def _few(columns: Sequence[str]) -> str:
+    return ", ".join(columns[:12]) + (", ..." if len(columns) > 12 else "") if columns else "no columns"
+
+
+def _csv_rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
     """Rows of CSV, read by the names in the header: releases of one trace order their columns differently."""
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         header: list[str] = next((_stripped(row) for row in reader if row), [])
-        arrival, prompt, output, client = _places(path, header, name)
+        arrival, prompt, output, client = _places(path, header, name, chosen)
         timed, named = arrival < len(header), client < len(header)
+        sharing = [(name, header.index(name)) for name in SHARING if name in header]
         for row in reader:
             if len(row) == len(header):
                 yield (
@@ -136,6 +187,9 @@ def _csv_rows(path: str, text: str, name: str) -> Iterator[Row]:
                         row[prompt],
                         row[output],
                         row[client].strip() if named else None,
+                        {each: row[place].strip() for each, place in sharing if row[place].strip()}
+                        if sharing
+                        else NOTHING_SHARED,
                     ),
                 )
             elif row:
@@ -144,13 +198,13 @@ def _csv_rows(path: str, text: str, name: str) -> Iterator[Row]:
         raise InputError(f"{path}:{reader.line_num}: broken CSV, {error}; fix the line") from None
 
 
-def _places(path: str, header: Sequence[str], name: str) -> list[int]:
+def _places(path: str, header: Sequence[str], name: str, chosen: Format) -> list[int]:
     """Where arrival, prompt, output and client stand in a row; one past its end when the file has none."""
-    chosen = FORMATS[name]
     for need in chosen.required():
         if need not in header:
             raise InputError(
-                f"{path}:1: no column {need!r}; format {name!r} needs {', '.join(chosen.required())}"
+                f"{path}:1: no column {need!r}; {name} needs {', '.join(chosen.required())}, "
+                f"the file has {_few(header)}"
             )
     wanted = (chosen.arrival, chosen.prompt, chosen.output, chosen.client)
     return [header.index(each) if each in header else len(header) for each in wanted]
@@ -167,8 +221,9 @@ def _json_rows(text: str, chosen: Format) -> Iterator[Row]:
         else:
             get = record.get
             client = get(chosen.client) if chosen.client else None
-            told = client if isinstance(client, str) else None
-            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), told)
+            told = str(client) if isinstance(client, str | int) else None
+            sharing = {name: record[name] for name in SHARING if record.get(name) is not None}
+            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), told, sharing)
 
 
 def _record(line: str) -> dict[str, object] | None:

@@ -13,8 +13,11 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.workloads.columns import Real
-from headgate.workloads.formats import FORMATS, Fields, Format, choose, rows
+from headgate.workloads.formats import FORMATS, Fields, Format, choose, is_json_lines, rows
+from headgate.workloads.own_columns import own_format
+from headgate.workloads.sharing import checked_sharing, shared_contents
 from headgate.workloads.text import BadFieldError, as_text, read_bytes, tokens
+from headgate.workloads.times import unit_of
 from headgate.workloads.workload import Kind, Workload
 
 # How many bad rows are kept to be shown; the others are only counted.
@@ -32,8 +35,8 @@ class BadRows:
         return BadRows(self.count + 1, (*self.first, (line, reason))[:SHOWN])
 
 
-# One good row: its line, its arrival in ticks of the format's clock, its lengths, its client.
-Entry = tuple[int, float, int, int, str]
+# One good row: its line, its arrival in ticks of the format's clock, its lengths, its client, what it shares.
+Entry = tuple[int, float, int, int, str, Mapping[str, object]]
 
 
 def read_trace(
@@ -41,6 +44,8 @@ def read_trace(
     format: str | None = None,
     skip_bad_rows: bool = False,
     sort: bool = False,
+    columns: str = "",
+    times: str = "",
 ) -> tuple[Workload, BadRows]:
     r"""Reads a published trace, plain or gzip.
 
@@ -53,6 +58,8 @@ def read_trace(
         format: a name in FORMATS; detected from the first line when left out.
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
         sort: sorts rows that are out of order instead of refusing the file.
+        columns: which column is which: "arrival=ts,prompt=input,output=out,class=tenant".
+        times: the unit of arrivals (s, ms, us, ns) with `columns`; told from the file when left out.
 
     Examples:
         >>> import headgate, pathlib, tempfile
@@ -66,15 +73,27 @@ def read_trace(
     """
     content = read_bytes(path)
     text = as_text(path, content)
-    name = choose(str(path), text, format)
-    entries, bad = _entries(str(path), text, name, skip_bad_rows)
-    origin = {
+    if columns:
+        name, chosen = "--columns", own_format(columns, is_json_lines(text))
+    else:
+        name = choose(str(path), text, format)
+        chosen = FORMATS[name]
+    if times and not chosen.any_unit:
+        raise InputError(
+            f"--times {times}, but the format {name} fixes its unit; drop --times or give --columns"
+        )
+    entries, bad = _entries(str(path), text, name, chosen, skip_bad_rows)
+    origin: dict[str, object] = {
         "trace": Path(path).name,
-        "format": name,
+        "format": columns or name,
         "sha256": sha256(content).hexdigest(),
         "bad_rows": bad.count,
     }
-    return _table(str(path), entries, FORMATS[name], sort, origin), bad
+    if chosen.any_unit and not (chosen.lengths_only and not any(entry[1] for entry in entries)):
+        unit = unit_of([entry[1] for entry in entries], times)
+        chosen = chosen._replace(ticks=unit.ticks, calendar=unit.calendar)
+        origin |= {"times": unit.said} if unit.said else {}
+    return _table(str(path), entries, chosen, sort, origin), bad
 
 
 def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
@@ -92,10 +111,12 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
         raise InputError(f"{path}: cannot be written, {error.strerror}; choose another path") from None
 
 
-def _entries(path: str, text: str, name: str, skip_bad_rows: bool) -> tuple[list[Entry], BadRows]:
+def _entries(
+    path: str, text: str, name: str, chosen: Format, skip_bad_rows: bool
+) -> tuple[list[Entry], BadRows]:
     """The good rows of the file, at least one, and the bad ones."""
-    chosen, good, bad = FORMATS[name], [], BadRows()
-    for line, fields in rows(path, text, name):
+    good, bad = list[Entry](), BadRows()
+    for line, fields in rows(path, text, name, chosen):
         try:
             good.append(_entry(line, fields, chosen))
         except BadFieldError as error:
@@ -114,7 +135,7 @@ def _entry(line: int, fields: Fields | str, chosen: Format) -> Entry:
     """One row understood, or a BadFieldError."""
     if isinstance(fields, str):
         raise BadFieldError(fields)
-    arrival, prompt, output, client = fields
+    arrival, prompt, output, client, sharing = fields
     # Only a file of lengths alone has no arrival column; a row that lacks its arrival is bad.
     timeless = arrival is None and chosen.lengths_only
     if chosen.client and not client:
@@ -125,6 +146,7 @@ def _entry(line: int, fields: Fields | str, chosen: Format) -> Entry:
         tokens(prompt, chosen.prompt),
         tokens(output, chosen.output),
         client or "",
+        checked_sharing(sharing) if sharing else sharing,
     )
 
 
@@ -132,12 +154,13 @@ def _table(
     path: str, entries: list[Entry], chosen: Format, sort: bool, origin: Mapping[str, object]
 ) -> Workload:
     """The good rows as a workload named after the file."""
-    lines, ticks, prompts, outputs, clients = zip(*entries, strict=True)
+    lines, ticks, prompts, outputs, clients, sharing = zip(*entries, strict=True)
     arrival = _arrivals(ticks, chosen)
     if not (sort or chosen.unsorted):
         _check_order(path, lines, arrival)
     order = np.argsort(arrival, kind="stable")
     kinds, kind = _kinds(clients, chosen.classes)
+    contents = shared_contents(sharing, prompts, outputs, chosen.hashed)
     return Workload.of(
         np.array(prompts)[order],
         np.array(outputs)[order],
@@ -146,6 +169,7 @@ def _table(
         kinds=kinds,
         name=Path(path).name.split(".")[0],
         origin=origin,
+        contents=None if contents is None else contents.subset(order),
     )
 
 

@@ -22,7 +22,7 @@ from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
 FOLDER = Path(__file__).parent
-COST = load_card("h200-qwen3-8b").cost
+COST = load_card("linear-h200-qwen3-8b").cost
 SLOTS, BUDGET, REQUESTS = 128, 2048, 1500
 EVERY = 40
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

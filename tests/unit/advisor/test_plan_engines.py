@@ -25,7 +25,7 @@ from headgate.methods.make import make_policy
 from headgate.record.tables import Run
 
 WORDS = {"slots": 32, "budget": 1024, "prompt": 200, "output": 40, "requests": 300}
-ENGINE = make_engine(experiment(WORDS), load_card("h200-qwen3-8b"))
+ENGINE = make_engine(experiment(WORDS), load_card("linear-h200-qwen3-8b"))
 STANDS = "the engine stands still; mend the policy"
 TWO_SEEDS = SearchSettings(seeds=2)
 WAYS = {"round robin + mixed": Way("round-robin", "mixed", {}, {})}

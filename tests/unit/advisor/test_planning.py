@@ -255,7 +255,7 @@ def test_a_falling_polynomial_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"card": "h200-qwen3-8b"}, "--card and step costs as numbers"),
+        ({"card": "linear-h200-qwen3-8b"}, "--card and step costs as numbers"),
         ({"workload": "fixed", "output": 1.0}, "outputs of 1.00 tokens on average; need at least 2"),
         ({"kv_tokens": 200}, "no request fits"),
         ({"slots": 300, "budget": 200}, "below 300 running requests"),

@@ -17,7 +17,7 @@ from headgate.sim.engine.simulator import Simulator
 from headgate.stats.vllm_bench import bench_result
 from headgate.workloads import Uniform, generate
 
-KNOWN = "h200-qwen3-8b"
+KNOWN = "linear-h200-qwen3-8b"
 
 
 @pytest.fixture

@@ -105,6 +105,8 @@ TOML = [
     ("ttft='x'", "ttft: 'x' is not a duration; write 500ms"),
     ("ttft=true", "ttft: True is not allowed"),
     ("watchdog=inf", "watchdog: inf is not allowed; give a finite number"),
+    ("ttft=500", "ttft: '500' has no unit; write 500ms or 500s"),
+    ("tpot='50ms'\ntbt='60ms'", "'tbt' and 'tpot' are one setting; drop one of the two"),
     ("seed=-1", "seed: -1 is not allowed; give at least 0"),
     ("set=3", "set: 3 is not allowed; give a table"),
     ("[set]\nx=[1]", "set.x: [1] is not a setting; give a number, a text, true or false"),
@@ -132,10 +134,10 @@ TOML = [
     (CLASS + "workload='nope'", "unknown length law 'nope'"),
     (CLASS + "shape=2", "classes.0: --shape belongs to gamma lengths"),
     (CLASS + "priority=99999999999", "priority at row 0"),
-    ("ttft=1\n" + CLASS, "--ttft", "say it in each [[classes]] table"),
+    ("ttft='1s'\n" + CLASS, "--ttft", "say it in each [[classes]] table"),
     ("prompt=4\n" + CLASS, "--prompt", "say it in each [[classes]] table"),
     ("workload='fixed'\n" + CLASS, "--workload", "say it in each [[classes]] table"),
-    ("patience=1\n" + CLASS + "patience=2", "class 'a' has its own; say it in one place"),
+    ("patience='1s'\n" + CLASS + "patience='2s'", "class 'a' has its own; say it in one place"),
     ("trace='azure-conv'\n" + CLASS, "[[classes]] makes lengths, but --trace brings its own"),
     # stages
     ("stages=[]", "stages: the list is empty"),
@@ -185,7 +187,7 @@ def test_promises_of_a_mix_stand_in_its_classes(refused, tmp_path):
 
 
 def _card(**changes):
-    card = json.loads((files("headgate") / "cards" / "h200-qwen3-8b.json").read_text())
+    card = json.loads((files("headgate") / "cards" / "linear-h200-qwen3-8b.json").read_text())
     for path, value in changes.items():
         *parents, name = path.split("__")
         place = card

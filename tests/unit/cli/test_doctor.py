@@ -36,7 +36,7 @@ def test_in_words(headgate):
     assert done.code == 0 and "prometheus_client" in done.out and "vLLM:" in done.out
     heads = "^(?:policies|routers|cards|traces):$"
     _, policies, routers, cards, traces = re.split(heads, done.out, flags=re.M)
-    assert "eb+" in policies and "h200-qwen3-8b" in cards and "azure-conv" in traces
+    assert "eb+" in policies and "linear-h200-qwen3-8b" in cards and "azure-conv" in traces
     assert [line.split()[0] for line in routers.splitlines() if line] == list(ROUTE)
 
 

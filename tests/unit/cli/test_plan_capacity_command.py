@@ -15,7 +15,7 @@ def test_a_table_and_a_verdict(headgate):
     assert max(len(line) for line in said.out.splitlines()) <= 80
     flat = " ".join(said.out.split())
     for part in (
-        "Capacity: card h200-qwen3-8b, uniform lengths",
+        "Capacity: card cal-h200-qwen3-8b, uniform lengths",
         "Levels p50 TTFT <= 200 ms",
         "Engine 16 seats, 8,192 tokens a step",
         "No policy above λ* =",
@@ -94,7 +94,7 @@ def test_how_few_engines(headgate):
     assert max(len(line) for line in said.out.splitlines()) <= 80
     flat = " ".join(said.out.split())
     for part in (
-        "Engines: card h200-qwen3-8b, uniform lengths, 300.0 requests/s",
+        "Engines: card cal-h200-qwen3-8b, uniform lengths, 300.0 requests/s",
         "Levels p90 TTFT <= 100 ms; p50 E2E <= 5 s",
         "Runs 300 requests each, 2 seeds",
         "No fleet of fewer than",

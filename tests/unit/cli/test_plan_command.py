@@ -47,7 +47,7 @@ def test_help_shows_the_examples_whole() -> None:
 def test_threshold_says_all_of_it() -> None:
     out = flat(run("threshold", "--prompt", "512", "--output", "256", "--slots", "512", "--clients", "1024"))
     for part in (
-        "card h200-qwen3-8b, uniform lengths",
+        "card cal-h200-qwen3-8b, uniform lengths",
         "Lengths prompt 51",
         "Prefill step 4.046 ms + 22.87 us per prompt token",
         "Decode step",
@@ -136,7 +136,7 @@ def test_flags_check_and_json() -> None:
     [
         (["threshold", "--max-gap", "0s"], "--max-gap 0s: it must be above 0"),
         (["threshold", "--max-gap", "soon"], "'soon' is not a duration"),
-        (["threshold", "--card", "h200-qwen3-8b", *COSTS], "--card and step costs as numbers"),
+        (["threshold", "--card", "linear-h200-qwen3-8b", *COSTS], "--card and step costs as numbers"),
         (["threshold", "--decode-fixed", "5ms"], "--prefill-fixed is missing"),
         (["threshold", "--slots", "5000"], "is more than card"),
         (["threshold", "--kv-tokens", "200"], "no request fits"),

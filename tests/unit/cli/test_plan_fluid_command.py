@@ -101,7 +101,7 @@ def test_a_trace_is_cut_into_classes():
     found = document("--engines", "4", "--trace", "azure-conv", "--scale-rate", "30", "--clusters", "3")
     assert len(found["classes"]) == 3
     assert sum(each["arrivals"] for each in found["classes"]) == pytest.approx(156, rel=0.02)
-    assert found["costs_from"] == "card h200-qwen3-8b"
+    assert found["costs_from"] == "card cal-h200-qwen3-8b"
     assert all(each["turned_away"] for each in found["classes"] if each["waiting"] is None)
     one = document("--engines", "4", "--trace", "azure-conv", "--rate", "10", "--clusters", "1")
     assert [each["arrivals"] for each in one["classes"]] == pytest.approx([10.0])
@@ -231,7 +231,7 @@ def test_no_crumbs_where_every_engine_prefills():
         ([*BASE, "--decode-fairness", "-1"], "decode fairness is -1"),
         ([*BASE, "--chunk", "0"], "a chunk of 0 tokens"),
         ([*BASE[2:]], "--mixed-fixed is missing"),
-        ([*BASE, "--card", "h200-qwen3-8b"], "--card and step costs as numbers"),
+        ([*BASE, "--card", "linear-h200-qwen3-8b"], "--card and step costs as numbers"),
         ([*COSTS[:4], "--solo-step", "0s", "--class", CODE], "--solo-step 0"),
         (["--class", CODE, "--chunk", "100000"], "does not fit the step's budget"),
         ([*BASE, "--json", "/nowhere/x.json"], "its folder does not exist"),

@@ -20,7 +20,7 @@ from headgate.record.tables import Run
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads import Poisson, Uniform
 
-ENGINE = card_engine("h200-qwen3-8b", slots=8, budget=512)
+ENGINE = card_engine("linear-h200-qwen3-8b", slots=8, budget=512)
 LOADS = {"closed": {"clients": 16}, "open": {"arrivals": Poisson(50.0)}, "at once": {}}
 
 
@@ -170,7 +170,7 @@ def test_watchdogs_without_a_time(watchdog):
 @pytest.mark.parametrize("slots", [0, -1, 10**6, 1.5, "x"])
 def test_engines_that_cannot_be(slots):
     with pytest.raises(InputError, match="slots"):
-        card_engine("h200-qwen3-8b", slots=slots)
+        card_engine("linear-h200-qwen3-8b", slots=slots)
 
 
 def test_patience_and_hanging_up_at_the_same_moment(headgate):

@@ -20,7 +20,7 @@ HEADER = {"policy": "eb", "driver": "vllm", "kv_tokens": 50_000, "model": "m"}
 def trace(tmp_path):
     """A trace as a live engine would have written it, t.jsonl."""
     trace = Trace(tmp_path / "t.jsonl", HEADER, background=False)
-    engine = card_engine("h200-qwen3-8b", slots=8, budget=512)
+    engine = card_engine("linear-h200-qwen3-8b", slots=8, budget=512)
     Simulator(engine, Exclusive(8, 3), Workload.of([300] * 30, [10, 40] * 15), (trace,)).run()
     trace.fell_back("it broke", 0.5)
     trace.renewed("v0", {}, 0.75)

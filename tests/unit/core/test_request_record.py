@@ -47,7 +47,7 @@ class Seen(Observer):
 requests = Workload.of([20, 30, 40], [3, 4, 5], tenant=[7, 8, 7])
 requests.save("requests.npz")
 seen, trace = Seen(), Trace("live.jsonl", {}, background=False)
-engine = card_engine("h200-qwen3-8b", slots=8, budget=512)
+engine = card_engine("linear-h200-qwen3-8b", slots=8, budget=512)
 run = simulate(engine, Mixed(slots=8, budget=512), requests, observers=(seen, trace))
 trace.close()
 print(json.dumps({

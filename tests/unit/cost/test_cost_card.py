@@ -20,7 +20,7 @@ NAMES = [
     "cal-h200-qwen3-4b",
     "cal-h200-qwen3-8b",
     "derived-h200-qwen3-8b",
-    "h200-qwen3-8b",
+    "linear-h200-qwen3-8b",
     "pub-a100-llama-7b",
     "pub-a100-llama-7b-compute",
     "pub-h200-qwen3-30b-a3b",

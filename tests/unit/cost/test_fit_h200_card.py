@@ -14,7 +14,7 @@ from headgate.cost.card import load_card
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = ("eb-512-1", "eb-512-48", "eb-512-128", "eb-512-192", "mb-512-0")
-RESIDUALS = load_card("h200-qwen3-8b").provenance.residuals
+RESIDUALS = load_card("linear-h200-qwen3-8b").provenance.residuals
 
 
 @pytest.fixture(scope="module")
@@ -91,5 +91,5 @@ def test_makespans_are_told_unseen_within_two_percent(run: str) -> None:
 
 def test_the_price_per_context_token_is_memory_speed() -> None:
     # 147,456 bytes of KV per token at 4.8 TB/s are 31 ns; nothing can be faster, and not much should be lost.
-    per_context = load_card("h200-qwen3-8b").cost.decode.per_context
+    per_context = load_card("linear-h200-qwen3-8b").cost.decode.per_context
     assert 0.98 * 147_456 / 4.8e12 < per_context < 1.25 * 147_456 / 4.8e12

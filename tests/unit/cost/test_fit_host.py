@@ -66,10 +66,12 @@ def test_shipped_cards_have_a_host_and_others_do_not() -> None:
     assert card.host is not None
     assert 0 < card.host.prompts < card.host.ungraphed
     assert parse_card(card.text(), "again") == card
-    assert '"host"' not in load_card("h200-qwen3-8b").text()
+    assert '"host"' not in load_card("linear-h200-qwen3-8b").text()
 
 
 def test_a_host_stands_beside_work_only() -> None:
-    text = load_card("h200-qwen3-8b").text().replace('"block"', '"host": {"constant": 0.001}, "block"', 1)
+    text = (
+        load_card("linear-h200-qwen3-8b").text().replace('"block"', '"host": {"constant": 0.001}, "block"', 1)
+    )
     with pytest.raises(InputError, match="host is allowed beside work only"):
         parse_card(text, "mine.json")

@@ -71,8 +71,8 @@ def test_a_card_against_unseen_steps(tmp_path: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     worst = float(said.split("worst ")[1].split(" %")[0])
     assert worst < 12
-    with pytest.raises(SystemExit, match="card h200-qwen3-8b was not calibrated"):
-        held_out.main(["--card", "h200-qwen3-8b", "--test", str(unseen)])
+    with pytest.raises(SystemExit, match="card linear-h200-qwen3-8b was not calibrated"):
+        held_out.main(["--card", "linear-h200-qwen3-8b", "--test", str(unseen)])
 
 
 def test_logs_of_the_h200_runs(tmp_path: Path) -> None:

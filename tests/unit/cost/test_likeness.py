@@ -16,7 +16,7 @@ LIMITS = {"kv_tokens": 10_000, "block": 16, "max_model_len": 2048, "batch_tokens
 
 def card() -> Card:
     """A shipped card that says of which model it is."""
-    plain = load_card("h200-qwen3-8b")
+    plain = load_card("linear-h200-qwen3-8b")
     update = {"model_shape": SHAPE, "settings": SETTINGS, "versions": {"vllm": "0.26.0"}}
     return plain.model_copy(update={"provenance": plain.provenance.model_copy(update=update)})
 
@@ -28,7 +28,7 @@ def test_the_same_engine_is_the_same() -> None:
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:
-    plain = load_card("h200-qwen3-8b")
+    plain = load_card("linear-h200-qwen3-8b")
     assert refusals(plain, Likeness(SHAPE, settings=SETTINGS)) == []
     assert doubts(card(), Likeness()) == []
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.derive.tiles import MISTRAL_7B, QWEN3_8B, Gpu, derive
+from headgate.cost.derive.tiles import MISTRAL_7B, QWEN3_8B, TileGpu, derive
 from headgate.cost.laws.tiles import TileCost, TileTerms, batch_parts, batch_seconds
 from headgate.cost.model import Chunk, Shape
 
@@ -97,7 +97,7 @@ def test_coefficients_from_matrices():
     assert (MISTRAL_7B.body_pairs(tile), MISTRAL_7B.head_pairs(tile)) == (1_703_936, 32_000)
     assert (QWEN3_8B.body_pairs(tile), QWEN3_8B.head_pairs(tile)) == (1_695_744, 151_936)
     assert (MISTRAL_7B.kv_bytes, QWEN3_8B.kv_bytes) == (131_072, 147_456)
-    slow, fast = Gpu(176e12, 960e9), Gpu(176e12, 960e9, kv_share=0.55)
+    slow, fast = TileGpu(176e12, 960e9), TileGpu(176e12, 960e9, kv_share=0.55)
     mistral, qwen = (derive(model, slow, 0.0, 0.0, sampled_head=False) for model in (MISTRAL_7B, QWEN3_8B))
     assert (mistral.per_column / MS, qwen.per_column / MS) == pytest.approx((10.34, 11.01), abs=5e-3)
     assert derive(QWEN3_8B, slow, 0.0, 0.0).per_column / MS == pytest.approx(10.10, abs=5e-3)
@@ -108,7 +108,7 @@ def test_coefficients_from_matrices():
 
 
 def test_a_head_on_sampled_positions_is_the_rest_of_the_column():
-    apart, inside = (derive(QWEN3_8B, Gpu(176e12, 960e9), 0.0, 0.0, head) for head in (True, False))
+    apart, inside = (derive(QWEN3_8B, TileGpu(176e12, 960e9), 0.0, 0.0, head) for head in (True, False))
     assert apart.per_column + apart.head_per_column == pytest.approx(inside.per_column)
     batch = [Chunk(0, 300, last=False), Chunk(0, 84)], [500] * 128
     parts = batch_parts(apart, *batch)
@@ -123,7 +123,7 @@ def test_a_head_on_sampled_positions_is_the_rest_of_the_column():
 
 def test_a_tile_taller_than_a_head_is_refused():
     with pytest.raises(InputError, match=r"256 rows is taller than a head of 128; .* choose a tile"):
-        derive(QWEN3_8B, Gpu(1e14, 1e12, tile=(256, 128, 32)), 0.0, 0.0)
+        derive(QWEN3_8B, TileGpu(1e14, 1e12, tile=(256, 128, 32)), 0.0, 0.0)
 
 
 chunks = st.lists(st.builds(Chunk, st.integers(0, 5000), st.integers(1, 3000), st.booleans()), max_size=4)

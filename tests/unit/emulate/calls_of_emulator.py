@@ -53,9 +53,9 @@ def text_of(events, index=0):
     return found
 
 
-async def until(condition, what="never"):
+async def until(condition, what="never", patience=PATIENCE):
     """Wait for a condition, not for a time."""
-    end = asyncio.get_running_loop().time() + PATIENCE
+    end = asyncio.get_running_loop().time() + patience
     while not condition():
         assert asyncio.get_running_loop().time() < end, what
         await asyncio.sleep(0.005)

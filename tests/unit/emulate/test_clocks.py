@@ -74,7 +74,7 @@ def test_real_time_runs_at_the_cards_speed_and_speed_scales_it():
 
     async def main():
         for speed in (1.0, 8.0):
-            async with emulated(**SMALL, speed=speed) as urls, session() as client:
+            async with emulated(**SMALL, speed=speed, asynchronous=False) as urls, session() as client:
                 began = time.perf_counter()
                 await post(client, urls[0], {"prompt": "x", "max_tokens": 40, "ignore_eos": True})
                 real = time.perf_counter() - began
@@ -104,7 +104,7 @@ def test_an_emulator_that_is_always_late_still_answers_others():
 
 def test_metrics_count_what_was_done():
     async def main():
-        async with emulated(**FAST) as urls, session() as client:
+        async with emulated(**FAST, asynchronous=False) as urls, session() as client:
             await asyncio.gather(
                 *(post(client, urls[0], {"prompt": "x" * 40, "max_tokens": 5 + i}) for i in range(4))
             )

@@ -20,7 +20,7 @@ FACTS = Facts("org/model", "0.32.0", 1000, {"max_num_seqs": 8}, engine=1)
 
 def test_metrics_always_and_the_trace_where_asked_for(tmp_path):
     path = tmp_path / "t.jsonl"
-    settings = Settings(policy="eb", card="h200-qwen3-8b", trace=str(path), metrics=False)
+    settings = Settings(policy="eb", card="linear-h200-qwen3-8b", trace=str(path), metrics=False)
     found = observers(settings, {"refill": 4}, FACTS)
     metrics, trace = found
     assert isinstance(metrics, Metrics) and isinstance(trace, Trace)
@@ -33,7 +33,11 @@ def test_metrics_always_and_the_trace_where_asked_for(tmp_path):
     assert metrics.policy == "v0" and metrics.all_steps() == {"decode": 1, "empty": 2}
     first, step, policy = map(json.loads, path.read_text().splitlines())
     assert first["headgate"] == __version__ and first["engine"] == {"max_num_seqs": 8}
-    assert (first["policy"], first["parameters"], first["card"]) == ("eb", {"refill": 4}, "h200-qwen3-8b")
+    assert (first["policy"], first["parameters"], first["card"]) == (
+        "eb",
+        {"refill": 4},
+        "linear-h200-qwen3-8b",
+    )
     assert first["versions"]["vllm"] == "0.32.0" and first["replica"] == 1 and first["kv_tokens"] == 1000
     assert step["event"] == "steps" and step["ends"] == [0.5]
     assert policy == {"event": "policy", "at": 1.0, "policy": "v0", "parameters": {"slots": 8}}

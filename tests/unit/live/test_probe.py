@@ -25,7 +25,7 @@ LARGE = Ground(decodes=1024, budget=16384, kv_tokens=812_000, longest=17_408)
 
 
 def engine(ground: Ground, block: int = 16) -> Engine:
-    cost = load_card("h200-qwen3-8b").cost
+    cost = load_card("linear-h200-qwen3-8b").cost
     return Engine(cost, ground.kv_tokens, ground.longest, ground.budget, ground.seats, block)
 
 

@@ -46,8 +46,8 @@ def test_words_over_the_file_stay_over_it(tmp_path):
     path = tmp_path / "headgate.json"
     path.write_text("{}")
     clock = Clock()
-    reload = Reload(str(path), {"headgate": {"watchdog": 5}}, clock)
-    path.write_text('{"policy": "v0", "watchdog": 50}')
+    reload = Reload(str(path), {"headgate": {"watchdog": "5s"}}, clock)
+    path.write_text('{"policy": "v0", "watchdog": "50s"}')
     assert changed(reload, clock, 2)[1].watchdog == 5
 
 

@@ -74,8 +74,8 @@ def test_a_wrong_allow_list_is_one_line():
 
     with pytest.raises(InputError, match="clients_may"):
         read_settings({"headgate": {"clients_may": ["tpot"]}})
-    with pytest.raises(InputError, match=r"unknown field 'floor.tpot'; did you mean 'tbt'"):
-        read_settings({"headgate": {"floor": {"tpot": 1}}})
+    with pytest.raises(InputError, match=r"unknown field 'floor.tpt'; did you mean 'tbt'"):
+        read_settings({"headgate": {"floor": {"tpt": 1}}})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.keep.policy import Keep
 
-CARD = "h200-qwen3-8b"
+CARD = "linear-h200-qwen3-8b"
 ENGINE = {"kv_tokens": 100_000, "block": 16, "max_model_len": 8192, "batch_tokens": 4096, "running": 64}
 
 
@@ -36,7 +36,7 @@ def test_defaults():
 
 
 TOML = 'policy = "eb"\nlog-every = "500ms"\n[set]\nrefill = 8\n[classes.chat]\nttft = "300ms"\n'
-JSON = '{"policy": "eb", "log_every": 0.5, "set": {"refill": 8}, "classes": {"chat": {"ttft": 0.3}}}'
+JSON = '{"policy": "eb", "log_every": "0.5s", "set": {"refill": 8}, "classes": {"chat": {"ttft": "300ms"}}}'
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_file_of_either_kind(tmp_path, monkeypatch, name, text):
 
 
 def test_additional_config_wins_word_by_word(tmp_path, monkeypatch):
-    written(tmp_path, monkeypatch, 'policy = "eb"\nwatchdog = 7\nset = {refill = 8}')
+    written(tmp_path, monkeypatch, 'policy = "eb"\nwatchdog = "7s"\nset = {refill = 8}')
     assert read_settings({"headgate": {"watchdog": "9s"}}).named() == ("eb", {"refill": 8})
     over = read_settings({"headgate": {"policy": "mixed"}, "other": 1})
     assert over.named() == ("mixed", {})  # another policy's parameters mean nothing to it
@@ -66,7 +66,10 @@ def test_additional_config_wins_word_by_word(tmp_path, monkeypatch):
         ('watchdog = "soon"', "watchdog: 'soon' is not a duration; write 500ms"),
         ("metrics_port = 70000", "metrics_port: 70000 is not allowed; give at most 65535"),
         ('metrics = "yes"', "metrics: yes is not allowed; give true or false"),
-        ("[classes.chat]\ntpot = 1", "unknown field 'classes.chat.tpot'; did you mean 'tbt'?"),
+        ("[classes.chat]\ntpt = 1", "unknown field 'classes.chat.tpt'; did you mean 'tbt'?"),
+        ("ttft = 500", "ttft: '500' has no unit; write 500ms or 500s"),
+        ("[classes.chat]\nitl = 0.05", "classes.chat.tbt: '0.05' has no unit; write 0.05ms or 0.05s"),
+        ('tbt = "50ms"\nitl = "60ms"', "'itl' and 'tbt' are one setting; drop one of the two"),
         ("set = {refill = [1]}", "set.refill: [1] is not a setting; give a number"),
         ("policy = ", "not valid TOML"),
     ],
@@ -136,7 +139,7 @@ def test_auto_without_a_card_learns_what_steps_cost():
     [
         (
             {"policy": "eb+"},
-            "policy eb+ needs to know what steps cost; name a card, such as --card h200-qwen3-8b",
+            "policy eb+ needs to know what steps cost; name a card, such as --card cal-h200-qwen3-8b",
         ),
         ({"policy": "ebb"}, "unknown policy 'ebb'; did you mean 'eb'?"),
         ({"policy": "eb"}, "policy eb needs refill; pass --set refill=VALUE"),
@@ -182,7 +185,17 @@ def test_an_engine_that_goes_further_than_its_card_is_told_not_refused(caplog):
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
         build_policy(Settings(card=CARD), **bigger)
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and "max_num_batched_tokens is 100000, card h200-qwen3-8b was made for" in said[0]
+    assert (
+        len(said) == 2
+        and "max_num_batched_tokens is 100000, card linear-h200-qwen3-8b was made for" in said[0]
+    )
+
+
+def test_a_derived_card_says_how_far_off_it_may_be(caplog):
+    with caplog.at_level(logging.WARNING, "vllm.headgate"):
+        policy, _ = build_policy(Settings(card="derived:qwen3-8b@h200", policy="keep"), **ENGINE)
+    assert policy is not None
+    assert "derived, not measured" in caplog.records[0].getMessage()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])

@@ -59,7 +59,7 @@ def test_round_trip(tmp_path_factory, data, name, engine, workload):
 
 
 def small(tmp_path, **columns):
-    engine = card_engine("h200-qwen3-8b", slots=8, budget=512)
+    engine = card_engine("linear-h200-qwen3-8b", slots=8, budget=512)
     from headgate.methods.eb.exclusive import Exclusive
 
     workload = Workload.of([300] * 20, [10, 40] * 10, **columns)

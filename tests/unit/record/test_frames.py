@@ -13,7 +13,7 @@ from headgate.record.tables import COLUMNS
 
 @pytest.fixture(scope="module")
 def run():
-    engine = headgate.card_engine("h200-qwen3-8b", slots=2)
+    engine = headgate.card_engine("linear-h200-qwen3-8b", slots=2)
     kinds = (headgate.Kind("chat"), headgate.Kind("batch"))
     requests = headgate.Workload.of(
         [100, 200, 300], [5, 9, 7], kind=[0, 1, 0], kinds=kinds, limit=[100, 4, 100], patience=[9, 9, 1e-4]

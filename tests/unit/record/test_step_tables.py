@@ -23,7 +23,7 @@ from headgate.workloads import Uniform, generate
 from headgate.workloads.workload import Workload
 
 BUDGET, SLOTS = 512, 16
-ENGINE = Engine(load_card("h200-qwen3-8b").cost, 20_000, 4096, BUDGET, SLOTS, 16)
+ENGINE = Engine(load_card("linear-h200-qwen3-8b").cost, 20_000, 4096, BUDGET, SLOTS, 16)
 POLICIES = [lambda: Mixed(SLOTS, BUDGET), lambda: Exclusive(SLOTS, 4)]
 
 

@@ -12,7 +12,7 @@ from headgate.methods.names import BATCH
 from headgate.record.tables import Run
 from headgate.workloads import Poisson, Uniform
 
-ENGINE = card_engine("h200-qwen3-8b", slots=32, budget=2048)
+ENGINE = card_engine("linear-h200-qwen3-8b", slots=32, budget=2048)
 
 
 @cache
@@ -29,7 +29,13 @@ def served(policy: str = "mixed", requests: int = 120, seed: int = 0, **load: An
     cost = {"cost": ENGINE.cost} if policy == "eb+" else {}
     run = simulate(ENGINE, BATCH[policy](slots=32, **own, **made, **cost), work)
     limits = {name: value for name, value in ENGINE._asdict().items() if name != "cost"}
-    more = {"label": policy, "policy": policy, "parameters": made, "seed": seed, "card": "h200-qwen3-8b"}
+    more = {
+        "label": policy,
+        "policy": policy,
+        "parameters": made,
+        "seed": seed,
+        "card": "linear-h200-qwen3-8b",
+    }
     more |= {"engine": limits, "rate": load.get("rate"), "command": ["simulate", "--policy", policy]}
     return Run({**run.meta, **more}, run.requests, run.steps, run.stays, run.plans)
 

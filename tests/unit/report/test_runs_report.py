@@ -37,7 +37,7 @@ def test_a_comparison_has_verdict_table_figures_and_origin(compared):
         assert title in found.text
     for word in ("requests/s", "TTFT (", "time since the start (s)", "95 % interval", "How it was made"):
         assert word in found.text
-    for word in ("h200-qwen3-8b", "headgate simulate --policy mixed", "Seeds"):
+    for word in ("linear-h200-qwen3-8b", "headgate simulate --policy mixed", "Seeds"):
         assert word in found.text
 
 
@@ -120,7 +120,7 @@ def test_classes_promises_and_fleets_have_panels():
 def test_occupancies_are_read_against_the_linear_program():
     limits = {name: value for name, value in ENGINE._asdict().items() if name != "cost"}
     kinds = [{"name": "chat"}, {"name": "batch"}]
-    run = long_run(400, replicas=4, kinds=kinds, engines=4, engine=limits, card="h200-qwen3-8b")
+    run = long_run(400, replicas=4, kinds=kinds, engines=4, engine=limits, card="linear-h200-qwen3-8b")
     targets = decode_targets(run)
     assert set(targets) == {"chat", "batch"} and 0 < sum(targets.values()) <= 4 * ENGINE.running
     assert "LP target: chat" in read(page_of(run)).text

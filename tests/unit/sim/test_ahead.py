@@ -14,7 +14,6 @@ from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.experiment.library import simulate
 from headgate.methods.mixed.mixed import Mixed
-from headgate.sim.engine.asynchronous import Unseen
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import Log
@@ -95,14 +94,15 @@ def test_a_client_sends_its_next_request_when_it_sees_the_last_token():
 def test_only_tokens_of_that_step_are_dated_anew():
     """A step is composed when the one before the last is seen: the times are equal."""
     ledger = Ledger(Limits(64, 4, 16), 64)
-    date, seen = Unseen(2.0), 2.0
-    early, late = (Entry(ledger, id, 0.0, 5, 9) for id in (0, 1))
-    for entry, came in ((early, seen), (late, date)):
+    early, late, later = (Entry(ledger, id, 0.0, 5, 9) for id in (0, 1, 2))
+    for entry in (early, late, later):
         ledger.arrive(entry)
         ledger.admit(entry)
-        ledger.join(entry, came, rolling=False)
-    ledger.redate(date, 2.5, (early, late))
-    assert (early.last_token, late.last_token) == (2.0, 2.5)
+        ledger.join(entry, 2.0, rolling=False)
+    dated = [(late, 1), (later, 1)]
+    ledger.recount(later, 2)  # it has got another token since then
+    ledger.redate(2.5, False, dated)
+    assert (early.last_token, late.last_token, later.last_token) == (2.0, 2.5, 2.0)
 
 
 def test_what_a_host_takes():

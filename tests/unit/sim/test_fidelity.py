@@ -44,7 +44,7 @@ def test_what_the_host_keeps_waiting():
     assert gpu < seen / 3
     assert host == pytest.approx(seen, rel=0.15)
     with pytest.raises(InputError, match="has no host"):
-        launches.lines(table, load_card("h200-qwen3-8b"), 1024)
+        launches.lines(table, load_card("linear-h200-qwen3-8b"), 1024)
 
 
 def test_hosts_scatter_about_their_law():

@@ -245,14 +245,14 @@ def test_sorted_calendar_times_start_at_the_earliest(trace):
         (
             "a,b,c\n1,2,3\n",
             None,
-            r":1: not a known trace format \(azure, burstgpt, headgate-route, mooncake, qwen, vidur, vtc\)",
+            r":1: not a known trace format \(aiperf, ",
         ),
         ('{"a": 1}\n', None, ":1: not a known trace format"),
         ("{broken\n", None, ":1: not a known trace format"),
         (
             "a,b,c\n1,2,3\n",
             "azure",
-            ":1: no column 'TIMESTAMP'; format 'azure' needs TIMESTAMP, ContextTokens",
+            ":1: no column 'TIMESTAMP'; azure needs TIMESTAMP, ContextTokens",
         ),
         (VIDUR + "0,1,1\n", "vtc", ":1: no column 'client'"),
         (VIDUR + "0,1,1\n", "mooncake", ":1: not a JSON object; fix the row"),
@@ -284,7 +284,19 @@ def test_missing_files_and_folders(tmp_path):
 def test_unknown_format(trace):
     with pytest.raises(InputError, match="unknown trace format 'azzure'; did you mean 'azure'"):
         read_trace(trace(AZURE), "azzure")
-    assert set(FORMATS) == {"azure", "burstgpt", "headgate-route", "mooncake", "qwen", "vidur", "vtc"}
+    assert set(FORMATS) == {
+        *(
+            "aiperf",
+            "azure",
+            "burstgpt",
+            "guidellm",
+            "headgate-route",
+            "mooncake",
+            "qwen",
+            "servegen-offline",
+        ),
+        *("vidur", "vllm-bench", "vtc"),
+    }
 
 
 @given(st.binary(max_size=200), st.sampled_from([None, *FORMATS]), st.booleans())

@@ -9,6 +9,7 @@ from headgate.advisor.capacity.plan import ALL
 from headgate.advisor.engines.trials import Way
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
+from headgate.experiment.asynchrony import composes_ahead
 from headgate.experiment.build import make_engine
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
 from headgate.experiment.settings import Experiment
@@ -43,8 +44,8 @@ class Serving:
         card = load_card(settings.card)
         engine = make_engine(settings, card)
         prices = Prices(prompt, output)
-        transfer = transfer_time(settings, card.send)
-        return cls(engine, transfer, prices, settings.watchdog, settings.asynchronous)
+        ahead = composes_ahead(settings.asynchronous, engine.cost.host)
+        return cls(engine, transfer_time(settings, card.send), prices, settings.watchdog, ahead)
 
     def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
         """One run; one that could not go on is an error, and so is a fleet too small for its router."""

@@ -37,9 +37,7 @@ class Demand:
 def demand(words: Experiment, classes: tuple[str, ...], clusters: int) -> Demand:
     """From `--class` texts if there are any, else from the words of a run."""
     if classes:
-        for word in NOT_WITH_CLASSES:
-            if word in words.model_fields_set and getattr(words, word) not in (None, ()):
-                raise InputError(f"--class and {flag(word)}: both describe the requests; drop one of the two")
+        not_with(words, "--class")
         flows = tuple(_flow(text, words.patience) for text in classes)
         return Demand("classes as given", flows, _context(flows))
     rate = _rate_known(words)
@@ -58,6 +56,13 @@ def demand(words: Experiment, classes: tuple[str, ...], clusters: int) -> Demand
     context = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
     source = f"trace {words.trace}" if words.trace else f"{workload.name} lengths"
     return Demand(source, flows, context, tuple(notes))
+
+
+def not_with(words: Experiment, name: str) -> None:
+    """Refuses settings that describe the requests a second time."""
+    for word in NOT_WITH_CLASSES:
+        if word in words.model_fields_set and getattr(words, word) not in (None, ()):
+            raise InputError(f"{name} and {flag(word)}: both describe the requests; drop one of the two")
 
 
 def cluster(prompts: Floats, outputs: Floats, most: int) -> NDArray[np.int64]:

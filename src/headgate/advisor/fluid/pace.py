@@ -8,13 +8,14 @@ from headgate.advisor.fluid.demand import Demand
 from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
+from headgate.cost.error_bar import error_bar
 from headgate.cost.model import Shape, StepCost
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment
 from headgate.methods.fluid.flows import Pace
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.staffing import Staffing, fixed_staff
-from headgate.workloads.durations import duration
+from headgate.workloads.durations import duration, price
 
 CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told otherwise
 PAPER_SEATS, PAPER_CHUNK = 16, 256  # with step costs as numbers
@@ -64,12 +65,19 @@ def make_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[P
         raise InputError(f"{missing} is missing; give all three step costs, or none")
     if "card" in settings.model_fields_set:
         raise InputError("--card and step costs as numbers; the numbers replace a card, drop one of the two")
-    fixed, per_token, alone = (duration(str(text)) for text in costs.values())
+    fixed, per_token, alone = (_seconds(name, str(text)) for name, text in costs.items())
     if alone <= 0:
         raise InputError("--solo-step 0; a decode step takes time, give such as 22ms")
     seats = settings.slots or PAPER_SEATS
     chunk = PAPER_CHUNK if asked.chunk is None else asked.chunk
     return Pace(seats, chunk, fixed, per_token, 1 / alone, asked.whole_chunks), "step costs as given", ()
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        return price(text) if flag == "--mixed-per-token" else duration(text)
+    except InputError as error:
+        raise InputError(f"{flag}: {error}") from None
 
 
 def _card_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
@@ -88,9 +96,10 @@ def _card_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[
     alone = engine.cost.seconds(Shape(seats, round(seats * context)))
     fixed, slope = _mixed_line(engine.cost, who, seats - 1, chunk)
     held = seats * context
-    notes: tuple[str, ...] = ()
+    notes = tuple(error_bar(card))
     if held > engine.kv_tokens:
         notes = (
+            *notes,
             f"{seats} seats of {context:,.0f} KV tokens each need {held:,.0f}, the engine has "
             f"{engine.kv_tokens:,}: lower --slots",
         )

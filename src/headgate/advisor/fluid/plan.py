@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any
 
-from headgate.advisor.fluid.demand import Demand, demand
+from headgate.advisor.fluid.demand import Demand, demand, not_with
+from headgate.advisor.fluid.from_log import logged_demand
 from headgate.advisor.fluid.pace import fixed_roles, make_levels, make_pace
 from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
 from headgate.core.errors import InputError, unknown
@@ -117,7 +118,7 @@ def make_fluid_plan(
 ) -> FluidAnswer:
     """The whole answer."""
     engines, roles = fleet.size(settings), _checked(settings, fleet)
-    who = demand(settings, fleet.classes, fleet.clusters)
+    who = _demand(settings, fleet)
     pace, costs, notes = make_pace(settings, steps, who)
     flows = tuple(replace(flow, rate=flow.rate / engines) for flow in who.flows)
     prices = Prices(*fleet.prices(settings))
@@ -139,6 +140,16 @@ def make_fluid_plan(
         (*who.notes, *notes, *_warnings(plan)),
         {} if steps.costs else _per_second(settings, who, prices),
     )
+
+
+def _demand(settings: Experiment, fleet: FleetSettings) -> Demand:
+    """The classes: as given, as a router saw them, or of a workload."""
+    if fleet.from_log is None:
+        return demand(settings, fleet.classes, fleet.clusters)
+    if fleet.classes:
+        raise InputError("--from-log and --class: both describe the requests; drop one of the two")
+    not_with(settings, "--from-log")
+    return logged_demand(fleet.from_log)
 
 
 def _per_second(settings: Experiment, who: Demand, prices: Prices) -> dict[str, float]:

@@ -13,6 +13,7 @@ from headgate.advisor.wait.given import check_given
 from headgate.advisor.wait.mix import Mix, candidates, check_wishes, gathered_mix, scaled, windows
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
+from headgate.cost.error_bar import error_bar
 from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.settings import Experiment
 from headgate.methods.wait.inventory import (
@@ -166,7 +167,7 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
     card = load_card(settings.card)
     engine = make_engine(settings, card)
     workload, bad = make_workload(enough(settings))
-    notes = _notes(bad.count, too_long(workload, engine), len(workload), wishes)
+    notes = (*error_bar(card), *_notes(bad.count, too_long(workload, engine), len(workload), wishes))
     mix = gathered_mix(settings, wishes, workload, engine)
     lines = lines_of(engine.cost, mix.parts, engine.kv_tokens)
     most = mix.rate * most_rate(lines, mix.parts, engine.kv_tokens, engine.running)

@@ -2,64 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headgate.core.errors import InputError
+from headgate.cost.derive.models import MODELS
+from headgate.cost.derive.transformer import Transformer
 from headgate.cost.laws.tiles import TileTerms
 
 
 @dataclass(frozen=True)
-class Transformer:
-    """The matrices of a decoder with grouped KV heads and a gated feed-forward net."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    feed_forward: int
-    vocabulary: int
-    bytes_per_weight: int = 2
-
-    @property
-    def width(self) -> int:
-        """All queries of a token together: d of the paper."""
-        return self.heads * self.head_size
-
-    @property
-    def layer(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of one layer's weights: Q, K, V, output, gate, up, down."""
-        hidden, width, inner = self.hidden, self.width, self.feed_forward
-        keys = self.kv_heads * self.head_size
-        attention = ((width, hidden), (keys, hidden), (keys, hidden), (hidden, width))
-        return (*attention, (inner, hidden), (inner, hidden), (hidden, inner))
-
-    @property
-    def body_weights(self) -> int:
-        """Weights of all layers, without embeddings and head."""
-        return self.layers * sum(rows * columns for rows, columns in self.layer)
-
-    @property
-    def head_weights(self) -> int:
-        """Weights of the language-model head."""
-        return self.vocabulary * self.hidden
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of KV per token, keys and values of all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_size * self.bytes_per_weight
-
-    def body_pairs(self, tile: tuple[int, int, int]) -> int:
-        """Tile pairs of all layers for one column of tokens: G of the paper, without the head."""
-        return self.layers * sum(_pairs(matrix, tile) for matrix in self.layer)
-
-    def head_pairs(self, tile: tuple[int, int, int]) -> int:
-        """The same for the head."""
-        return _pairs((self.vocabulary, self.hidden), tile)
-
-
-@dataclass(frozen=True)
-class Gpu:
+class TileGpu:
     """What a GPU does in practice: FLOP/s of large products, bytes/s, and the tiles of its best kernels.
 
     `kv_share` is the share of the memory's speed that attention reaches when it reads KV.
@@ -78,12 +30,12 @@ class Gpu:
         return 2 * rows * columns * depth / self.flops
 
 
-MISTRAL_7B = Transformer(32, 4096, 32, 8, 128, 14336, 32000)
-QWEN3_8B = Transformer(36, 4096, 32, 8, 128, 12288, 151936)
+MISTRAL_7B = replace(MODELS["mistral-7b"], vocabulary=32000)  # of its first release
+QWEN3_8B = MODELS["qwen3-8b"]
 
 
 def derive(
-    model: Transformer, gpu: Gpu, constant: float, per_token: float, sampled_head: bool = True
+    model: Transformer, gpu: TileGpu, constant: float, per_token: float, sampled_head: bool = True
 ) -> TileTerms:
     """The tile model's coefficients, without a measurement of steps.
 
@@ -117,8 +69,3 @@ def derive(
         floor=model.bytes_per_weight * weights / gpu.bandwidth,
         head_per_column=head * gpu.per_pair if sampled_head else 0.0,
     )
-
-
-def _pairs(matrix: tuple[int, int], tile: tuple[int, int, int]) -> int:
-    """Tiles that cover a weight matrix."""
-    return -(-matrix[0] // tile[0]) * -(-matrix[1] // tile[2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from headgate.core.policy import BatchPolicy
@@ -26,13 +28,19 @@ class Made:
         self.engine: Engine = engine_of_card(
             self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
         )
+        asked = options.asynchronous
+        self.asynchronous = self.card.host is not None if asked is None else asked
         self.model = options.model or self.card.model
         self.lengths = OutputLengths(options)
-        self.policy()
+        _, self.parameters = self._policy()
 
     def policy(self) -> BatchPolicy:
+        """One that no engine has used."""
+        return self._policy()[0]
+
+    def _policy(self) -> tuple[BatchPolicy, dict[str, Any]]:
         name, settings = split_name(self.options.policy)
-        return make_policy(name, settings, self.engine)[0]
+        return make_policy(name, settings, self.engine)
 
 
 class OutputLengths:

@@ -27,7 +27,7 @@ Engines = Annotated[int, Field(strict=True, ge=1, le=1024)]
 class Options(SettingsModel):
     """All that can be said of an emulator, on the command line or to `emulated`."""
 
-    card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "h200-qwen3-8b")
+    card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b")
     policy: str = declared(ENGINE, "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS", "mixed")
     slots: Count | None = declared(ENGINE, "requests at once, vLLM's max_num_seqs (default: 256)")
     budget: Count | None = declared(
@@ -38,7 +38,11 @@ class Options(SettingsModel):
     model_len: Count | None = declared(
         ENGINE, "most tokens of one request, prompt and output (default: the card's)"
     )
-    asynchronous: Switch = declared(ENGINE, "compose a step while the one before runs, as vLLM does", False)
+    asynchronous: Switch | None = declared(
+        ENGINE,
+        "compose a step while the one before runs, as vLLM does (default: where the card has a host)",
+        flag="--asynchronous/--no-asynchronous",
+    )
 
     host: str = declared(SERVER, "address to listen on", "127.0.0.1")
     port: Port = declared(SERVER, "first port; 0: any free one", 8000)
@@ -54,6 +58,7 @@ class Options(SettingsModel):
     body_limit: Count = declared(SERVER, "bytes of one body; beyond, 413", 32 * MIB)
     max_bytes: Count = declared(SERVER, "503 beyond so many bytes of bodies being read", 256 * MIB)
     shutdown_timeout: Delay = declared(SERVER, "time to drain after SIGTERM (default: 30s)", 30.0)
+    out: str | None = declared(SERVER, "folder for what was served: traces, and run folders at the end")
     admin_port: Port | None = declared(SERVER, "port of the admin calls (default: none)")
     admin_host: str = declared(SERVER, "its address", "127.0.0.1")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 
 from aiohttp import web
 
+from headgate.core.policy import Observer
 from headgate.live.emulate.clock import Clock
 from headgate.live.emulate.engine import EmulatedEngine
 from headgate.live.emulate.faults import Fault, Faults
@@ -24,12 +25,17 @@ WAITING_WEIGHT = 4  # a waiting request counts as four running ones when vLLM ch
 class Place:
     """What the handlers of one port know."""
 
-    def __init__(self, made: Made, clock: Clock, tokens: Tokens, peers: Peers, ranks: int) -> None:
+    def __init__(
+        self, made: Made, clock: Clock, tokens: Tokens, peers: Peers, observers: Sequence[Sequence[Observer]]
+    ) -> None:
+        """With an engine for each of the `observers`, which hear what happens in it."""
         options = made.options
         self.made, self.clock, self.tokens, self.peers = made, clock, tokens, peers
         self.engines = [
-            EmulatedEngine(made.engine, made.policy(), clock, asynchronous=options.asynchronous)
-            for _ in range(ranks)
+            EmulatedEngine(
+                made.engine, made.policy(), clock, asynchronous=made.asynchronous, observers=tuple(hear)
+            )
+            for hear in observers
         ]
         for engine in self.engines:
             engine.memory.fixed = options.transfer_delay

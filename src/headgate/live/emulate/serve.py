@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from headgate.cost.card import load_card
+from headgate.cost.error_bar import error_bar
 from headgate.live.emulate.options import Options
 from headgate.live.emulate.server import Emulators, start
 from headgate.live.emulate.tally import LATE, Histogram
@@ -49,8 +51,8 @@ async def _serve(options: Options, say: Callable[[str], None]) -> None:
     if len(running.ports) == 1:
         for engine in running.engines:
             engine.on_crash = lambda: os._exit(KILLED)
-    for place in running.describe():
-        say(place)
+    for line in (*running.describe(), *error_bar(load_card(options.card))):
+        say(line)
     gc.collect()
     gc.freeze()  # what is there now stays; collections look at the rest only
     watch = asyncio.create_task(warn_when_late(running, say))

@@ -22,11 +22,13 @@ from headgate.live.emulate.options import Options
 from headgate.live.emulate.peers import Peers
 from headgate.live.emulate.place import Place
 from headgate.live.emulate.problems import busy
+from headgate.live.emulate.recording import discard, traces
+from headgate.live.emulate.silent import Silent
 from headgate.live.emulate.tokens import tokens_by
+from headgate.live.engine.trace import Trace
 from headgate.settings_base import checked
 
 LOG = logging.getLogger("headgate.emulate")
-HEAD_PATIENCE = 30.0  # seconds until a new connection must have sent its first request
 KEEP_ALIVE = 75.0
 BACKLOG = 1024
 TASKS: deque[asyncio.Task[None]] = deque(maxlen=64)  # so that nobody collects them while they run
@@ -55,12 +57,15 @@ class Port:
             shutdown_timeout=0.5,
         )  # fmt: skip
         self._listener: asyncio.Server | None = None
+        self._silent: Silent | None = None
         self._host, self._port = "", 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> None:
         """Listen, and let the engines run."""
         await self._runner.setup()
+        assert self._runner.server is not None
+        self._silent = Silent(self._runner.server)
         self._host, self._port = host, port
         await self.listen()
         shown = f"[{host}]" if ":" in host else host
@@ -123,22 +128,16 @@ class Port:
         if server is None or len(server.connections) >= self.place.made.options.max_connections:
             return TooMany()
         handler = server()
-        asyncio.get_running_loop().call_later(HEAD_PATIENCE, _hurry, handler)
+        assert self._silent is not None
+        self._silent.watch(handler)
         return handler
-
-
-def _hurry(handler: Any) -> None:
-    """Nobody may hold a connection without ever having sent a request."""
-    silent = getattr(handler, "_current_request", None) is None and not getattr(handler, "_request_count", 1)
-    if silent and handler.transport is not None:
-        handler.transport.close()
 
 
 class Emulators(Sequence[str]):
     """Running emulators: a sequence of their urls, and handles on what is behind each."""
 
-    def __init__(self, ports: list[Port], clock: Clock, peers: Peers) -> None:
-        self.ports, self.clock, self._peers = ports, clock, peers
+    def __init__(self, ports: list[Port], clock: Clock, peers: Peers, kept: list[Trace]) -> None:
+        self.ports, self.clock, self._peers, self._traces = ports, clock, peers, kept
         self.admin_url = ""
         self._admin: web.AppRunner | None = None
 
@@ -212,6 +211,8 @@ class Emulators(Sequence[str]):
         if self._admin is not None:
             await self._admin.cleanup()
         await self._peers.close()
+        for trace in self._traces:
+            trace.close()
 
 
 async def start(options: Options) -> Emulators:
@@ -219,9 +220,12 @@ async def start(options: Options) -> Emulators:
     made = Made(options)
     clock: Clock = VirtualClock() if options.virtual else WallClock(options.speed)
     tokens, peers = tokens_by(options.tokenizer), Peers(options.kv_hosts)
-    ports = 1 if options.ranks else options.engines
     ranks = options.engines if options.ranks else 1
-    running = Emulators([Port(Place(made, clock, tokens, peers, ranks)) for _ in range(ports)], clock, peers)
+    kept = traces(made, options.engines)
+    hear: list[list[Trace]] = [[trace] for trace in kept] or [[]] * options.engines
+    shares = [hear[first : first + ranks] for first in range(0, options.engines, ranks)]
+    places = [Place(made, clock, tokens, peers, share) for share in shares]
+    running = Emulators([Port(place) for place in places], clock, peers, kept)
     if options.slow_start:
         await asyncio.sleep(options.slow_start)
     try:
@@ -233,6 +237,7 @@ async def start(options: Options) -> Emulators:
             await running.open_admin(options.admin_host, options.admin_port)
     except BaseException:
         await running.stop()
+        discard(kept)
         raise
     return running
 

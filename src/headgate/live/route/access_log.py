@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from headgate.core.errors import InputError
+from headgate.live.route.answers import RefusedError
 
 CONTROL = re.compile(r"[^\x20-\x7e]")
 LONGEST = 128
@@ -18,6 +19,21 @@ FLUSH_EVERY = 64  # lines
 def clean(text: str) -> str:
     """A text from outside, fit for a log: printable ASCII, at most 128 characters."""
     return CONTROL.sub("?", text[:LONGEST])
+
+
+def refusal_record(wall: float, seconds: float, path: str, id: str, refused: RefusedError) -> dict[str, Any]:
+    """The line of a request that was refused before it had a class: a wrong key, path or body."""
+    return {
+        "time": round(wall, 3),
+        "id": clean(id),
+        "key": refused.key,
+        "class": "",
+        "path": clean(path),
+        "status": refused.status,
+        "outcome": "refused",
+        "fault": refused.reason,
+        "total_ms": round(1000 * seconds, 3),
+    }
 
 
 class JsonLines:

@@ -29,6 +29,10 @@ class RefusedError(Exception):
     def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+        self.key = ""  # whose key it came with
+        self.tries = 0  # engines that were tried
+        self.waited = 0.0  # seconds in the queue
+        self.written = False  # is it in the access log?
 
 
 class Answer(NamedTuple):
@@ -49,10 +53,19 @@ def error_object(status: int, message: str, code: str | int | None = None) -> di
 
 def answer(error: RefusedError) -> Answer:
     """A refusal as a response."""
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", **own_headers(error.tries, error.waited)}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     return Answer(error.status, headers, json.dumps(error_object(error.status, error.message)).encode())
+
+
+def own_headers(tries: int, waited: float) -> dict[str, str]:
+    """What every answer says: engines tried, and milliseconds in the queue."""
+    return {
+        "Server": "headgate",
+        "x-headgate-tries": str(tries),
+        "x-headgate-wait-ms": f"{1000 * waited:.1f}",
+    }
 
 
 def error_event(status: int, message: str, torn: bool = False) -> bytes:

@@ -12,9 +12,10 @@ import aiohttp
 from aiohttp import web
 
 from headgate.core.errors import InputError
-from headgate.live.route.access_log import JsonLines
+from headgate.live.route.access_log import JsonLines, refusal_record
 from headgate.live.route.addresses import address
 from headgate.live.route.admin import Admin
+from headgate.live.route.answers import RefusedError
 from headgate.live.route.body_bytes import BodyBytes
 from headgate.live.route.classes import Classes
 from headgate.live.route.config import Config, EngineAt
@@ -22,6 +23,7 @@ from headgate.live.route.discovery import discover
 from headgate.live.route.front import Front
 from headgate.live.route.gate import ClassLimits, EngineState, Gate
 from headgate.live.route.gate_engines import UNBOUNDED
+from headgate.live.route.headers import request_id
 from headgate.live.route.job import Job
 from headgate.live.route.keys import read_keys
 from headgate.live.route.legs import Legs
@@ -30,10 +32,12 @@ from headgate.live.route.policy import LivePolicy
 from headgate.live.route.reload import changes
 from headgate.live.route.server import GuardedServer, engine_tls, server_tls
 from headgate.live.route.service import Service
+from headgate.live.route.token_limits import TokenLimits
 from headgate.live.route.upstream import Upstream, engine_key
 from headgate.live.route.watch import Watch
 
 log = logging.getLogger("headgate.route")
+LAST_WORDS = 2.0  # seconds at the end: for clients to read their error, and for KV to be released
 KEEP_ALIVE = 4.0  # seconds: below the 5 s after which vLLM's server closes an idle connection
 
 
@@ -49,8 +53,11 @@ class RouterApp:
         self.metrics = Metrics()
         self.access_log, self.trace = JsonLines(config.front.access_log), JsonLines(config.front.trace)
         self.body_bytes = BodyBytes(config.limits.inflight_bytes)
+        self.token_limits = TokenLimits()
+        self._set_token_limits()
         self.upstreams: dict[int, Upstream] = {}
         self.draining = False
+        self._changing = asyncio.Lock()  # one change of the engines at a time
         self._runners: list[web.BaseRunner] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -88,9 +95,9 @@ class RouterApp:
 
     async def _listen(self) -> None:
         front = self.config.front
-        runner = web.ServerRunner(self.server)
+        runner = web.ServerRunner(self.server, shutdown_timeout=LAST_WORDS)
         await self._bind(runner, front.host, front.port, server_tls(front))
-        admin = web.AppRunner(Admin(self).application(), access_log=None)
+        admin = web.AppRunner(Admin(self).application(), access_log=None, shutdown_timeout=LAST_WORDS)
         await self._bind(admin, *address(front.admin), None)
         self.port = runner.addresses[0][1]
         self.admin_port = admin.addresses[0][1]
@@ -154,6 +161,10 @@ class RouterApp:
 
     async def reload(self) -> list[str]:
         """Read the configuration again, check all of it, then apply it. A bad one changes nothing."""
+        async with self._changing:
+            return await self._reload()
+
+    async def _reload(self) -> list[str]:
         try:
             new = self._reread() if self._reread is not None else self.config
             found = changes(self.config, new)
@@ -169,6 +180,7 @@ class RouterApp:
             raise
         old, self.config, self.keys = self.config, new, keys
         self.classes = Classes(new, keys.required)
+        self._set_token_limits()
         self.legs.config, self.watch.health = new, new.health
         self.body_bytes.most, self.service.budget.share = new.limits.inflight_bytes, new.limits.retry_share
         self.gate.set_classes(self._kinds(), self._class_limits())
@@ -185,14 +197,18 @@ class RouterApp:
         while True:
             await asyncio.sleep(self.config.discovery.every)
             if self.config.discovery.file or self.config.discovery.dns:
-                try:
-                    engines = await discover(self.config)
-                    if engines:
-                        self._set_engines(engines)
-                except InputError as error:
-                    log.error("discovery: %s; the engines stay as they are", error)
-                except Exception:
-                    log.exception("discovery failed; the engines stay as they are")
+                async with self._changing:  # else a reload meanwhile would be undone by what is found now
+                    await self._find_engines()
+
+    async def _find_engines(self) -> None:
+        try:
+            engines = await discover(self.config)
+            if engines:
+                self._set_engines(engines)
+        except InputError as error:
+            log.error("discovery: %s; the engines stay as they are", error)
+        except Exception:
+            log.exception("discovery failed; the engines stay as they are")
 
     async def _flush(self) -> None:
         while True:
@@ -207,6 +223,10 @@ class RouterApp:
         limits = self.config.limits
         every = (*self.config.classes, self.config.default)
         return {each.name: ClassLimits(each.queue or limits.queue, limits.queue_ttl) for each in every}
+
+    def _set_token_limits(self) -> None:
+        every = (*self.config.classes, self.config.default)
+        self.token_limits.set(self.keys.tokens, {each.name: each.tokens for each in every if each.tokens})
 
     def _fell(self, reason: str) -> None:
         log.error("router %s is disabled, least-loaded goes on: %s", self.config.router.name, reason)
@@ -229,6 +249,12 @@ class RouterApp:
             mean = self.service.estimates.output(kind)
             self.trace.write(job.trace_record(now, self.origin, self.config.router.name, mean))
 
+    def wrote_refusal(self, request: web.BaseRequest, refused: RefusedError, began: float) -> None:
+        """The same for one that was refused before it had a class."""
+        if self.access_log.wanted:
+            path, id = request.raw_path.partition("?")[0], request_id(request.headers.get("x-request-id"))
+            self.access_log.write(refusal_record(time.time(), self.now() - began, path, id, refused))
+
     # -- the end ---------------------------------------------------------------------------------------------
 
     async def drain(self) -> bool:
@@ -241,15 +267,20 @@ class RouterApp:
         while self.front.inflight and self.now() < deadline:
             await asyncio.sleep(0.05)
         clean = not self.front.inflight
-        self.legs.break_off()
+        self._cut()
         return clean
+
+    def _cut(self) -> None:
+        """Whoever is left gets an error: those that wait are refused, calls are broken off."""
+        self.front.refusing = True
+        self.gate.shut()
+        self.legs.break_off()
 
     async def stop(self) -> None:
         """Close everything."""
         self.draining = True
         if hasattr(self, "front"):
-            self.front.refusing = True
-            self.legs.break_off()
+            self._cut()
             await self.watch.stop()
         for task in self._tasks:
             task.cancel()
@@ -257,7 +288,7 @@ class RouterApp:
         for runner in self._runners:
             await runner.cleanup()
         if hasattr(self, "service"):
-            await asyncio.gather(*self.service.splitter.background, return_exceptions=True)
+            await self.service.splitter.stop(LAST_WORDS)
         if hasattr(self, "session"):
             await self.session.close()
         self.access_log.close()

@@ -67,6 +67,7 @@ class Limits(Part):
     connect: Seconds = 5.0
     first_token: Seconds = 120.0
     idle: Seconds = 60.0
+    client_stall: Seconds = 30.0  # a client that reads nothing of its answer
     tries: Annotated[int, Field(strict=True, ge=1, le=10)] = 3
     retry_share: Share = 0.2
     retry_500: Switch = False
@@ -112,6 +113,7 @@ class Class(Part):
     rate: Annotated[float, Field(gt=0)] | None = None
     patience: Seconds | None = None
     queue: Count | None = None
+    tokens: Count | None = None  # a minute, prompts and outputs together
     priority: Annotated[int, Field(strict=True, ge=-1000, le=1000)] = 0
     first_token: Seconds | None = None
     between_tokens: Seconds | None = None

@@ -1,4 +1,4 @@
-"""Passes an engine's answer to the client, from the first token on."""
+"""Passes an engine's answer to the client, from the first token on, as fast as the client reads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from headgate.live.route.answers import error_event
+from headgate.live.route.answers import error_event, own_headers
+from headgate.live.route.client_writer import ClientWriter
 from headgate.live.route.job import Job
 from headgate.live.route.legs import OpenLeg
+from headgate.live.route.progress import Progress
 from headgate.live.route.relay import Counted
 from headgate.live.route.verdict import Fault, LegError
 
@@ -23,10 +25,7 @@ async def deliver(
 ) -> web.StreamResponse:
     """The engine's status, headers and bytes. A stream that breaks ends with an error event."""
     leg, headers = call.leg, call.leg.headers
-    headers["x-headgate-tries"] = str(max(job.tries, 1))
-    waited = (job.placed or job.arrived) - job.arrived
-    headers["x-headgate-wait-ms"] = f"{1000 * waited:.1f}"
-    headers["Server"] = "headgate"
+    headers.update(own_headers(max(job.tries, 1), (job.placed or job.arrived) - job.arrived))
     if service.legs.config.front.show_engine:
         headers["x-headgate-engine"] = str(call.upstream.id)
     job.status = leg.status
@@ -36,25 +35,53 @@ async def deliver(
         call.close()
         return web.Response(status=leg.status, headers=headers, body=leg.head)
     response = web.StreamResponse(status=leg.status, headers=headers)
+    limits = service.legs.config.limits
+    progress = Progress(limits.idle, limits.client_stall, leg.close, lambda: abort(job))
+    progress.writing = True  # the head and the first event
     try:
-        await response.prepare(job.request)
-        await _pass_on(job, call, response, counted or job)
+        writer = await response.prepare(job.request)
+        assert writer is not None
+        client = ClientWriter(response, writer, job.request.transport)
+        await _pass_on(job, call, response, client, progress, counted or job)
     except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError):
         job.outcome = "client-gone"
     finally:
+        progress.stop()
+        job.stalled = progress.stalled
         _booked(job, call, service)
         call.close()
     return response
 
 
-async def _pass_on(job: Job, call: OpenLeg, response: web.StreamResponse, counted: Counted) -> None:
+async def write_out(job: Job, response: web.StreamResponse, stall: float) -> None:
+    """Write a whole answer, which no longer holds a seat; a client that does not read it is cut."""
+    progress = Progress(stall, stall, lambda: abort(job), lambda: abort(job))
+    progress.writing = True
+    try:
+        await response.prepare(job.request)
+        await response.write_eof()
+    finally:
+        progress.stop()
+        job.stalled = progress.stalled
+
+
+async def _pass_on(
+    job: Job,
+    call: OpenLeg,
+    response: web.StreamResponse,
+    client: ClientWriter,
+    progress: Progress,
+    counted: Counted,
+) -> None:
     leg = call.leg
     try:
-        await response.write(leg.head)
-        await leg.pump(response.write, lambda: _abort(job), counted)
+        await client.write(leg.head)
+        await leg.pump(client, progress, counted)
         await response.write_eof()
         job.outcome = "ok" if leg.scanner.error is None else "failed"
     except LegError as fault:
+        progress.writing = True
+        progress.touch()
         call.fail(fault)
         job.fault, job.outcome = fault.fault.value, "failed"
         response.force_close()
@@ -63,7 +90,7 @@ async def _pass_on(job: Job, call: OpenLeg, response: web.StreamResponse, counte
             await response.write(error_event(status, fault.message, leg.torn))
             await response.write_eof()
         else:
-            _abort(job)  # a body that ends early must not look whole
+            abort(job)  # a body that ends early must not look whole
 
 
 def _booked(job: Job, call: OpenLeg, service: Service) -> None:
@@ -80,6 +107,7 @@ def _booked(job: Job, call: OpenLeg, service: Service) -> None:
         job.output = round(events * call.upstream.tokens_per_event)
 
 
-def _abort(job: Job) -> None:
+def abort(job: Job) -> None:
+    """Reset the client's connection, which ends whatever waits for it."""
     if job.request.transport is not None:
         job.request.transport.abort()

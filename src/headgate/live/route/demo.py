@@ -16,7 +16,7 @@ from headgate.live.emulate import Emulators, emulated
 from headgate.live.route.app import RouterApp
 from headgate.live.route.config import checked
 
-CARD, SPEED, SLOTS, ENGINES = "h200-qwen3-8b", 0.2, 8, 4
+CARD, SPEED, SLOTS, ENGINES = "cal-h200-qwen3-8b", 0.2, 8, 4
 RATES = {"chat": 8.0, "batch": 5.0}  # requests a second, beyond what the engines can serve
 PROMPTS = {"chat": 256, "batch": 2048}  # tokens
 OUTPUTS = {"chat": 60, "batch": 90}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
+from headgate.cost.error_bar import error_bar
 from headgate.live.route.config import Class, Config
 from headgate.methods.fluid.engine_pace import pace_of
 from headgate.methods.fluid.flows import Flow, Instance, Prices
@@ -13,6 +15,7 @@ from headgate.methods.fluid.flows import Flow, Instance, Prices
 if TYPE_CHECKING:
     from headgate.methods.fluid.plan import FluidPlan
 
+log = logging.getLogger("headgate.route")
 PROMPT, OUTPUT, RATE = 512.0, 256.0, 1.0  # of a class of which the configuration says nothing
 BUDGET = 8192  # tokens of one step
 
@@ -28,6 +31,8 @@ def first_plan(config: Config, engines: int) -> FluidPlan:
             "doctor), or choose a router such as least-loaded"
         )
     card = load_card(router.card)
+    for line in error_bar(card):
+        log.warning("%s", line)
     flows = tuple(_flow(each, engines) for each in (config.default, *config.classes))
     total = sum(flow.rate for flow in flows)
     prompt = sum(flow.rate * flow.prompt for flow in flows) / total

@@ -12,6 +12,7 @@ from aiohttp import web
 from headgate.core.version import VERSION
 from headgate.live.route.answers import RefusedError, answer
 from headgate.live.route.body import Asked, read_body
+from headgate.live.route.deliver import write_out
 from headgate.live.route.headers import loops, request_id
 from headgate.live.route.job import Job
 from headgate.live.route.keys import Key
@@ -51,15 +52,18 @@ class Front:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer, whatever happens; a fault of ours is 500 and logged, without the request's content."""
         self.app.server.began(request.protocol)
+        began = self.app.now()
         try:
             return await self._answer(request)
         except RefusedError as refused:
-            return self._refuse(request, refused)
+            if not refused.written:  # one that never became a request of a class
+                self.app.wrote_refusal(request, refused, began)
+            return self._refuse(refused)
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
             log.exception("a request failed inside the router")
-            return self._refuse(request, RefusedError(500, "internal", "the router failed"))
+            return self._refuse(RefusedError(500, "internal", "the router failed"))
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.partition("?")[0]
@@ -112,25 +116,37 @@ class Front:
             asked = read_body(body, path, app.config.front.allow_kv_params)
             job = self._job(request, path, asked, key, arrived, wall)
             return await self._serve(job)
+        except RefusedError as refused:
+            refused.key = "" if key is None else key.name
+            raise
         finally:
             self.inflight -= 1
             app.body_bytes.give_back(held)
 
     async def _serve(self, job: Job) -> web.StreamResponse:
         """Serve it and write it down, however it ends."""
+        app = self.app
         try:
-            response = await self.app.service.serve(job)
+            with app.token_limits.charged(job, app.now, app.service.estimates):
+                response = await app.service.serve(job)
             job.status = job.status or response.status
+            if isinstance(response, web.Response):  # whole, and no longer at an engine
+                with app.body_bytes.answer(response.body):
+                    await write_out(job, response, app.config.limits.client_stall)
             return response
         except RefusedError as refused:
             job.status, job.outcome = refused.status, "refused"
             job.fault = job.fault or refused.reason
+            refused.tries, refused.written = job.tries, True
+            refused.waited = (job.placed or app.now()) - job.arrived
             raise
         except (asyncio.CancelledError, ConnectionError):
             job.outcome, job.status = "client-gone", job.status or GONE
             raise
         finally:
-            self.app.wrote(job)
+            if job.stalled:
+                job.outcome = "client-stalled"
+            app.wrote(job)
 
     def _job(
         self, request: web.BaseRequest, path: str, asked: Asked, key: Key | None, arrived: float, wall: float
@@ -185,12 +201,10 @@ class Front:
             raise RefusedError(429, "memory", "the router holds too many bytes", 1)
         return more
 
-    def _refuse(self, request: web.BaseRequest, refused: RefusedError) -> web.StreamResponse:
+    def _refuse(self, refused: RefusedError) -> web.StreamResponse:
         self.app.metrics.refused.labels(refused.reason).inc()
         made = answer(refused)
-        response = web.Response(
-            status=made.status, body=made.body, headers={**made.headers, "Server": "headgate"}
-        )
+        response = web.Response(status=made.status, body=made.body, headers=made.headers)
         if refused.status in (408, 413, 415) or self.refusing:
             response.force_close()
             response.headers["Connection"] = "close"

@@ -21,6 +21,7 @@ __all__ = ["ClassLimits", "EngineState", "Gate", "Lapsed", "Refused", "State", "
 
 OF_LEASE = 0.6  # of the time for which KV is kept, a request may wait for its decode place
 SERVED = (End.STOPPED, End.LIMIT)
+SHUT = 5  # seconds of Retry-After when the router ends
 ON_ENGINE = (State.PREFILLING, State.DECODING)
 
 
@@ -55,6 +56,8 @@ class Gate(GuardedRouter):
         `prompt` is an estimate in tokens, `whole` forbids to split it over two engines, and one that
         would have to wait for more than `most_wait` seconds is refused at once.
         """
+        if self.closed:
+            raise Refused(503, "draining", SHUT)
         now = self._look()
         ticket = Ticket(self._number, self.roster.kind(kind), now, prompt, limit, guess, priority, slo, whole)
         self._number += 1
@@ -113,6 +116,8 @@ class Gate(GuardedRouter):
         if ticket.state is not State.PREFILLING:
             raise RunError(f"{ticket} has no prompt under way that could be done")
         now = self._look()
+        if self.closed:
+            raise Refused(503, "draining", SHUT)
         ticket.state = State.HANDED_OVER
         ticket.tell(None)
         self._tell(self.desk.parted, ticket, ticket.engine, now)
@@ -125,6 +130,8 @@ class Gate(GuardedRouter):
 
         Another engine is preferred from now on; `whole` changes whether it may be split.
         """
+        if self.closed:
+            raise Refused(503, "draining", SHUT)
         if ticket.state is State.QUEUED or ticket.state is State.GONE:
             raise RunError(f"{ticket} is on no engine and cannot come back from one")
         ticket.tries += 1
@@ -150,6 +157,14 @@ class Gate(GuardedRouter):
         else:
             self._tell(self.desk.left, ticket, now, End.ABORTED if how in SERVED else how)
         self._settle_soon()
+
+    def shut(self) -> None:
+        """The end: requests without an engine are refused, now and from now on; the others end as they do."""
+        self.closed = True
+        now = self._look()
+        for ticket in [*self.tickets.values()]:
+            if ticket.state is State.QUEUED or ticket.state is State.HANDED_OVER:
+                self._refuse(ticket, now, "draining")
 
     # -- engines, classes and routers -----------------------------------------------------------------
 

@@ -78,14 +78,16 @@ class Desk(Dispatch):
             self._move(Move(id, engine, Stage.DECODE), now)
 
     def _move(self, move: Move, now: float) -> None:
-        super()._move(move if move.stage is Stage.DECODE else self._amended(move), now)
+        super()._move(self._amended(move), now)
 
     def _amended(self, move: Move) -> Move:
-        ticket = self.roster.waiting.get(move.request)
+        """The same move, whole where it must be, and to an engine that has not failed the request yet."""
+        roster, decode = self.roster, move.stage is Stage.DECODE
+        ticket = (roster.handoff if decode else roster.waiting).get(move.request)
         if not isinstance(ticket, Ticket) or not (ticket.whole or ticket.avoid):
             return move  # a number that nobody has is refused by the roster
-        engine, stage = move.replica, Stage.WHOLE if ticket.whole else move.stage
-        if engine in ticket.avoid and 0 <= engine < len(self.roster.replicas):
-            places = self.roster.idle[self.roster.replicas[engine].role]
+        engine = move.replica
+        if engine in ticket.avoid and 0 <= engine < len(roster.replicas):
+            places = (roster.open if decode else roster.idle)[roster.replicas[engine].role]
             engine = next((each for each in places if each not in ticket.avoid), engine)
-        return Move(move.request, engine, stage)
+        return Move(move.request, engine, Stage.WHOLE if ticket.whole and not decode else move.stage)

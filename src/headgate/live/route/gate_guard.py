@@ -77,6 +77,7 @@ class GuardedRouter:
         self._on_fall = on_fall
         self._number = 0
         self._soon = False
+        self.closed = False  # nobody is let in or placed any more
         for state in engines:
             self.desk.add_engine(state.checked())
         self.engines_changed()
@@ -234,8 +235,8 @@ class GuardedRouter:
 
     def _refuse(self, ticket: Ticket, now: float, reason: str, tell_router: bool = True) -> None:
         """It is not served, and is told when to come again."""
-        up = any(state.up for state in self.desk.engines.values())
-        reason = reason if up else "no engines"
+        up = any(state.up for state in self.desk.engines.values()) and not self.closed
+        reason = reason if up or self.closed else "no engines"
         ahead = len(self.roster.queues[ticket.kind])
         self.refused[reason] = self.refused.get(reason, 0) + 1
         ticket.state = State.GONE

@@ -50,6 +50,10 @@ class KvParams:
         self.taken = True
         return msgspec.json.encode(self._raw)
 
+    def not_sent(self) -> None:
+        """The decode that took them never left the router: no connection was made."""
+        self.taken = False
+
     def give_up(self) -> bytes | None:
         """The parameters as JSON for a release, at any time; None when they are spent."""
         if self.taken:

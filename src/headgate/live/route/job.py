@@ -40,6 +40,7 @@ class Job:
     fault: str = ""
     generated: int = 0  # events so far
     late: bool = False  # the first token came too late once
+    stalled: bool = False  # its client did not read
 
     def log_record(self, now: float) -> dict[str, Any]:
         """The line of the access log."""

@@ -14,16 +14,18 @@ from headgate.core.errors import InputError
 LINE = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})\s+(?P<digest>[0-9a-fA-F]{64})(?P<rest>(\s+\S+)*)\s*"
 )
+TOKENS = re.compile(r"tokens=([1-9][0-9]{0,14})")
 LONGEST = 512  # characters of a key a client shows
 
 
 @dataclass(frozen=True)
 class Key:
-    """Whose key it is; `choose` lets its requests name their class."""
+    """Whose key it is; `choose` lets its requests name their class, `tokens` limits it by the minute."""
 
     name: str
     digest: bytes
     choose: bool = False
+    tokens: int | None = None
 
 
 class Keys:
@@ -31,6 +33,11 @@ class Keys:
 
     def __init__(self, keys: list[Key] | None) -> None:
         self._keys = None if keys is None else {key.digest: key for key in keys}
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens a minute by name, of keys that are limited."""
+        return {key.name: key.tokens for key in (self._keys or {}).values() if key.tokens is not None}
 
     @property
     def required(self) -> bool:
@@ -53,7 +60,7 @@ class Keys:
 
 
 def read_keys(path: str | Path | None) -> Keys:
-    """Lines of `NAME SHA256 [choose]`; `#` starts a comment."""
+    """Lines of `NAME SHA256 [choose] [tokens=N]`, N a minute; `#` starts a comment."""
     if path is None:
         return Keys(None)
     try:
@@ -67,11 +74,14 @@ def read_keys(path: str | Path | None) -> Keys:
             continue
         found = LINE.fullmatch(line)
         words = found["rest"].split() if found else []
-        if found is None or any(word != "choose" for word in words):
+        limits = [int(each[1]) for word in words if (each := TOKENS.fullmatch(word))]
+        if found is None or len(words) != words.count("choose") + len(limits) or len(limits) > 1:
             raise InputError(
-                f"key file {path}:{number}: write NAME SHA256 [choose]; see headgate route --new-key"
+                f"key file {path}:{number}: write NAME SHA256 [choose] [tokens=N]; "
+                "see headgate route --new-key"
             )
-        keys.append(Key(found["name"], bytes.fromhex(found["digest"]), "choose" in words))
+        tokens = limits[0] if limits else None
+        keys.append(Key(found["name"], bytes.fromhex(found["digest"]), "choose" in words, tokens))
     if not keys:
         raise InputError(f"key file {path}: no keys in it; add a line with headgate route --new-key NAME")
     return Keys(keys)

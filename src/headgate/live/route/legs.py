@@ -19,6 +19,7 @@ from headgate.live.route.upstream import Upstream
 from headgate.live.route.verdict import Fault, LegError
 
 log = logging.getLogger("headgate.route")
+SHUTTING_DOWN = "the router is shutting down"
 
 
 class Legs:
@@ -37,8 +38,13 @@ class Legs:
         self.stopping = False
         self.open_calls: set[OpenLeg] = set()
 
-    def open(self, upstream: Upstream, path: str) -> OpenLeg:
-        """A call to be made; leaving it as a context closes it and frees its place."""
+    def open(self, upstream: Upstream, path: str, last: bool = False) -> OpenLeg:
+        """A call to be made; leaving it as a context closes it and frees its place.
+
+        When the router ends no call is begun any more, except `last` ones, which release KV.
+        """
+        if self.stopping and not last:
+            raise LegError(Fault.CUT, SHUTTING_DOWN, retry=False)
         limits = self.config.limits
         times = Times(
             limits.connect,
@@ -54,7 +60,7 @@ class Legs:
         """The router ends: calls that still run are cut, and their clients get an error."""
         self.stopping = True
         for call in list(self.open_calls):
-            call.leg.break_off("the router is shutting down")
+            call.leg.break_off(SHUTTING_DOWN)
 
     def began(self, upstream: Upstream) -> None:
         upstream.legs += 1
@@ -85,10 +91,10 @@ class Legs:
         else:
             upstream.breaker.gone()
 
-    def headers(self, job: Job, upstream: Upstream) -> aiohttp.typedefs.LooseHeaders:
-        """The headers of a call for this request to this engine."""
+    def headers(self, job: Job, upstream: Upstream, id: str = "") -> aiohttp.typedefs.LooseHeaders:
+        """The headers of a call for this request to this engine; `id` where it is not the request's own."""
         passes = self.config.front.pass_authorization
-        return to_engine(job.request.headers, job.id, upstream.authorization, job.kind.priority, passes)
+        return to_engine(job.request.headers, id or job.id, upstream.authorization, job.kind.priority, passes)
 
 
 class OpenLeg(AbstractContextManager["OpenLeg"]):
@@ -100,11 +106,11 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
         legs.began(upstream)
         legs.open_calls.add(self)
 
-    async def start(self, job: Job, body: bytes) -> None:
+    async def start(self, job: Job, body: bytes, id: str = "") -> None:
         """Send it and wait for the first token or the whole answer; raises LegError, which is booked."""
         sent = self._legs.now()
         try:
-            await self.leg.start(body, self._legs.headers(job, self.upstream))  # type: ignore[arg-type]
+            await self.leg.start(body, self._legs.headers(job, self.upstream, id))  # type: ignore[arg-type]
         except LegError as fault:
             self.fail(fault)
             raise

@@ -25,6 +25,7 @@ class Metrics:
         self.unstreamed = self._counter("unstreamed", "Requests whose first token was assumed", "class")
         self.handovers = self._counter("kv_handovers", "Decodes sent with KV parameters")
         self.released = self._counter("kv_released", "KV given up, by result", "result")
+        self.consumed = self._counter("kv_consumed", "Decodes that went on to release KV without a client")
         self.stripped = self._counter("kv_stripped", "Hand-overs past their deadline")
         self.no_params = self._counter("kv_missing", "Prefills that gave no parameters", "engine")
         self.reloads = self._counter("reloads", "Reloads by result", "result")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 import aiohttp
 from multidict import CIMultiDict
 
+from headgate.live.route.client_writer import ClientWriter
 from headgate.live.route.events import EventScanner
 from headgate.live.route.headers import connection_names, to_client
+from headgate.live.route.progress import Progress
 from headgate.live.route.verdict import (
     Fault,
     LegError,
@@ -22,7 +23,6 @@ from headgate.live.route.verdict import (
     usage_of,
 )
 
-Write = Callable[[bytes], Awaitable[None]]
 DONE_ENDS = ("/v1/completions", "/v1/chat/completions")  # whose streams end with [DONE]
 ERROR_BODY = 1 << 20  # bytes of an engine's error that are passed on
 HELD_EVENTS = 2  # events without text that are held back at most
@@ -89,49 +89,50 @@ class Leg:
             self.close()
             raise
 
-    async def pump(self, write: Write, stalled: Callable[[], None], counted: Counted) -> None:
+    async def pump(self, client: ClientWriter, progress: Progress, counted: Counted) -> None:
         """Pass the rest on as it comes; raises LegError when the engine breaks off or falls silent.
 
-        `stalled` is called when the client has not read for the idle limit; `counted` is told the events so
-        far, from which lengths are estimated while the request runs.
+        `counted` is told the events so far, from which lengths are estimated while the request runs.
         """
         response = self._response
         assert response is not None
-        clock = _Idle(self._times.idle, self.close, stalled)
         try:
-            await self._copy(response.content, write, clock, counted)
+            await self._copy(response.content, client, progress, counted)
         except (aiohttp.ClientError, OSError) as error:
-            if clock.writing:
+            if progress.writing:
                 raise ConnectionResetError("the client is gone") from error
-            if clock.fired and not self._cut:
+            if progress.silent and not self._cut:
                 raise LegError(Fault.IDLE, f"no token for {self._times.idle:g} s", 504) from None
             raise self._broken(Fault.RESET, "the engine closed the connection before the end") from None
-        finally:
-            clock.stop()
+        progress.writing = True
+        progress.touch()
         rest = self.scanner.rest()
         if rest:
             self._sent_rest = True
-            await write(rest)
+            await client.write(rest)
         if self._scans and not self.scanner.done and self._path in DONE_ENDS:
             raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
 
     async def _copy(
-        self, content: aiohttp.StreamReader, write: Write, clock: _Idle, counted: Counted
+        self, content: aiohttp.StreamReader, client: ClientWriter, progress: Progress, counted: Counted
     ) -> None:
-        scanner, scans = self.scanner, self._scans
-        read, feed = content.readany, scanner.feed
+        scanner, scans, write_now = self.scanner, self._scans, client.now
+        read, feed, touch = content.readany, scanner.feed, progress.touch
+        progress.writing = False
+        touch()
         while True:
             chunk = await read()
             if not chunk:
                 if content.at_eof():
                     return
                 continue
+            touch()
             passed = feed(chunk) if scans else chunk
-            if passed:
-                clock.writing = True
-                await write(passed)
-                clock.writing = False
-            clock.touch()
+            if passed and not write_now(passed):
+                progress.writing = True
+                await client.write(passed)
+                progress.writing = False
+                touch()
             counted.generated = scanner.events
 
     @property
@@ -252,33 +253,3 @@ class Leg:
         if self._cut:
             return LegError(Fault.CUT, self._cut, retry=False)
         return LegError(fault, message)
-
-
-class _Idle:
-    """Closes a call that is silent for too long; a client that does not read is told apart."""
-
-    __slots__ = ("_close", "_handle", "_last", "_limit", "_loop", "_stalled", "fired", "writing")
-
-    def __init__(self, limit: float, close: Callable[[], None], stalled: Callable[[], None]) -> None:
-        self.fired = self.writing = False
-        self._loop = asyncio.get_running_loop()
-        self._limit, self._close, self._stalled = limit, close, stalled
-        self._last = self._loop.time()
-        self._handle = self._loop.call_later(limit, self._check)
-
-    def touch(self) -> None:
-        """Something came and went on."""
-        self._last = self._loop.time()
-
-    def stop(self) -> None:
-        self._handle.cancel()
-
-    def _check(self) -> None:
-        left = self._last + self._limit - self._loop.time()
-        if left > 0.001:
-            self._handle = self._loop.call_later(left, self._check)
-        elif self.writing:
-            self._stalled()
-        else:
-            self.fired = True
-            self._close()

@@ -12,12 +12,13 @@ from aiohttp import web
 
 from headgate.core.fleet import Move, Stage
 from headgate.core.policy import End
-from headgate.live.route.answers import RefusedError
+from headgate.live.route.answers import RefusedError, own_headers
 from headgate.live.route.deliver import deliver
 from headgate.live.route.estimates import Estimates
 from headgate.live.route.gate import Gate, Lapsed, Refused, State, Ticket
+from headgate.live.route.handover import KvParams
 from headgate.live.route.job import Job
-from headgate.live.route.legs import Legs, OpenLeg
+from headgate.live.route.legs import SHUTTING_DOWN, Legs, OpenLeg
 from headgate.live.route.retries import RetryBudget, backoff
 from headgate.live.route.split import Splitter
 from headgate.live.route.upstream import Upstream
@@ -70,6 +71,8 @@ class Service:
             raise self._refusal(refusal) from None
 
     def _refusal(self, refusal: Refused) -> RefusedError:
+        if refusal.reason == "draining":
+            return RefusedError(503, "draining", SHUTTING_DOWN, refusal.retry_after)
         said = "no engine is up" if refusal.status == 503 else f"too many requests: {refusal.reason}"
         return RefusedError(refusal.status, refusal.reason.replace(" ", "-"), said, refusal.retry_after)
 
@@ -108,14 +111,18 @@ class Service:
     def final(self, job: Job, fault: LegError) -> web.StreamResponse:
         """The answer when no try is left: the engine's own where it gave one."""
         if fault.fault.value in PASSED_ON and fault.status:
-            headers = {"Content-Type": fault.content_type} if fault.content_type else {}
+            headers = own_headers(job.tries, (job.placed or job.arrived) - job.arrived)
+            if fault.content_type:
+                headers["Content-Type"] = fault.content_type
             if fault.status in (429, 503):
                 headers["Retry-After"] = str(max(1, round(1 + 4 * random.random())))
             return web.Response(status=fault.status, body=fault.body, headers=headers)
         if self.legs.stopping:
-            raise RefusedError(503, "draining", "the router is shutting down", 5)
+            raise RefusedError(503, "draining", SHUTTING_DOWN, 5)
         if not any(each.up(self.now()) for each in self.upstreams.values()):
             raise RefusedError(503, "no-engines", "no engine is up", 5)
+        if fault.fault is Fault.CONNECT:  # before any probe has noticed
+            raise RefusedError(503, "unreachable", "no engine could be reached", 5)
         status = 504 if fault.fault is Fault.FIRST_TOKEN else 502
         raise RefusedError(status, fault.fault.value, fault.message)
 
@@ -135,9 +142,10 @@ class _Handling:
         """Try until an engine's first token is there, then pass its answer on."""
         service, job = self.service, self.job
         while True:
-            job.tries += 1
             try:
-                call = await self._placed_call()
+                move = await self._place()
+                job.tries += 1
+                call = await self._call(move)
             except LegError as fault:
                 job.fault = fault.fault.value
                 self._drop_call()
@@ -158,13 +166,12 @@ class _Handling:
         if self.ticket.state not in (State.QUEUED, State.GONE):
             self.service.gate.back(self.ticket, whole=True if self.job.tries >= 2 else None)
 
-    async def _placed_call(self) -> OpenLeg:
-        """A place, and the call there up to its first token."""
-        move = await self._place()
+    async def _call(self, move: Move) -> OpenLeg:
+        """The call at its place, up to its first token."""
         upstream = self.service.upstreams[move.replica]
         if move.stage is Stage.PREFILL:
             return await self._split(upstream)
-        return await self._start(upstream, self.job.asked.body)
+        return await self._start(upstream)
 
     async def _place(self) -> Move:
         service, job = self.service, self.job
@@ -179,10 +186,11 @@ class _Handling:
         job.engine = move.replica
         job.engines.append(move.replica)
         if move.replica == self._last_failed:
-            await asyncio.sleep(backoff(job.tries, random.random))
+            await asyncio.sleep(backoff(max(job.tries, 1), random.random))
         return move
 
-    async def _start(self, upstream: Upstream, body: bytes) -> OpenLeg:
+    async def _start(self, upstream: Upstream, params: KvParams | None = None) -> OpenLeg:
+        """The call there; with the KV of its prompt where that was elsewhere."""
         service, job = self.service, self.job
         call = self.call = service.legs.open(upstream, job.path)
         if not job.asked.stream:
@@ -192,7 +200,10 @@ class _Handling:
             service.legs.metrics.unstreamed.labels(job.kind.name).inc()
         sent = service.now()
         try:
-            await call.start(job, body)
+            if params is None:
+                await call.start(job, job.asked.body)
+            else:
+                await service.splitter.decode(job, self.ticket, call, params, self._detach_call)
         finally:
             self._stop_timer()
         if job.asked.stream and call.leg.streaming:
@@ -205,26 +216,35 @@ class _Handling:
         params = await service.splitter.prefill(job, self.ticket, upstream, self._detach)
         if params is None:  # no KV connector: the whole request at this engine
             service.gate.first_token(self.ticket)
-            return await self._start(upstream, job.asked.body)
+            return await self._start(upstream)
         try:
             service.gate.parted(self.ticket, service.legs.config.kv.lease)
             move = await service.gate.place(self.ticket)
         except Lapsed:
             service.legs.metrics.stripped.inc()
             service.splitter.release(job, params)
-            return await self._placed_call()
+            return await self._call(await self._place())
         except BaseException:
             service.splitter.release(job, params)
             raise
         job.engine = move.replica
         job.engines.append(move.replica)
-        target = service.upstreams[move.replica]
-        call = await self._start(target, service.splitter.decode_body(job, params, target))
+        call = await self._decode(service.upstreams[move.replica], params)
         leg = call.leg
         if leg.status >= 500:  # the parameters are spent and nothing was shown: a new prompt, elsewhere
             why = f"the decode was answered {leg.status}"
             raise LegError(Fault.STATUS, why, leg.status, leg.head, leg.headers.get("Content-Type", ""))
         return call
+
+    async def _decode(self, target: Upstream, params: KvParams) -> OpenLeg:
+        try:
+            return await self._start(target, params)
+        finally:
+            self.service.splitter.release(self.job, params)  # if the decode never took them
+
+    def _detach_call(self) -> None:
+        """The decode goes on without its client until its engine has the KV, and ends call and ticket."""
+        self._detached, self.call = True, None
 
     def _detach(self) -> None:
         """The prefill goes on without its client and ends the ticket when it is done."""

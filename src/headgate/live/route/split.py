@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from secrets import token_hex
 
 from headgate.core.policy import End
 from headgate.live.route.gate import Gate, Ticket
 from headgate.live.route.handover import KvParams, decode_body, prefill_body, read_params, release_body
 from headgate.live.route.job import Job
-from headgate.live.route.legs import Legs
+from headgate.live.route.legs import Legs, OpenLeg
 from headgate.live.route.upstream import Upstream
 from headgate.live.route.verdict import Fault, LegError
 
 log = logging.getLogger("headgate.route")
 RELEASE_TIMEOUT = 5.0  # seconds
+RELEASES = 3  # engines that are asked to release KV, where the first cannot be reached
+CONSUMED = 5.0  # seconds in which a decode that does not stream has surely read its KV
 
 
 class Splitter:
@@ -54,10 +57,52 @@ class Splitter:
         finally:
             self.gate.end(ticket, End.ABORTED)
 
+    async def decode(
+        self, job: Job, ticket: Ticket, call: OpenLeg, params: KvParams, detach: Callable[[], None]
+    ) -> None:
+        """Send the decode and wait for its first token.
+
+        When the client hangs up before it, the call is left to go on until then: only an engine that has read
+        the KV tells its owner so, and parameters that were sent cannot be released by another call. The seat
+        is held meanwhile. A decode that could not be sent releases its KV.
+        """
+        body = self.decode_body(job, params, call.upstream)
+        if body is job.asked.body:  # no parameters: an abort leaves nothing behind
+            return await call.start(job, body)
+        task = asyncio.create_task(self._decode(job, call, body, params))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                detach()
+                self._keep(self._consumed(job, ticket, call, task))
+            raise
+
+    async def _decode(self, job: Job, call: OpenLeg, body: bytes, params: KvParams) -> None:
+        try:
+            await call.start(job, body)
+        except LegError as fault:
+            if fault.fault is Fault.CONNECT:
+                params.not_sent()
+                self.release(job, params)
+            raise
+
+    async def _consumed(self, job: Job, ticket: Ticket, call: OpenLeg, task: asyncio.Task[None]) -> None:
+        """Wait for the first token of a decode without a client; an answer that does not stream has none."""
+        self.legs.metrics.consumed.inc()
+        try:
+            await asyncio.wait((task,), timeout=self.legs.config.kv.lease if job.asked.stream else CONSUMED)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        finally:
+            call.close()
+            self.gate.end(ticket, End.ABORTED)
+
     async def _prefill(self, job: Job, upstream: Upstream) -> KvParams | None:
         kv = self.legs.config.kv
         with self.legs.open(upstream, job.path) as call:
-            await call.start(job, prefill_body(job.asked.body, kv.reuse_tokens))
+            # KV is named after its prefill: two prompts of a request, or of two with one id, must differ
+            await call.start(job, prefill_body(job.asked.body, kv.reuse_tokens), f"hg-{token_hex(12)}")
             if call.leg.status >= 400 or not call.leg.whole:
                 raise self._refused(call.leg.status, call.leg.head, call.leg.headers.get("Content-Type", ""))
             call.good()
@@ -107,22 +152,33 @@ class Splitter:
         if not others:
             self.legs.metrics.released.labels("no-engine").inc()
             return
-        least = min(others, key=lambda each: each.legs)
-        self._keep(self._release(job, least, release_body(job.asked.body, raw)))
+        others.sort(key=lambda each: each.legs)
+        self._keep(self._release(job, others[:RELEASES], release_body(job.asked.body, raw)))
 
-    async def _release(self, job: Job, upstream: Upstream, body: bytes) -> None:
+    async def _release(self, job: Job, upstreams: list[Upstream], body: bytes) -> None:
         result = "failed"
-        try:
-            with self.legs.open(upstream, job.path) as call:
-                await call.leg.start(body, self.legs.headers(job, upstream), RELEASE_TIMEOUT)  # type: ignore[arg-type]
-                result = "ok" if call.leg.status == 400 else f"status-{call.leg.status}"
-        except LegError:
-            pass
+        for upstream in upstreams:
+            try:
+                with self.legs.open(upstream, job.path, last=True) as call:
+                    await call.leg.start(body, self.legs.headers(job, upstream), RELEASE_TIMEOUT)  # type: ignore[arg-type]
+                    result = "ok" if call.leg.status == 400 else f"status-{call.leg.status}"
+                break
+            except LegError as fault:
+                if fault.fault is not Fault.CONNECT:  # it may have arrived
+                    break
         self.legs.metrics.released.labels(result).inc()
 
     def _same_group(self, first: int, second: int) -> bool:
         owner = self.upstreams.get(second)
         return owner is not None and self.upstreams[first].spec.kv_group == owner.spec.kv_group
+
+    async def stop(self, seconds: float) -> None:
+        """End what goes on in the background; releases have a moment."""
+        if self.background:
+            _, left = await asyncio.wait(self.background, timeout=seconds)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     def _keep(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]

@@ -26,12 +26,12 @@ class Refused(Exception):  # noqa: N818  (an answer to the client, not a fault)
 
     def __init__(self, status: int, reason: str, retry_after: int) -> None:
         super().__init__(f"{status} {reason}; retry after {retry_after} s")
-        self.status = status  # 429: the queue is full or too slow; 503: no engine is there
+        self.status = status  # 429: the queue is full or too slow; 503: no engine, or the router ends
         self.reason = reason  # one of REASONS
         self.retry_after = retry_after
 
 
-REASONS = ("queue full", "queue time", "wait too long", "router", "no engines")
+REASONS = ("queue full", "queue time", "wait too long", "router", "no engines", "draining")
 
 
 class Lapsed(Exception):  # noqa: N818  (news, not a fault)
@@ -103,6 +103,10 @@ class Ticket:
         self.lapsed = False  # its handler must give up its KV before anything else
         self.answer: Move | Refused | None = None  # what `place` will return or raise
         self.waiter: Future[None] | None = None
+
+    @property
+    def room(self) -> int:
+        return self.todo
 
     @property
     def todo(self) -> int:

@@ -18,6 +18,7 @@ MayBe = Literal["class", "ttft", "tbt", "guess"]  # parameters of a request, wit
 CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
 
 PANEL = "headgate"  # in --help
+BETWEEN = ("tpot", "itl")  # other names of the promise between tokens
 DEFAULT = "auto (default): slai with promises, else eb+; keep without a card"
 Status = Literal[503, 429]
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
@@ -29,14 +30,14 @@ class Promise(SettingsModel):
     """What one class of requests was promised."""
 
     ttft: Seconds | None = None  # time to first token
-    tbt: Seconds | None = None  # time between tokens
+    tbt: Seconds | None = declared(PANEL, "time between tokens", also=BETWEEN)
 
 
 class Floor(SettingsModel):
     """The shortest times a request may claim for itself; promises of classes are not cut."""
 
     ttft: Seconds = 0.1
-    tbt: Seconds = 0.02
+    tbt: Seconds = declared(PANEL, "time between tokens", 0.02, also=BETWEEN)
 
 
 class Settings(SettingsModel):
@@ -50,7 +51,9 @@ class Settings(SettingsModel):
     ttft: Seconds | None = declared(
         PANEL, "promised time to first token, such as 500ms, unless a request has its own"
     )
-    tbt: Seconds | None = declared(PANEL, "promised time between two tokens, such as 100ms, likewise")
+    tbt: Seconds | None = declared(
+        PANEL, "promised time between two tokens, such as 100ms, likewise", also=BETWEEN
+    )
     refuse: Status | None = declared(
         PANEL, "503 or 429: answer to requests that cannot be in time (default: serve them last)"
     )

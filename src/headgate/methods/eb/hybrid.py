@@ -53,7 +53,7 @@ class ExclusivePlus(BatchPolicy):
 
     Examples:
         >>> import headgate
-        >>> engine = headgate.card_engine("h200-qwen3-8b", slots=64)
+        >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=64)
         >>> policy = headgate.ExclusivePlus(slots=64, budget=8192, cost=engine.cost)
         >>> run = headgate.simulate(engine, policy, headgate.Workload.of([512] * 200, [64] * 200))
         >>> int(run.completed().sum())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isnan, nan
+from math import ceil, isnan, nan
 
 import numpy as np
 
-from headgate.advisor.capacity.plan import CapacityPlan, Found
+from headgate.advisor.capacity.found import Found
+from headgate.advisor.capacity.plan import CapacityPlan
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
 from headgate.report.charts.bars import Bar, Bars
@@ -43,12 +44,25 @@ def _verdict(plan: CapacityPlan) -> str:
     best = max(plan.found, key=lambda each: each.rate.value)
     if not best.rate.value:
         return "No policy keeps these levels at any rate: ask for less."
-    share = f"{100 * best.share:.0f} % of λ*"
+    share = f"{100 * best.share:.0f} % of λ*{_bar(plan.error)}"
     if len(plan.found) == 1:
         return f"{best.policy} sustains {number(best.rate.value)} requests/s, {share}."
-    alike = [each.policy for each in plan.found if each is not best and _alike(each, best)]
+    others = [each for each in plan.found if each is not best]
+    near = [each.policy for each in others if each.rate.value >= (1 - plan.error) * best.rate.value]
+    if plan.error and near:
+        return (
+            f"Cannot tell which policy sustains most: {best.policy} with {number(best.rate.value)} "
+            f"requests/s, {share}, and {', '.join(near)} are within the error of a card that was not "
+            "measured."
+        )
+    alike = [each.policy for each in others if _alike(each, best)]
     said = f"{best.policy} sustains most: {number(best.rate.value)} requests/s, {share}"
     return f"{said}; no significant difference from {', '.join(alike)}." if alike else f"{said}."
+
+
+def _bar(error: float) -> str:
+    """The error of a derived card's throughput; "" for one that was measured."""
+    return f" (±{100 * error:.0f} %, derived card)" if error else ""
 
 
 def _alike(one: Found, other: Found) -> bool:
@@ -130,7 +144,11 @@ def _fewest(plan: EnginesPlan) -> str:
     over = best - plan.least
     gap = "as few as any fleet can have" if not over else f"{over} more than any fleet must have"
     many = "are" if best > 1 else "is"
-    return f"{plural(best, 'engine')} {many} enough with {' or '.join(names)}, {gap}."
+    said = f"{plural(best, 'engine')} {many} enough with {' or '.join(names)}, {gap}"
+    if plan.error:  # speed off by so much, either way
+        least, most = (max(1, ceil(best / (1 + plan.error))), ceil(best / (1 - plan.error)))
+        said += f"; {least} to {most} with the error of ±{100 * plan.error:.0f} % of a derived card"
+    return f"{said}."
 
 
 def _fleet_facts(plan: EnginesPlan) -> Facts:

@@ -54,6 +54,12 @@ def choice(plan: ThresholdPlan) -> str:
         )
     if plan.winner == "mixed":
         return f"{where} mixed batches serve {more} more than exclusive ones: stay with --policy mixed."
+    if plan.situation.error > WITHIN_ERROR:
+        change = f"{more} {'more' if plan.gain > 0 else 'less'}"
+        return (
+            f"{where} cannot tell: exclusive batches serve {change} by this card, which was not measured and "
+            f"may be off by {100 * plan.situation.error:.0f} %: stay with --policy mixed, vLLM's default."
+        )
     return (
         f"{where} the difference is within the error (exclusive serves {more} "
         f"{'more' if plan.gain > 0 else 'less'}): stay with --policy mixed, vLLM's default."

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.cost.card import load_card
+from headgate.cost.card import recorded_card
 from headgate.methods.bounds.capacity import Bound, Requests, engine_bound
 from headgate.record.tables import Run
 from headgate.stats.comparison import Comparison, compare
@@ -138,15 +138,20 @@ class Scene:
 
     @cached_property
     def bound(self) -> Bound | None:
-        """The rate no policy exceeds on these requests; None where the card does not tell."""
-        run = next(iter(self.tables.values()))
+        """The rate no policy exceeds on the requests that rates are measured on, those of the baseline's
+        window; None where the card does not tell.
+        """
+        first = next(iter(self.first.values()))
+        run, counted = first.run, first.window.counted
         limits = dict(run.meta.get("engine") or {})
-        done = run.completed() & (run.requests["output"] >= 1)
-        if not limits or not np.any(done):
+        done = counted[run.requests["output"][counted] >= 1]
+        if not limits or not len(done):
             return None
+        if any(table.meta.get("prefix_evicted") is not None for table in self.tables.values()):
+            return None  # prompts that are found cost less than the bound counts
         lengths = Requests.of(run.requests["prompt"][done], run.requests["output"][done] - 1)
         try:
-            cost = load_card(run.meta["card"]).cost
+            cost = recorded_card(run.meta["card"]).cost
             return engine_bound(
                 cost, lengths, limits["running"], limits["batch_tokens"], limits["kv_tokens"], self.engines
             )

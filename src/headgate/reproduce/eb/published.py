@@ -10,7 +10,7 @@ CARDS = {  # the published coefficients of each GPU and model
     (H200, "8B"): "pub-h200-qwen3-8b",
     (H200, "30B"): "pub-h200-qwen3-30b-a3b",
 }
-MEASURED = "h200-qwen3-8b"  # our own card, of another engine version
+MEASURED = "linear-h200-qwen3-8b"  # our own card, of another engine version
 Triple = tuple[float, float, float]
 
 # Table 2: requests per second of v0, v1 and EB(k̂*) by GPU, model and data set.

@@ -6,21 +6,16 @@ from collections.abc import Callable, Sequence
 from heapq import heappop
 from math import inf
 
+from headgate.core.build import mypyc_attr
 from headgate.core.ledger import NOT_ROLLING, Entry
 from headgate.core.plan import Decodes
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.kv.prefix import Pieces
 from headgate.sim.engine.delayed_events import DelayedEvents
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.launches import Launches
 from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.residents import SEAT
-
-
-class Unseen(float):
-    """The date of tokens on their way: when the next step is composed, as a live engine has it.
-
-    Another step may be seen at the very same time, so dates are told apart by identity.
-    """
 
 
 class Composed:
@@ -30,13 +25,15 @@ class Composed:
 
     def __init__(self, composed: float, done: float, date: float, work: tuple[int, int, int, int]) -> None:
         self.composed, self.done = composed, done
-        self.date = Unseen(date)  # of its tokens, until they are seen
+        self.date = date  # of its tokens, until they are seen: when the next step is composed, as when live
         self.work = work  # decodes, their context, prompt tokens, tokens behind them
         self.joined: list[tuple[Entry, bool]] = []  # prompts done with it, and whether they decode on
         self.leaving: dict[int, tuple[Entry, End]] = {}  # they go when its tokens are seen
-        self.dated: list[Entry] = []  # whose newest token may be its own, beside those who roll on
+        # Those whose newest token is its own, beside those who roll on, and how many tokens that makes.
+        self.dated: list[tuple[Entry, int]] = []
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Ahead(Replica):
     """Its clock is the host's. A step is composed at the moment the tokens of the step before the last are
     seen, for what is known then; its tokens are seen when the GPU has done it and the host, busy with the
@@ -56,7 +53,8 @@ class Ahead(Replica):
     in step n + 1 too, for a token nobody gets.
 
     A policy hears of prompts and evictions when the step is composed and of ends when they are seen, as it
-    does in a live engine. It is asked at every step: no step is jumped over.
+    does in a live engine, and its leases count them then. Decode steps that repeat are jumped over while
+    nobody joins, leaves or stops: `Launches` times them all at once.
 
     Source: vLLM's `EngineCore.step_with_batch_queue` and `AsyncScheduler`, with a queue of two and the GPU's
     worker in the engine's own process (one GPU). We differ: a step begins on the GPU when it is composed, not
@@ -69,13 +67,15 @@ class Ahead(Replica):
         policy: BatchPolicy,
         lengths: Sequence[int],
         observers: Sequence[Observer] = (),
+        leases: bool = True,
         on_leave: Callable[[float], None] = lambda now: None,
+        contents: Sequence[Pieces] | None = None,
     ) -> None:
         self._later = DelayedEvents(observers)
         self._air: Composed | None = None  # composed last
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were
-        super().__init__(engine, policy, lengths, (self._later,), False, on_leave)
+        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave, contents)
         self._launches = self._pace = Launches(engine.cost)
 
     @property
@@ -85,6 +85,7 @@ class Ahead(Replica):
 
     def leave(self, entry: Entry, now: float, how: End) -> None:
         """Whoever gets a token from the step on its way goes with it."""
+        self.lease.ended = True
         if self._air is not None and entry.id in self.ledger.decoding:
             if entry.id not in self._air.leaving:
                 self._stop(entry)
@@ -97,14 +98,13 @@ class Ahead(Replica):
         if self._air is not None and entry.id in self._air.leaving:
             self._stop(entry)
         else:
-            super().evict(entry)
             self._date(entry)
+            super().evict(entry)
 
     def advance(self, wake: float = inf) -> bool:
         """Compose a step, or wait for the one on its way. False: there is none, and nothing could run."""
         composed = self.now
         if super().advance(wake):
-            self.last_start = composed
             return True
         if not self.asked_now:
             return False
@@ -118,11 +118,7 @@ class Ahead(Replica):
 
     def settle(self) -> None:
         """The tokens of the step before the newest are seen; who has all of them goes."""
-        if self._landing is not None:
-            self._land(self._landing)
-            self._later.catch_up(self._landing.date, self.now)
-            self._landing = None
-        self._later.catch_up()
+        self._see()
         while self._ends and self._ends[0][0] <= self.ledger.tick:
             end, id = heappop(self._ends)
             entry = self.ledger.decoding.get(id)
@@ -133,18 +129,56 @@ class Ahead(Replica):
                 whole = entry.generated >= self._lengths[entry.id]
                 self._goes(entry, End.STOPPED if whole else End.LIMIT)
 
+    def _see(self) -> None:
+        dated: list[tuple[Entry, int]] = []
+        if self._landing is not None:
+            dated = self._landing.dated
+            self._land(self._landing)
+            self._landing = None
+        self._later.catch_up(dated, self.now)
+
     def _ran(
         self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
     ) -> None:
-        """The step is on its way; the clock goes to the end of the one before it, as it is seen."""
-        seen = -inf if self._air is None else self._air.done
-        self.now = max(start, seen, self._launches.launched)
-        newest = Composed(start, ends[0], self.now, (decodes, context, prefill, behind))
-        self._landing, self._air = self._air, newest
-        if decodes:
-            self.blocks.grow(self.ledger.tick, 1, decodes)
-            self.ledger.ticks(1, newest.date)
-        self.lease.ended = True
+        """The newest step is on its way; the clock goes to the end of the one before it, as it is seen.
+
+        `ends` are those of the steps before each of these.
+        """
+        if len(ends) > 1:
+            self._jump(start, ends, decodes, context)
+            start, context = ends[-2], context + (len(ends) - 1) * decodes
+        self._compose(start, ends[-1], (decodes, context, prefill, behind))
+        self.last_start = start
+        self.lease.ran(len(ends), self.now)
+
+    def _jump(self, start: float, ends: list[float], decodes: int, context: int) -> None:
+        """All but the newest of several equal decode steps: composed, and all but the last of those seen."""
+        self._compose(start, ends[0], (decodes, context, 0, 0))
+        self._see()
+        last = len(ends) - 2
+        if not last:
+            return
+        self.blocks.grow(self.ledger.tick, last, decodes)
+        self.ledger.ticks(last, ends[-2])
+        self._tell_steps(Steps(ends[0], ends[1:-1], decodes, context, 0, 0, self._kv))
+        self._seen = ends[-2]
+        self._air = Composed(ends[last - 1], ends[-1], ends[-2], (decodes, context + last * decodes, 0, 0))
+
+    def _compose(self, start: float, now: float, work: tuple[int, int, int, int]) -> None:
+        self.now = now
+        self._landing, self._air = self._air, Composed(start, self._launches.done, now, work)
+        if work[0]:
+            self.blocks.grow(self.ledger.tick, 1, work[0])
+            self.ledger.ticks(1, now)
+
+    @property
+    def _kv(self) -> int:
+        return (self.blocks.total - self.blocks.free) * self.blocks.size
+
+    def _tell_steps(self, steps: Steps) -> None:
+        self._later.tell("stepped", steps)
+        for hook in self.hear.stepped:  # the policy's
+            hook(steps)
 
     def _complete(self, entry: Entry) -> None:
         """Its prompt is done with the step on its way."""
@@ -152,7 +186,8 @@ class Ahead(Replica):
         rolling = isinstance(self.plan.decode, Decodes)
         self._join(entry, self._air.date, rolling)
         self._air.joined.append((entry, rolling))
-        self._date(entry)
+        self._air.dated.append((entry, entry.generated))
+        self.lease.prefill()
         self.policy.prefilled(entry, self.now)
         if not rolling:
             self.policy.held(entry, self.now)
@@ -160,13 +195,10 @@ class Ahead(Replica):
     def _land(self, step: Composed) -> None:
         """Tell what this step brought."""
         now, later = self.now, self._later
-        kv = (self.blocks.total - self.blocks.free) * self.blocks.size
-        start = max(step.composed, self._seen)
-        steps = Steps(start, [now], *step.work, kv)
-        self._seen = now
-        self.ledger.redate(step.date, now, step.dated)
-        later.tell("stepped", steps)
-        self.policy.stepped(steps)
+        start, self._seen = max(step.composed, self._seen), now
+        ticks_since = self._air is not None and self._air.work[0] > 0
+        self.ledger.redate(now, step.work[0] > 0 and not ticks_since, step.dated)
+        self._tell_steps(Steps(start, [now], *step.work, self._kv))
         for entry, rolling in step.joined:
             later.tell("prefilled", entry, now)
             if not rolling:
@@ -175,17 +207,27 @@ class Ahead(Replica):
             self._free(entry)
             self.ledger.recount(entry, min(entry.generated, self._whole(entry)))
             self.ledger.leave(entry)
+            self.lease.finish()
             later.tell("finished", entry, now, how)
             self.policy.finished(entry, now, how)
             self._on_leave(now)
 
     def _stop(self, entry: Entry) -> None:
         """It gets no token after the step on its way, and keeps its seat and its KV."""
+        self._date(entry)
         if entry.rolls:
             self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
             self.ledger.retire(entry)
         self.ledger.held.pop(entry.id, None)
-        self._date(entry)
+
+    def _unseen(self, entry: Entry) -> int:
+        """The token of the step on its way."""
+        air = self._air
+        if air is None:
+            return 0
+        if entry.rolls and air.work[0] and entry.ticked:
+            return 1
+        return int(any(one is entry and tokens == entry.generated for one, tokens in air.dated))
 
     def _goes(self, entry: Entry, how: End) -> None:
         """It leaves when the tokens of the step on its way are seen."""
@@ -194,13 +236,13 @@ class Ahead(Replica):
         self._air.leaving[entry.id] = entry, how
 
     def _hold(self, entry: Entry) -> None:
-        super()._hold(entry)
         self._date(entry)
+        super()._hold(entry)
 
     def _date(self, entry: Entry) -> None:
-        """When its newest token came will be known when the step on its way, if there is one, is seen."""
-        if self._air is not None:
-            self._air.dated.append(entry)
+        """It stops rolling. Where its newest token is on its way, it will be known when it came."""
+        if self._air is not None and self._air.work[0] and entry.ticked:
+            self._air.dated.append((entry, entry.generated))
 
     def _newest(self) -> Entry:
         """Whoever was admitted last of those who stay, or would get a token."""
@@ -209,7 +251,10 @@ class Ahead(Replica):
         return max((entry for entry in running if entry.rolls or entry.id not in leaving), key=SEAT)
 
     def _next_end(self) -> int:
-        return self.ledger.tick + 1  # one step at a time
+        """One step at a time where nothing is on its way or requests leave with it; else ends are known."""
+        if self._air is None or self._air.leaving:
+            return self.ledger.tick + 1
+        return super()._next_end()
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         if self._air is None:  # nothing is left to wait for

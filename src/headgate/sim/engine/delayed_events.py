@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from headgate.core.ledger import Entry
+from headgate.core.listeners import Listeners
 from headgate.core.plan import Plan
 from headgate.core.policy import End, Observer
 from headgate.core.request import Request
@@ -30,7 +32,7 @@ class DelayedEvents(Observer):
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = tuple(observers)
+        self._hear = Listeners(observers)
         self._news: list[tuple[str, tuple[Any, ...]]] = []
 
     def arrived(self, request: Request, now: float) -> None:
@@ -61,13 +63,16 @@ class DelayedEvents(Observer):
 
     def tell(self, name: str, *news: object) -> None:
         """To all of them, now."""
-        for observer in self._observers:
-            getattr(observer, name)(*news)
+        for hook in getattr(self._hear, name):
+            hook(*news)
 
-    def catch_up(self, date: float | None = None, seen: float | None = None) -> None:
-        """What has waited; tokens of this `date`, this very object, were `seen` only now."""
+    def catch_up(self, dated: Iterable[tuple[Entry, int]] = (), seen: float | None = None) -> None:
+        """What has waited; newest tokens of those `dated`, and of how many, were `seen` only now."""
+        if not self._news:
+            return
         news, self._news = self._news, []
+        late = {(entry.id, tokens) for entry, tokens in dated}
         for name, words in news:
-            if isinstance(words[0], RequestAsOf) and words[0].last_token is date:
+            if isinstance(words[0], RequestAsOf) and (words[0].id, words[0].generated) in late:
                 words[0].last_token = seen
             self.tell(name, *words)

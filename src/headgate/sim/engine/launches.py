@@ -1,40 +1,63 @@
-"""When the GPU has done a step that a host composes and launches while the step before it runs."""
+"""When the host looks again after it has composed and launched a step while the step before it runs."""
 
 from __future__ import annotations
 
 from math import inf
 
 from headgate.cost.model import Shape, StepCost
-from headgate.sim.engine.steps import Pace
+from headgate.sim.engine.steps import Pace, step_ends
 
 
 class Launches(Pace):
     """The times of an asynchronous engine, step after step; `Ahead` has the equations.
 
     Kernels run while later ones are launched: a step takes its time from the end of the step before it or
-    from its composing on, and is not done before the last of it has been launched.
+    from its composing on, and is not done before the last of it has been launched. What is returned is not
+    the end of the step, which is `done`, but the moment at which the tokens of the step before it are seen
+    and the next one may be composed.
     """
 
-    __slots__ = ("_busy", "_host", "launched")
+    __slots__ = ("_host", "done")
 
     def __init__(self, cost: StepCost) -> None:
         host = cost.host
         super().__init__(cost.unhosted() if host else cost)
         self._host = host
-        self._busy = -inf  # until then the GPU has work
-        self.launched = 0.0  # when the host was done with the newest step
+        self.done = -inf  # when the GPU has done all that was launched
         self.by_chunk = self.by_chunk or host is not None  # it counts prompts
 
     def prompts_end(self, start: float, shape: Shape) -> float:
         """A step with prompts, composed at `start`."""
-        return self._launch(start, shape, super().prompts_end(max(start, self._busy), shape))
+        before = self.done
+        end = super().prompts_end(max(start, before), shape)
+        launched = start if self._host is None else start + self._host.seconds(shape)
+        self.done = max(end, launched)
+        return max(start, before, launched)
 
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
-        """One decode step, composed at `start`."""
-        end = super().decode_ends(decodes, context, 1, max(start, self._busy), stop)[0]
-        return [self._launch(start, Shape(decodes, context), end)]
+        """Decode steps, the first composed at `start`, each other as soon as the one before it may be left.
 
-    def _launch(self, start: float, shape: Shape, end: float) -> float:
-        self.launched = start if self._host is None else start + self._host.seconds(shape)
-        self._busy = max(end, self.launched)
-        return self._busy
+        None but the first is composed at or after `stop`. All of them wait for the GPU, or all for the host,
+        and a change of phase stands alone, so from the second on their times lie on a straight line.
+        """
+        fixed, slope = self._cost.decode_line(decodes)
+        least, spent = self._floor(decodes), self._host.seconds(Shape(decodes)) if self._host else 0.0
+        more, self._more = self._more, 0.0
+        first = max(fixed + slope * context, least)
+        if more:
+            most = 1
+        if start + spent <= self.done and spent <= first:  # nor later: steps do not get shorter
+            ends = [self.done, *step_ends(self._cost, decodes, context, most, self.done, stop, more, least)]
+            self.done = ends.pop()
+            return ends
+        now, done, late = start, self.done, start + spent > self.done
+        ends = []
+        for read in range(context, context + most * decodes, decodes):
+            launched = now + spent
+            if ends and (now >= stop or (launched > done) is not late):
+                break
+            end = max(now, done) + (max(fixed + slope * read, least) + more)
+            now, done = max(now, done, launched), max(end, launched)
+            ends.append(now)
+        self.done = done
+        return ends

@@ -1,6 +1,7 @@
 """Overload, engines that come and go, reload, drain, a router that raises."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import aiohttp
@@ -9,7 +10,8 @@ import pytest
 from fake_engines import Call, FakeEngine, stream
 from headgate.core.errors import InputError
 from headgate.live.route.app import RouterApp
-from headgate.live.route.config import checked, read_config
+from headgate.live.route.config import Config, EngineAt, checked, read_config
+from headgate.live.route.discovery import discover
 from router_world import CALM, World, merged, routed, run, until
 
 
@@ -217,3 +219,87 @@ def test_engines_of_a_discovery_file_come_and_go(tmp_path: Path) -> None:
             await app.stop()
 
     run(work())
+
+
+def test_a_reload_is_not_undone_by_a_discovery_that_began_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Discovery has read the old configuration and waits for DNS; meanwhile a reload drops its engine."""
+
+    async def work() -> None:
+        file, entered, go_on = tmp_path / "fleet.toml", asyncio.Event(), asyncio.Event()
+        async with FakeEngine() as a, FakeEngine() as b, FakeEngine() as c:
+            listed = tmp_path / "engines.txt"
+            listed.write_text(f"{c.url}\n")
+            more = f'[discovery]\nfile = "{listed}"\nevery = 0.01\n'
+            write(file, [a.url, b.url], more)
+            app = RouterApp(read_config(file, {}, []), lambda: read_config(file, {}, []))
+            await app.start()
+
+            async def slow(config: Config) -> tuple[EngineAt, ...]:
+                found = await discover(config)
+                if len(config.engines) == 2 and not go_on.is_set():
+                    entered.set()
+                    await go_on.wait()
+                return found
+
+            monkeypatch.setattr("headgate.live.route.app.discover", slow)
+            await entered.wait()
+            write(file, [b.url], more)
+            reload = asyncio.create_task(app.reload())
+            for _ in range(20):
+                await asyncio.sleep(0)  # without a lock the reload is over by now, and is undone below
+            go_on.set()
+            await reload
+            await asyncio.sleep(0.05)  # discovery looks again, and finds what the reload said
+            here = {each.url for each in app.upstreams.values() if not each.retired}
+            assert here == {b.url, c.url}
+            await app.stop()
+
+    run(work())
+
+
+def test_an_unreachable_fleet_is_503_with_retry_after_before_any_probe_has_noticed() -> None:
+    async def work() -> None:
+        async with routed(stream, stream) as world:
+            for engine in world.engines:
+                engine.kill()
+            answer = await world.stream()
+            assert answer.status == 503
+            assert 1 <= int(answer.headers["Retry-After"]) <= 60
+            assert int(answer.headers["x-headgate-tries"]) >= 2
+            await world.settled()
+
+    run(work())
+
+
+def test_own_answers_say_tries_and_wait_and_are_in_the_access_log(tmp_path: Path) -> None:
+    log = tmp_path / "access.jsonl"
+
+    async def work() -> None:
+        front = {"access_log": str(log), "body_limit": 100}
+        async with routed(never, engine={"seats": 1}, limits={"queue_ttl": 0.2}, front=front) as world:
+            inside = [asyncio.create_task(world.stream()) for _ in range(2)]
+            await until(lambda: len(world.engines[0].seen) == 2)
+            answers = {
+                404: await world.ask("/v1/nothing?key=secret"),
+                413: await world.ask(prompt="x" * 200),
+                400: await world.ask(raw=b"{"),
+                429: await world.stream(),
+            }
+            for status, answer in answers.items():
+                assert answer.status == status
+                assert answer.headers["x-headgate-tries"] == "0"
+                waited = float(answer.headers["x-headgate-wait-ms"])
+                assert waited >= 200 if status == 429 else waited == 0
+            for each in inside:
+                each.cancel()
+            await world.settled()
+
+    run(work())
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    found = {each["status"]: each for each in lines}
+    assert {404, 413, 400, 429} <= set(found)
+    assert found[404]["fault"] == "path" and found[404]["path"] == "/v1/nothing"
+    assert found[413]["fault"] == "body"
+    assert "secret" not in log.read_text()

@@ -25,7 +25,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 def test_check_says_what_would_be_done(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(
-        '[router]\nname = "density-deep"\ncard = "h200-qwen3-8b"\n[[classes]]\nname = "chat"\n'
+        '[router]\nname = "density-deep"\ncard = "linear-h200-qwen3-8b"\n[[classes]]\nname = "chat"\n'
         '[[engines]]\nurl = "http://a:8000"\nseats = 64\nkv_group = "x"\n'
     )
     done = command("--config", str(file), "--check", "--port", "1234")

@@ -238,7 +238,11 @@ def test_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pyt
 
     run(work())
     written = log.read_text()
-    assert [json.loads(each)["class"] for each in written.splitlines()] == ["alices"] * 2
+    lines = [json.loads(each) for each in written.splitlines()]
+    assert [(each["status"], each["class"], each["key"]) for each in lines] == [
+        *[(401, "", "")] * 3,
+        *[(200, "alices", "alice")] * 2,
+    ]
     for secret in (key, "engine-secret"):
         assert secret not in written
         assert secret not in caplog.text

@@ -11,8 +11,9 @@ import pytest
 from fake_engines import stream
 from headgate.live.emulate import answer, chat_answer, emulated
 from headgate.live.route.handover import KvParams, decode_body, prefill_body, read_params, release_body
+from headgate.live.route.relay import Leg
 from headgate.live.route.verdict import LegError
-from router_world import World, routed, run, until
+from router_world import World, fail_first_decode, routed, run, until
 
 SPEED = 50.0
 
@@ -115,6 +116,22 @@ def test_a_decode_that_fails_means_a_new_prompt_never_the_same_parameters() -> N
     run(work())
 
 
+@pytest.mark.parametrize("refused", [False, True], ids=["read, then reset", "refused by its engine"])
+def test_spent_parameters_are_never_sent_again(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traps 1 and 2 one by one; `tests/engine/test_route_vllm.py` does the same before real vLLM."""
+
+    async def work() -> None:
+        sent = fail_first_decode(monkeypatch, refused)
+        async with split(engines=2) as (world, fleet):
+            await wanted(world, "a prompt whose decode fails", 9)
+            await world.settled()
+            assert len(sent) == len(set(sent))
+            assert len(sent) == 2 or refused  # an engine that refused is full, and the prompt stays at home
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
 @pytest.mark.parametrize("fault", ["reset-before-head", "error-event=0", "abort", "drop=0", "500", "429"])
 def test_faults_of_either_leg_never_give_wrong_text(fault: str) -> None:
     async def work() -> None:
@@ -195,6 +212,80 @@ def test_a_client_that_goes_between_the_legs_pins_nothing(moment: str) -> None: 
     run(work())
 
 
+def held_decodes(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Calls that carry parameters of a prefill wait before they are sent: told when one does, and let go."""
+    waiting, go_on, send = asyncio.Event(), asyncio.Event(), Leg._send
+
+    async def slow(leg: Leg, body: bytes, headers) -> None:
+        if b'"do_remote_prefill":true' in body and b"2147483647" not in body:
+            waiting.set()
+            await go_on.wait()
+        await send(leg, body, headers)
+
+    monkeypatch.setattr(Leg, "_send", slow)
+    return waiting, go_on
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_goes_while_its_decode_is_opened_pins_nothing(
+    streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine of the decode does not know of the KV yet: nobody would free it before its lease ends."""
+
+    async def work() -> None:
+        waiting, go_on = held_decodes(monkeypatch)
+        async with split(engines=2) as (world, fleet):
+            asked = asyncio.create_task(world.ask(prompt="soon gone", max_tokens=5, stream=streams))
+            await waiting.wait()
+            asked.cancel()
+            labels = {"class": "default", "outcome": "client-gone"}
+            await until(lambda: world.counted("requests_total", **labels) == 1)
+            assert world.app.gate.roster.replicas[1].decodes == 1  # its seat is held until the call is closed
+            go_on.set()
+            await world.settled()
+            assert world.counted("kv_consumed_total") == 1
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_a_decode_that_could_not_be_sent_releases_its_kv_and_goes_elsewhere() -> None:
+    async def work() -> None:
+        async with split(engines=4) as (world, fleet):
+            dead = world.app.upstreams[1]
+            dead.spec = dead.spec.model_copy(update={"url": "http://127.0.0.1:1"})  # nothing listens there
+            for engine in (2, 3):
+                fill(world, engine)
+            asked = asyncio.create_task(wanted(world, "a prompt for a dead engine", 6))
+            await until(lambda: world.counted("retries_total", fault="connect"))
+            for engine in (2, 3):
+                fill(world, engine, full=False)
+            await asked
+            await world.settled()
+            failed = world.counted("retries_total", fault="connect")
+            assert world.counted("kv_released_total", result="ok") == failed
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_a_decode_goes_to_another_engine_than_the_one_that_failed_it() -> None:
+    async def work() -> None:
+        async with split(engines=3) as (world, fleet):
+            fleet.faults[1].set({"always": "503"})
+            fill(world, 2)
+            asked = asyncio.create_task(wanted(world, "a prompt that fails once", 6))
+            await until(lambda: world.app.gate.counts["returned"] == 1)
+            fill(world, 2, full=False)
+            await asked
+            moves = world.app.gate.counts["moved"]
+            assert moves <= 4  # prefill, decode at 1, prefill, decode at 2: never at 1 again
+            assert fleet.engines[1].tally.generation_tokens == 0
+            await world.settled()
+
+    run(work())
+
+
 def test_a_prefill_without_parameters_is_served_whole_and_warned_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -231,6 +322,23 @@ def test_random_hang_ups_leave_nothing_behind() -> None:
             assert results.count(None) >= 60
             await world.settled()
             assert all(each.tally.nixl["notifications_after_expiry"] == 0 for each in fleet.engines)
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_requests_with_the_same_id_have_kv_of_their_own() -> None:
+    async def work() -> None:
+        async with split() as (world, fleet):
+
+            async def one(number: int) -> None:
+                prompt = f"prompt number {number}"
+                got = await world.ask(prompt=prompt, max_tokens=9, headers={"x-request-id": "the-same"})
+                assert got.json["choices"][0]["text"] == answer(prompt, 9)
+                assert "the-same" in got.json["id"]
+
+            await asyncio.gather(*(one(number) for number in range(12)))
+            assert handed_over(world) == 12
             await until(lambda: fleet.at_rest)
 
     run(work())

@@ -228,26 +228,6 @@ def test_a_hang_up_in_the_queue_never_reaches_an_engine() -> None:
     run(work())
 
 
-def test_a_client_that_does_not_read_is_cut() -> None:
-    async def floods(call: Call) -> None:
-        await call.head()
-        while True:
-            await call.token("x" * 10_000)
-
-    async def work() -> None:
-        async with routed(floods, limits={"idle": 0.5}) as world:
-            reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port, limit=1024)
-            writer.write(
-                b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n{"stream":true}'
-            )
-            await reader.readexactly(100)
-            await until(lambda: world.engines[0].seen and world.engines[0].seen[0].closed.is_set())
-            await world.settled()
-            writer.close()
-
-    run(work())
-
-
 def test_killed_engines_under_many_streams() -> None:
     async def endless(call: Call) -> None:
         await call.head()

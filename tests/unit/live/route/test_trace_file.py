@@ -2,17 +2,17 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fake_engines import Call, stream
+from headgate.cli import app
 from headgate.core.errors import InputError
 from headgate.core.policy import End
 from headgate.record.route_trace import is_route_trace, read_route_trace
-from headgate.record.tables import ENDS
+from headgate.record.tables import ENDS, Run
 from headgate.stats.metrics import summarise
 from headgate.workloads.traces import read_trace
 from router_world import routed, run
@@ -86,25 +86,21 @@ def test_damage_is_refused_and_a_cut_line_left_out(tmp_path: Path) -> None:
 
 
 def test_the_commands_read_it(tmp_path: Path) -> None:
+    """`trace` as a run; `compare` as requests that other policies, or other routers, would have served."""
     file = tmp_path / "router.jsonl"
     written(file, 60)
-    main = "from headgate.cli import main; main()"
+    routers = ("least-loaded", "density-deep", "gate-and-route+")
+    fleet = ["--engines", "2", "--slots", "8", *(word for name in routers for word in ("--router", name))]
+    policies = ["--policy", "mixed", "--policy", "v0"]
     for words in (
         ["trace", str(file), "--out", str(tmp_path / "run")],
-        [
-            "compare",
-            "--trace",
-            str(file),
-            "--policy",
-            "mixed",
-            "--policy",
-            "v0",
-            "--out",
-            str(tmp_path / "two"),
-        ],
+        ["compare", "--trace", str(file), *policies, "--out", str(tmp_path / "policies")],
+        ["compare", "--trace", str(file), *fleet, "--out", str(tmp_path / "routers")],
     ):
-        done = subprocess.run(
-            [sys.executable, "-c", main, *words], capture_output=True, text=True, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
         assert "TTFT" in done.stdout
+    for name in routers:
+        run = Run.load(tmp_path / "routers" / name)
+        assert len(run.requests["id"]) == 60
+        assert sorted({kind["name"] for kind in run.kinds}) == ["default", "long"]

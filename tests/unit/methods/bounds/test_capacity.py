@@ -207,7 +207,7 @@ def test_prices_hold_for_bent_mixed_prices(share):
 
 
 def test_a_linear_bound_adds_up(chat):
-    card = load_card("h200-qwen3-8b")
+    card = load_card("linear-h200-qwen3-8b")
     lengths = Requests.of(chat[0], chat[1] - 1)
     bound = linear_bound(card.cost, lengths, 256, 8192, card.kv_tokens)
     assert bound.seconds == pytest.approx(bound.prefill + bound.decode)

@@ -59,7 +59,7 @@ def test_the_share_depends_on_overhead_and_outputs_only(prompt: float, outputs: 
 
 def test_on_the_measured_card() -> None:
     """The knee lies below the phase, so the lines at the most seats and at those planned are the same."""
-    card = load_card("h200-qwen3-8b")
+    card = load_card("linear-h200-qwen3-8b")
     lengths = Lengths(512, 511, 148, 148)
     outputs = sample_survival(range(255, 768))
     costs = phase_costs(card.cost, lengths, card.max_running)

@@ -12,7 +12,7 @@ from headgate.workloads.synthetic import generate
 
 
 def engine():
-    return card_engine("h200-qwen3-8b", slots=512, budget=16384)
+    return card_engine("linear-h200-qwen3-8b", slots=512, budget=16384)
 
 
 @pytest.mark.parametrize("name", ["eb-online", "eb+"])

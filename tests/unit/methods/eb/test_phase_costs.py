@@ -17,7 +17,7 @@ TOY = PhaseCosts(0.005, 3e-5, 0.010, 5e-5)
 
 def test_costs_of_the_measured_card() -> None:
     """Above its knee of 64 decodes the h200 card is a line; its constant less the credit of the free ones."""
-    cost = load_card("h200-qwen3-8b").cost
+    cost = load_card("linear-h200-qwen3-8b").cost
     lengths = Lengths(512, 511, output_sd=148)
     costs = phase_costs(cost, lengths, 512, 90)
     context = 512 + (148**2 + 511**2) / (2 * 511)
@@ -59,7 +59,10 @@ def test_amortised_prefill() -> None:
 @pytest.mark.parametrize(
     ("call", "inequality"),
     [
-        (lambda: phase_costs(load_card("h200-qwen3-8b").cost, Lengths(9, 9), 10, 11), "1 <= refill <= slots"),
+        (
+            lambda: phase_costs(load_card("linear-h200-qwen3-8b").cost, Lengths(9, 9), 10, 11),
+            "1 <= refill <= slots",
+        ),
         (lambda: amortised_prefill(TOY, 10, 0), ">= 1"),
     ],
 )

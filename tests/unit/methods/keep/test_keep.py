@@ -62,7 +62,7 @@ def test_without_promises_it_is_eb_plus(data, engine, workload, ahead):
 
 def test_without_promises_it_is_eb_plus_at_full_load_too():
     """Enough completions for reviews, refills and a change of mode."""
-    engine = card_engine("h200-qwen3-8b", slots=64)
+    engine = card_engine("linear-h200-qwen3-8b", slots=64)
     rng = np.random.default_rng(5)
     workload = Workload.of(rng.integers(50, 600, 700), rng.integers(1, 200, 700), clients=90)
     logs = [run(engine, kind(64, 8192, engine.cost), workload) for kind in (Keep, ExclusivePlus)]

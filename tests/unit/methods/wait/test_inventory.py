@@ -266,7 +266,7 @@ def test_kv_in_whole_blocks():
     assert (part.prompt, part.decodes, part.peak) == (20, 7, 48)
 
 
-CARDS = ["h200-qwen3-8b", "pub-h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b", "derived-h200-qwen3-8b"]
+CARDS = ["linear-h200-qwen3-8b", "pub-h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b", "derived-h200-qwen3-8b"]
 
 
 @pytest.mark.parametrize("card", CARDS)

@@ -1,0 +1,47 @@
+"""How far a derived card may be off, from every measurement it could be held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.cost.card import ExpectedError
+from headgate.cost.derive.gpus import ASSUMED, H200
+from headgate.cost.derive.step import Deployment
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Nine steps in ten are within these, relative; saturated throughput within the last."""
+
+    decode: float
+    prefill: float
+    mixed: float
+    throughput: float
+    source: str
+
+
+# `python -m benchmarks.derived_cards` prints the figures behind these.
+HELD_OUT = Bars(0.08, 0.10, 0.10, 0.08, "leave-one-out over three calibrated H200 cards")
+OTHER_GPU = Bars(
+    0.13, 0.13, 0.13, 0.15, "published steps of Qwen3-32B on 1 to 8 B300, and 90 public runs on 2 to 8 H100"
+)
+DATA_SHEET = Bars(
+    0.20, 0.25, 0.25, 0.25, "the above, and six GPUs each derived from the efficiencies of the other five"
+)
+FP8 = Bars(0.20, 0.20, 0.20, 0.20, "fp8 products, which follow no one law")
+SHARED_EXPERTS = Bars(0.20, 0.26, 0.26, 0.25, "busiest GPU of uneven expert routing, published tables")
+ROUGH = Bars(0.5, 0.5, 0.5, 0.5, "--approximate: laws used for what they were not fitted to; a guess")
+
+
+def expected_error(at: Deployment, approximate: bool) -> ExpectedError:
+    """The widest of the bars that apply."""
+    on_h200 = at.gpu is H200 and at.tensor == 1
+    bars = [HELD_OUT if on_h200 else OTHER_GPU]
+    bars += [DATA_SHEET] if at.gpu.origin == ASSUMED else []
+    bars += [FP8] if at.fp8 or at.model.bytes_per_weight < 2 else []
+    bars += [SHARED_EXPERTS] if at.whole_experts and at.tensor > 1 else []
+    bars += [ROUGH] if approximate else []
+    widest = {
+        name: max(getattr(bar, name) for bar in bars) for name in ("decode", "prefill", "mixed", "throughput")
+    }
+    return ExpectedError(**widest, source="; ".join(bar.source for bar in bars))

@@ -1,0 +1,305 @@
+"""A derived card fixed by some traffic: few factors, held near one by how well the derivation is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import lsq_linear  # type: ignore[import-untyped]
+
+from headgate.core.errors import InputError
+from headgate.cost.card import Card, ExpectedError, Number, Provenance
+from headgate.cost.fit.cuts import Cuts, cut
+from headgate.cost.fit.family import seconds
+from headgate.cost.fit.quality import measure
+from headgate.cost.fit.steps import DECODE, KINDS, Floats, Rows, StepTable
+from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.work import HOST, WorkTerms
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "layers": ("constant", "per_token", "per_decode", "per_expert", "prompt_constant", "per_prompt"),
+    "context": ("per_context", "mixed_per_context"),
+    "attention": ("per_attention",),
+    "mixed": ("mixed_constant", "mixed_per_decode", "per_meeting"),
+}
+ADDED = {"constant": 1e-3, "per_decode": 50e-6}  # seconds more, and how much is usual: a synchronous host
+LEAST, MOST = 0.25, 4.0  # of any factor
+ROUNDS = 5  # of reweighting
+TURNS = 3  # of deciding which steps the host held up
+LONGEST = 0.1  # seconds that may be added
+WILD = 0.5  # relative error of pieces that do not count for the level
+MOST_LEVEL = 0.05  # how far the level may be corrected
+HUBER = 2.0
+NOISE = 0.02  # relative; no piece is trusted further
+INDEPENDENT = 4.0  # pieces of a part that count as such: neighbours are alike
+FEWEST = 8  # pieces of a kind from which its error is said
+SURE = 0.03  # no error bar is narrower
+LOWEST_HOST = 0.2  # quantile: so many steps may be shorter than the host's law
+FOLDS = 2
+TOGETHER, APART = "one factor", "a factor for each group"
+WAYS = (TOGETHER, APART)
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """The new card, the factors, and errors on steps that a fit had not seen, before and after."""
+
+    card: Card
+    factors: dict[str, float]
+    added: dict[str, float]
+    before: dict[str, dict[str, float]]
+    after: dict[str, dict[str, float]]
+    steps: int
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        told = ", ".join(f"{name} x{value:.3f}" for name, value in self.factors.items())
+        more = ", ".join(
+            f"{1e6 * value:.0f} us {name}" for name, value in self.added.items() if value >= 0.5e-6
+        )
+        if set(self.factors.values()) == {1.0} and not more:
+            told = "no factor does better on held-out steps; prices stay as derived"
+        found = [f"{self.steps} steps: {told}{f'; added: {more}' if more else ''}"]
+        found.append("errors on held-out steps:      before             after")
+        found.append("                            median   total    median   total  pieces")
+        for kind, figures in self.after.items():
+            was = self.before[kind]
+            cells = [
+                100 * each for each in (was["median"], was["total"], figures["median"], figures["total"])
+            ]
+            shown = "".join(f"{cell:>7.1f} %" for cell in cells)
+            found.append(f"  {kind:<22}{shown}{figures['pieces']:>8.0f}")
+        return found
+
+
+def rescale(card: Card, table: StepTable, name: str, source: str) -> Rescaled:
+    """One factor for all prices, or one for each group, or none: whichever is least off on steps not seen.
+
+    Groups are fitted by least squares on relative errors, with the derivation and its error as prior.
+    """
+    if card.work is None or card.expected_error is None:
+        raise InputError(f"card {card.name} is not derived; only derived cards are rescaled")
+    table.checked()
+    law = card.work
+    problem = _Problem(table, law, card.expected_error)
+    before = measure(table, seconds(law, table)).regions
+    tried = {way: measure(table, _unseen(problem, law, table, way)).regions for way in WAYS}
+    losses = {way: _loss(regions) for way, regions in tried.items()}
+    way = min(WAYS, key=lambda way: losses[way])
+    if _loss(before) <= losses[way]:
+        found, after, terms = problem.mean, before, law
+    else:
+        found, after = problem.solve(np.ones(len(problem.pieces), bool), way), tried[way]
+        terms = _applied(law, found, table)
+    factors = dict(zip(GROUPS, found.tolist(), strict=False))
+    added = dict(zip(ADDED, found[len(GROUPS) :].tolist(), strict=True))
+    host = card.host if terms is law else _slower_host(card.host, table)
+    made = _card(card, terms, host, name, source, (before, after), len(table))
+    return Rescaled(made, factors, added, before, after, len(table))
+
+
+def _unseen(problem: _Problem, law: WorkTerms, table: StepTable, way: str) -> Floats:
+    """Seconds of each row by prices scaled without the row's half."""
+    told = np.zeros(len(table))
+    for fold in range(FOLDS):
+        held = problem.fold == fold
+        if not held.any():
+            continue
+        terms = _applied(law, problem.solve(~held if not held.all() else held, way), table)
+        rows = np.repeat(held, problem.lengths)
+        told[rows] = seconds(terms, table)[rows]
+    return told
+
+
+def _loss(regions: dict[str, dict[str, float]]) -> float:
+    """Median error and error of the sum, kinds alike."""
+    kinds = [figures for kind, figures in regions.items() if kind != "all"]
+    return float(np.mean([figures["median"] + abs(figures["total"]) for figures in kinds]))
+
+
+class _Problem:
+    """What each group takes in every row, and what the host would; measured by piece."""
+
+    def __init__(self, table: StepTable, law: WorkTerms, prior: ExpectedError) -> None:
+        self.pieces: Cuts = cut(table)
+        self.lengths = np.diff(np.append(self.pieces.starts, len(table)))
+        self.fold = (
+            self.pieces.part % FOLDS if len(np.unique(self.pieces.part)) > 1 else _stretches(self.pieces)
+        )
+        columns = [seconds(_only(law, names), table) for names in GROUPS.values()]
+        self._columns = np.column_stack((*columns, np.ones(len(table)), table.decodes))
+        shares = _host_shares(law, table)
+        hosted = replace(law, **{name: getattr(law, name) * share for name, share in shares.items()})
+        self._host = seconds(_only(hosted, HOST), table)
+        spread = [max(prior.decode, prior.prefill), prior.decode, prior.prefill, prior.mixed]
+        self._scale = np.array([*spread, *ADDED.values()])
+        self.mean = np.array([*([1.0] * len(GROUPS)), *([0.0] * len(ADDED))])
+
+    def solve(self, use: Rows, way: str) -> Floats:
+        """The factors, then what is added; steps that the host holds up say nothing of the GPU."""
+        found = self.mean
+        if way == TOGETHER:
+            return found * self._level(found, use, MOST - 1)
+        for _ in range(TURNS):
+            held = self._host > self._columns @ found
+            found = self._given(held, use)
+        return found * self._level(found, use, MOST_LEVEL)
+
+    def _given(self, held: Rows, use: Rows) -> Floats:
+        real = self.pieces.seconds[use]
+        rows = self.pieces.sums(np.where(held[:, None], 0.0, self._columns))[use] / real[:, None]
+        wanted = 1 - self.pieces.sums(np.where(held, self._host, 0.0))[use] / real
+        parts = len(np.unique(self.pieces.part[use]))
+        weight = _balance(self.pieces.kind[use]) * INDEPENDENT * parts / len(rows)
+        trust, found = np.ones(len(rows)), self.mean
+        low = np.array([*([LEAST] * len(GROUPS)), *([0.0] * len(ADDED))]) / self._scale
+        high = np.array([*([MOST] * len(GROUPS)), *([LONGEST] * len(ADDED))]) / self._scale
+        for _ in range(ROUNDS):
+            each = np.sqrt(weight * trust) / NOISE
+            left = np.vstack((rows * self._scale * each[:, None], np.eye(len(self._scale))))
+            right = np.concatenate((wanted * each, self.mean / self._scale))
+            found = lsq_linear(left, right, (low, high)).x * self._scale
+            off = np.abs(rows @ found - wanted)
+            spread = max(1.4826 * float(np.median(off)), 1e-3)
+            trust = np.minimum(1.0, HUBER * spread / np.maximum(off, 1e-12))
+        return np.asarray(found, dtype=np.float64)
+
+    def _level(self, found: Floats, use: Rows, most: float) -> float:
+        """A factor that makes sums right: what a fit ignores as jitter takes time all the same."""
+        real = self.pieces.seconds[use]
+        said = self.pieces.sums(np.maximum(self._columns @ found, self._host))[use]
+        sane, kinds = np.abs(said / real - 1) < WILD, self.pieces.kind[use]
+        ratios = [
+            real[here].sum() / said[here].sum()
+            for kind in np.unique(kinds)
+            if (here := sane & (kinds == kind)).any()
+        ]
+        level = float(np.mean(ratios)) if ratios else 1.0
+        return min(max(level, 1 / (1 + most)), 1 + most)
+
+
+def _stretches(pieces: Cuts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Of one part: eight stretches, every other held out."""
+    return np.arange(len(pieces), dtype=np.int64) * 8 // len(pieces) % FOLDS
+
+
+def _balance(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Floats:
+    """Kinds of steps weigh alike, within limits."""
+    weight = np.ones(len(kinds))
+    for kind in np.unique(kinds):
+        here = kinds == kind
+        weight[here] = min(10.0, len(kinds) / (len(np.unique(kinds)) * here.sum()))
+    return weight
+
+
+def _only(law: WorkTerms, names: tuple[str, ...]) -> WorkTerms:
+    """A law with these prices and no other; sizes stay."""
+    prices = {field.name: 0.0 for field in fields(law) if isinstance(getattr(law, field.name), float)}
+    return replace(law, **{**prices, **{name: getattr(law, name) for name in names}})
+
+
+def _applied(law: WorkTerms, found: Floats, table: StepTable) -> WorkTerms:
+    """The law with its factors; its host no slower than the steps that were seen."""
+    changed = {
+        name: getattr(law, name) * factor
+        for names, factor in zip(GROUPS.values(), found, strict=False)
+        for name in names
+    }
+    for place, name in enumerate(ADDED):
+        changed[name] += float(found[len(GROUPS) + place])
+    changed |= {name: getattr(law, name) * share for name, share in _host_shares(law, table).items()}
+    rounded: dict[str, Any] = {name: float(f"{value:.6g}") for name, value in changed.items()}
+    return replace(law, **rounded)
+
+
+def _host_shares(law: WorkTerms, table: StepTable) -> dict[str, float]:
+    """How much of the host's prior the steps leave room for: decodes alone, then with prompts."""
+    host = replace(_only(law, HOST), least_tokens=0)
+    said = seconds(host, table)
+    shares = []
+    for rows in (table.kind == DECODE, table.prefill > 0):
+        room = table.seconds[rows] / np.maximum(said[rows], 1e-9)
+        shares.append(min(1.0, float(np.quantile(room, LOWEST_HOST))) if rows.sum() >= FEWEST else 1.0)
+    return {name: shares["prompts" in name or "ungraphed" in name] for name in HOST}
+
+
+def _slower_host(host: HostTerms | None, table: StepTable) -> HostTerms | None:
+    """The host beside the GPU, no slower than decode steps that were seen."""
+    alone = table.kind == DECODE
+    if host is None or alone.sum() < FEWEST:
+        return host
+    said = host.constant + host.per_request * table.decodes[alone]
+    share = min(1.0, float(np.quantile(table.seconds[alone] / said, LOWEST_HOST)))
+    return replace(host, constant=host.constant * share, per_request=host.per_request * share)
+
+
+def _card(
+    card: Card,
+    terms: WorkTerms,
+    host: HostTerms | None,
+    name: str,
+    source: str,
+    figures: tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]],
+    steps: int,
+) -> Card:
+    before, after = figures
+    known = card.provenance
+    residuals = {f"{kind} before": figures for kind, figures in before.items()}
+    residuals |= {f"{kind} after": figures for kind, figures in after.items()}
+    kept = {
+        field: getattr(card, field) for field in Card.model_fields
+    }  # a copy would keep the old cost object
+    return Card(
+        **kept
+        | {
+            "name": name,
+            "description": f"Derived, then rescaled by {steps} steps: {card.model} on {card.gpu}.",
+            "work": terms,
+            "host": host,
+            "expected_error": _bars(card.expected_error, after, source),
+            "provenance": known.model_copy(
+                update={
+                    "source": f"{source}; before: {known.source}",
+                    "measured": f"{steps} steps, which scale groups of a derived card's prices",
+                    "residuals": residuals,
+                    "numbers": _numbers(known, terms, source),
+                }
+            ),
+        }
+    )
+
+
+def _bars(
+    prior: ExpectedError | None, after: dict[str, dict[str, float]], source: str
+) -> ExpectedError | None:
+    """Twice the median error of steps not seen, where enough were; never wider than before."""
+    assert prior is not None
+
+    def bar(kind: str, was: float) -> float:
+        figures = after.get(kind)
+        if figures is None or figures["pieces"] < FEWEST:
+            return was
+        return round(min(was, max(SURE, 2 * figures["median"])), 3)
+
+    total = abs(after["all"]["total"])
+    kinds = {
+        kind: bar(kind, getattr(prior, kind)) for kind in KINDS if kind in ("decode", "prefill", "mixed")
+    }
+    rates = round(min(prior.throughput, max(SURE, 2 * total, max(kinds.values()) / 2)), 3)
+    return ExpectedError(**kinds, throughput=rates, source=f"held-out steps of {source}")
+
+
+def _numbers(known: Provenance, terms: WorkTerms, source: str) -> dict[str, Number] | None:
+    """Prices are now measured, by the traffic and the derivation together."""
+    if known.numbers is None:
+        return None
+    found = dict(known.numbers)
+    for field in fields(terms):
+        value = getattr(terms, field.name)
+        if isinstance(value, float) and value:
+            found[f"work.{field.name}"] = Number(
+                value=value, origin="measured", source=f"rescaled by {source}"
+            )
+    return found

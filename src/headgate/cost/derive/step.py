@@ -1,0 +1,160 @@
+"""A step of an engine by the laws of its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from headgate.cost.derive.corrections import OF_H200, Corrections
+from headgate.cost.derive.gpus import Gpu
+from headgate.cost.derive.operators import (
+    all_reduce,
+    decode_attention,
+    gemm,
+    prompt_attention,
+    routed_experts,
+)
+from headgate.cost.derive.transformer import Transformer
+from headgate.cost.model import Chunk
+
+STREAM = 0.8  # of the memory's speed, for what is read and written element by element
+HAND_OVER = 10e-6  # seconds to pass a batch from one stage of a pipeline to the next, and its bytes
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on GPUs: `tensor` GPUs share every matrix, with `whole_experts` each has whole experts instead.
+
+    `pipeline` stages run one after the other; the step is that of one batch in flight.
+    """
+
+    model: Transformer
+    gpu: Gpu
+    tensor: int = 1
+    pipeline: int = 1
+    whole_experts: bool = False
+    fp8: bool = False  # products at the GPU's fp8 speed
+    graph: int = 0  # tokens of the largest CUDA graph; 0: any step has one
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.pipeline
+
+    @property
+    def kv_heads(self) -> float:
+        """On one GPU; fewer heads than GPUs are copied."""
+        return max(1.0, self.model.kv_heads / self.tensor)
+
+
+def step_seconds(
+    at: Deployment,
+    decodes: int,
+    context: int,
+    chunks: Sequence[Chunk] = (),
+    lost: Corrections = OF_H200,
+) -> float:
+    """GPU time of a step: decodes that read `context` tokens together, and pieces of prompts.
+
+    Not linear in the context, so simulations get a card distilled from it instead.
+    """
+    model = at.model
+    prompt = sum(chunk.tokens for chunk in chunks)
+    tokens, sampled = decodes + prompt, decodes + sum(chunk.last for chunk in chunks)
+    alike = _matrices_and_sums(at, tokens, lost) + lost.per_layer
+    dense, routed = _net(at, tokens, lost) if model.layers > model.expert_layers else 0.0, 0.0
+    if model.expert_layers:
+        routed = _experts(at, tokens, lost)
+    full, near = model.full_layers, model.layers - model.full_layers
+    attention = full * _attention(at, decodes, context, chunks, lost)
+    if near:
+        attention += near * _attention(at, decodes, context, chunks, lost, model.window)
+    head = gemm(at.gpu, sampled, model.vocabulary / at.tensor, model.hidden, lost.compute)
+    words = 12 * sampled * model.vocabulary / at.tensor / (STREAM * at.gpu.bandwidth)
+    nets = (model.layers - model.expert_layers) * dense + model.expert_layers * routed
+    return model.layers * alike + nets + attention + head + words + lost.constant + _stages(at, tokens)
+
+
+def _matrices_and_sums(at: Deployment, tokens: int, lost: Corrections) -> float:
+    """Of one layer: Q, K, V and output, what is done element by element around them, two all-reduces."""
+    model, head = at.model, at.model.head_size
+    heads, keys = model.heads / at.tensor, at.kv_heads
+    spent = _gemm(at, tokens, (heads + 2 * keys) * head, model.hidden, lost)
+    spent += _gemm(at, tokens, model.hidden, heads * head, lost)
+    spent += 2 * tokens * (8 * model.hidden + 4 * (heads + 2 * keys) * head) / (STREAM * at.gpu.bandwidth)
+    graphed = not at.graph or tokens <= at.graph
+    return spent + 2 * all_reduce(at.gpu, tokens * model.hidden, at.tensor, graphed)
+
+
+def _net(at: Deployment, tokens: int, lost: Corrections) -> float:
+    return _gated(at, tokens, at.model.feed_forward / at.tensor, lost)
+
+
+def _gated(at: Deployment, tokens: int, inner: float, lost: Corrections) -> float:
+    """Gate and up, down, and their product."""
+    hidden = at.model.hidden
+    spent = _gemm(at, tokens, 2 * inner, hidden, lost) + _gemm(at, tokens, hidden, inner, lost)
+    return spent + 2 * tokens * 3 * inner / (STREAM * at.gpu.bandwidth)
+
+
+def _experts(at: Deployment, tokens: int, lost: Corrections) -> float:
+    """Router, experts and what is read around them; and the net that all tokens pass."""
+    model = at.model
+    share = at.tensor if at.whole_experts else 1
+    inner = model.expert_feed_forward * share / at.tensor
+    sizes = (model.hidden, inner)
+    spent = gemm(at.gpu, tokens, model.experts, model.hidden, lost.compute)
+    spent += routed_experts(
+        at.gpu,
+        tokens,
+        (model.experts, model.experts_per_token, share),
+        sizes,
+        lost.compute,
+        model.bytes_per_weight,
+        _peak(at),
+    )
+    around = 3 * model.experts_per_token * inner / share
+    spent += 2 * tokens * around / (STREAM * at.gpu.bandwidth)
+    shared = model.shared_feed_forward / at.tensor
+    return spent + (_gated(at, tokens, shared, lost) if shared else 0.0)
+
+
+def _attention(
+    at: Deployment,
+    decodes: int,
+    context: float,
+    chunks: Sequence[Chunk],
+    lost: Corrections,
+    window: float = inf,
+) -> float:
+    """Of one layer in which no token reads more than `window` others."""
+    model = at.model
+    kv = lost.kv * (lost.mixed if decodes and chunks else 1.0)
+    read = min(context, decodes * window) if decodes else 0.0
+    spent = decode_attention(at.gpu, decodes, read, at.kv_heads, model.head_size, kv, model.bytes_per_kv)
+    tokens = sum(chunk.tokens for chunk in chunks)
+    pairs = sum(_pairs(chunk, window) for chunk in chunks)
+    return spent + prompt_attention(at.gpu, tokens, pairs, model.heads / at.tensor, model.head_size)
+
+
+def _pairs(chunk: Chunk, window: float) -> float:
+    """The tokens before each token of the piece, summed; of each at most the window."""
+    start, end = chunk.start, chunk.start + chunk.tokens
+    near = min(max(start, window), end)  # from here on the window is full
+    return (near - start) * (start + near) / 2 + (end - near) * min(window, end)
+
+
+def _stages(at: Deployment, tokens: int) -> float:
+    """Passing a batch on, from stage to stage."""
+    if at.pipeline == 1:
+        return 0.0
+    link = next(iter(at.gpu.links.values())).speed
+    return (at.pipeline - 1) * (HAND_OVER + 2 * tokens * at.model.hidden / link)
+
+
+def _gemm(at: Deployment, tokens: int, rows: float, columns: float, lost: Corrections) -> float:
+    return gemm(at.gpu, tokens, rows, columns, lost.compute, at.model.bytes_per_weight, _peak(at))
+
+
+def _peak(at: Deployment) -> float:
+    return 2 * at.gpu.peak if at.fp8 else at.gpu.peak

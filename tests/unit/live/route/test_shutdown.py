@@ -1,0 +1,87 @@
+"""The end of a router: requests that wait are refused, nothing new is begun, the process exits soon."""
+
+import asyncio
+import time
+
+from fake_engines import Call, stream
+from headgate.live.route.app import LAST_WORDS
+from router_world import routed, run, until
+
+
+async def never(call: Call) -> None:
+    await asyncio.Event().wait()
+
+
+def test_requests_in_the_queue_are_refused_after_the_drain_timeout_and_open_no_call() -> None:
+    async def one_token(call: Call) -> None:
+        await call.head()
+        await call.token("a")
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        front = {"drain_timeout": 0.2}
+        async with routed(one_token, engine={"seats": 1}, front=front) as world:
+            running = [asyncio.create_task(world.stream()) for _ in range(2)]  # a seat and its spare
+            await until(lambda: len(world.engines[0].seen) == 2)
+            queued = [asyncio.create_task(world.stream()) for _ in range(5)]
+            await until(lambda: len(world.app.gate.roster.waiting) == 5)
+            assert not await world.app.drain()
+            answers = await asyncio.gather(*queued)
+            assert {each.status for each in answers} == {503}
+            assert all(int(each.headers["Retry-After"]) >= 1 for each in answers)
+            assert all("shutting down" in each.json["error"]["message"] for each in answers)
+            for each in await asyncio.gather(*running):
+                assert each.events[-1]["error"]["code"] == 503
+            await world.settled()
+            assert len(world.engines[0].seen) == 2  # their seats came free, and nobody took them
+
+    run(work())
+
+
+def test_a_try_that_fails_at_the_end_is_not_repeated() -> None:
+    release = asyncio.Event()
+
+    async def fails(call: Call) -> None:
+        await release.wait()
+        call.reset()
+
+    async def work() -> None:
+        async with routed(fails, stream) as world:
+            world.app.drain_engine(world.app.upstreams[1], True)
+            asked = asyncio.create_task(world.stream())
+            await until(lambda: world.engines[0].seen)
+            world.app.drain_engine(world.app.upstreams[1], False)
+            world.app.gate.shut()
+            world.app.front.refusing = True
+            release.set()
+            answer = await asked
+            assert answer.status == 503
+            assert not world.engines[1].seen
+            await world.settled()
+
+    run(work())
+
+
+def test_the_router_stops_although_clients_do_not_read_and_engines_do_not_answer() -> None:
+    async def floods(call: Call) -> None:
+        await call.head()
+        while True:
+            await call.token("x" * 100_000)
+
+    async def work() -> None:
+        async with routed(floods, never, limits={"client_stall": 3600.0}) as world:
+            readers = []
+            for _ in range(4):
+                reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port, limit=1024)
+                writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n")
+                writer.write(b'{"stream":true}')
+                readers.append((reader, writer))
+            await until(lambda: all(engine.seen for engine in world.engines))
+            began = time.monotonic()
+            await world.app.stop()
+            # aiohttp waits a minute by itself; a busy machine may take a while for the two seconds here
+            assert time.monotonic() - began < 10 * LAST_WORDS
+            for _, writer in readers:
+                writer.close()
+
+    run(work())

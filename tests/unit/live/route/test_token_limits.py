@@ -1,0 +1,93 @@
+"""Limits in tokens a minute, by key and by class."""
+
+from pathlib import Path
+
+import pytest
+
+from fake_engines import stream
+from headgate.core.errors import InputError
+from headgate.live.route.keys import new_key, read_keys
+from headgate.live.route.token_limits import Allowance, TokenLimits
+from router_world import routed, run
+
+
+def test_an_allowance_fills_at_its_rate_and_no_further() -> None:
+    made = Allowance(600)  # ten a second
+    assert made.wait(600, 100.0) == 0
+    made.use(600, 100.0)
+    assert made.wait(100, 100.0) == pytest.approx(10.0)
+    assert made.wait(100, 110.0) == 0
+    assert made.level(10_000.0) == 600
+    made.use(700, 10_000.0)  # longer than expected: it has to be earned back
+    assert made.wait(1, 10_000.0) == pytest.approx(10.1)
+    made.use(-5000, 10_001.0)
+    assert made.level(10_001.0) == 600
+
+
+def test_a_request_larger_than_a_minute_is_let_in_when_the_allowance_is_full() -> None:
+    made = Allowance(600)
+    assert made.wait(5000, 0.0) == 0
+    made.use(5000, 0.0)
+    assert made.wait(5000, 439.0) > 0
+    assert made.wait(5000, 500.1) == 0
+
+
+def test_a_reload_keeps_levels_that_it_does_not_change() -> None:
+    limits = TokenLimits()
+    limits.set({"a": 60, "b": 60}, {})
+    for each in limits.keys.values():
+        each.use(60, 0.0)
+    limits.set({"a": 60, "b": 120, "c": 1}, {"chat": 5})
+    assert limits.keys["a"].level(0.0) == 0
+    assert limits.keys["b"].level(0.0) == 120
+    assert set(limits.keys) == {"a", "b", "c"}
+
+
+def test_a_key_file_says_tokens(tmp_path: Path) -> None:
+    file, (_, line) = tmp_path / "keys", new_key("alice")
+    file.write_text(f"{line} choose tokens=5000\n")
+    assert read_keys(file).tokens == {"alice": 5000}
+    for wrong in ("tokens=0", "tokens=1 tokens=2", "tokens=x", "tokens=-3"):
+        file.write_text(f"{line} {wrong}\n")
+        with pytest.raises(InputError, match="tokens=N"):
+            read_keys(file)
+
+
+def test_requests_beyond_the_limit_of_a_key_are_429_and_other_keys_go_on(tmp_path: Path) -> None:
+    keys = {name: new_key(name) for name in ("alice", "bob")}
+    file = tmp_path / "keys"
+    file.write_text(f"{keys['alice'][1]} tokens=40\n{keys['bob'][1]}\n")
+
+    async def work() -> None:
+        async with routed(stream, front={"key_file": str(file)}) as world:
+
+            async def asked(name: str) -> int:
+                answer = await world.ask(
+                    max_tokens=3, headers={"Authorization": f"Bearer {keys[name][0]}"}, prompt=[1] * 5
+                )
+                if answer.status == 429:
+                    assert 1 <= int(answer.headers["Retry-After"]) <= 60
+                    assert "40 tokens a minute" in answer.json["error"]["message"]
+                return answer.status
+
+            found = [await asked("alice") for _ in range(8)]
+            assert found[:5] == [200] * 5  # eight tokens each, as the engine counted
+            assert 429 in found[5:]
+            assert [await asked("bob") for _ in range(8)] == [200] * 8
+            assert world.counted("refused_total", reason="tokens") == found.count(429)
+            await world.settled()
+
+    run(work())
+
+
+def test_a_class_has_one_too_and_what_was_not_used_comes_back() -> None:
+    async def work() -> None:
+        async with routed(stream, default={"name": "default", "tokens": 30}, limits={"tries": 1}) as world:
+            for engine in world.engines:
+                engine.healthy = False
+                engine.kill()
+            refused = [await world.ask(max_tokens=3, prompt=[1] * 20) for _ in range(3)]
+            assert {each.status for each in refused} == {503}  # never 429: no token was used
+            assert world.app.token_limits.classes["default"].level(world.app.now()) == 30
+
+    run(work())
