@@ -220,7 +220,7 @@ def load_card(card: str | Path) -> Card:
         near = nearest(text, known)
         if near is None:
             raise InputError(
-                f"unknown card {text!r}, and none is of that model; choose from: {', '.join(sorted(known))}; "
+                f"unknown card {text!r}; choose from: {', '.join(sorted(known))}; "
                 "or derive one from the model's config.json (headgate card --help), or calibrate"
             )
         raise InputError(f"unknown card {text!r}; did you mean {near!r}?")
