@@ -108,7 +108,6 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
         queue, waiting = _queue(about, rate, per_token, settings.ttft)
     decoding = floor(sustained(about, seats.value, budget.value))
     targets = {"tpot": settings.tpot, "ttft": settings.ttft}
-    tensor = (card.provenance.settings or {}).get("tensor parallel", "1")
     return FlagsPlan(
         about,
         card.model,
@@ -121,7 +120,7 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
         rate,
         per_token,
         targets,
-        int(tensor) if tensor.isdigit() else 1,
+        card.tensor_parallel,
     )
 
 

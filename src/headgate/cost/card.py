@@ -160,6 +160,12 @@ class Card(_Part):
         terms = self.coefficients
         return LinearCost(terms.decode, terms.prefill, terms.mixed)
 
+    @property
+    def tensor_parallel(self) -> int:
+        """GPUs that share every matrix, as far as the card says."""
+        said = (self.provenance.settings or {}).get("tensor parallel", "1")
+        return int(said) if said.isdigit() else 1
+
     def text(self) -> str:
         """The card as it stands in a file."""
         document = self.model_dump(mode="json")
