@@ -5,8 +5,8 @@
 when each request came, simulates these, and compares what the *client* measured with the simulator. Exit
 code 1 where a mean differs by more than 3 % or a p99 by more than 5 %.
 
-Clients, HTTP and this machine take some milliseconds of real time that no engine has. `--speed 0.1` makes
-them a tenth as large beside the emulated times. EMULATOR_BEFORE="chrt -f 10" puts words before the emulator.
+Clients, HTTP and this machine take some milliseconds of real time that no engine has. A low `--speed`
+makes them small beside the emulated times. EMULATOR_BEFORE="chrt -f 10" puts words before the emulator.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from headgate.workloads.workload import Workload
 CARD, MODEL, SLOTS = "cal-h200-qwen3-8b", "emulated", 256
 PROMPT, OUTPUT = 1024, 128  # mean tokens; uniform on half to one and a half times that
 SEED = 5
+BENCH, TOKENIZER = "vllm-bench", "tokenizer"
 ROWS = {  # figure of a client: as vLLM's benchmark calls it, and how far it may be from the simulator
     "output tokens/s": ("output_throughput", 0.03),
     "TTFT mean": ("mean_ttft_ms", 0.03),
@@ -61,8 +62,8 @@ def options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.emulator_clients", description=__doc__)
     add = parser.add_argument
     add("--vllm", type=Path, help="Python of an environment with vLLM; without it only the other clients run")
-    add("--speed", type=float, default=0.1, help="of the emulator")
-    add("--requests", type=int, default=400)
+    add("--speed", type=float, default=0.08, help="of the emulator")
+    add("--requests", type=int, default=200)
     add("--rate", type=float, default=15.0, help="requests in an emulated second")
     add("--policy", default="mixed")
     add("--clients", nargs="+", choices=CLIENTS, default=list(CLIENTS))
@@ -70,12 +71,12 @@ def options(argv: list[str]) -> argparse.Namespace:
 
 
 @contextmanager
-def emulator(asked: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, Path]]:
+def emulator(asked: argparse.Namespace, scratch: Path, *more: str) -> Iterator[tuple[str, Path]]:
     """One in a process of its own: its url, and the trace it leaves."""
     out = Path(tempfile.mkdtemp(dir=scratch)) / "served"
     command = [*os.environ.get("EMULATOR_BEFORE", "").split(), sys.executable, "-c", MAIN, "emulate"]
     command += ["--card", CARD, "--slots", str(SLOTS), "--policy", asked.policy, "--speed", str(asked.speed)]
-    command += ["--model", MODEL, "--port", "0", "--out", str(out)]
+    command += ["--model", MODEL, "--port", "0", "--out", str(out), *more]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     try:
@@ -114,10 +115,9 @@ def bench_serve(asked: argparse.Namespace, url: str, scratch: Path) -> Figures:
     """The load generator of vLLM, as it is."""
     if asked.vllm is None:
         raise InputError("vllm bench serve needs --vllm PYTHON, the Python of an environment with vLLM")
-    folder = write_tokenizer(scratch / "tokenizer")
     words = {
         "backend": "openai", "base-url": url, "endpoint": "/v1/completions", "model": MODEL,
-        "tokenizer": folder, "dataset-name": "random", "random-input-len": PROMPT,
+        "tokenizer": scratch / TOKENIZER, "dataset-name": "random", "random-input-len": PROMPT,
         "random-output-len": OUTPUT, "random-range-ratio": 0.5, "num-prompts": asked.requests,
         "request-rate": asked.rate * asked.speed, "seed": SEED, "result-dir": scratch,
         "result-filename": "bench.json", "percentile-metrics": "ttft,tpot,itl,e2el",
@@ -129,7 +129,9 @@ def bench_serve(asked: argparse.Namespace, url: str, scratch: Path) -> Figures:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     environment["PYTHONPATH"] = str(named(asked.vllm, scratch))
     command = [str(asked.vllm), "-c", main, "bench", "serve", *flags]
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    if ended.returncode:
+        raise InputError(f"vllm bench serve ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
     found: Figures = json.loads((scratch / "bench.json").read_text())
     if found["completed"] != asked.requests:
         raise InputError(f"vllm bench serve completed {found['completed']} of {asked.requests} requests")
@@ -245,7 +247,7 @@ async def sent(asked: argparse.Namespace, ask: Ask) -> Figures:
 
 
 CLIENTS: dict[str, Callable[[argparse.Namespace, str, Path], Figures]] = {
-    "vllm-bench": bench_serve,
+    BENCH: bench_serve,
     "openai": openai_client,
     "curl": curl,
 }
@@ -270,14 +272,15 @@ def table(name: str, seen: Figures, simulated: Figures) -> tuple[list[str], bool
 def main(argv: list[str]) -> int:
     """A table for each client."""
     asked = options(argv)
-    wanted = [name for name in asked.clients if name != "vllm-bench" or asked.vllm is not None]
+    wanted = [name for name in asked.clients if name != BENCH or asked.vllm is not None]
     within = True
     print(f"{asked.requests} requests, {asked.rate:g}/s, {CARD}, {asked.policy}, speed {asked.speed:g}; ms")
     with tempfile.TemporaryDirectory() as place:
         for name in wanted:
             scratch: Path = Path(place, name)
             scratch.mkdir()
-            with emulator(asked, scratch) as (url, trace):
+            more = ("--tokenizer", str(write_tokenizer(scratch / TOKENIZER))) if name == BENCH else ()
+            with emulator(asked, scratch, *more) as (url, trace):
                 seen: Any = CLIENTS[name](asked, url, scratch)
             lines, good = table(name, real_time(seen, asked.speed), simulated(asked, trace))
             print("\n" + "\n".join(lines), flush=True)

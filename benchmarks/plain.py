@@ -39,6 +39,11 @@ class PlainRequest(Identity):
         self.seat = 0
         self.true_output = int(workload.output[row])
 
+    @property
+    def room(self) -> int:
+        """This engine has no prefix cache."""
+        return self.todo
+
 
 class PlainEngine:
     """One engine, one policy, one workload; asks the policy at every step. Is its own view."""

@@ -191,9 +191,7 @@ def main(argv: list[str]) -> None:
         wanted = Wanted(model, asked.slots, asked.budget, asked.longest, True, graphs, more)
         llm = start(wanted)
     said = about(llm, wanted, f"h200-{asked.model}", asked.slots)
-    cost = load_card(
-        "linear-h200-qwen3-8b"
-    ).cost  # policies are told of it; those compared here do not read it
+    cost = load_card("linear-h200-qwen3-8b").cost  # policies are told of it; none here reads it
     engine = Engine(cost, said.kv_tokens, asked.longest, asked.budget, asked.slots, said.block)
     try:
         asked.arms = [checked(arm, engine) for arm in asked.arms]

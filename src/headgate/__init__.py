@@ -5,8 +5,14 @@ The public names, by what they are for. Everything else may change without notic
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if os.environ.get("HEADGATE_PURE", "") not in ("", "0"):  # before anything else is imported
+    from headgate.pure import force
+
+    force()
 
 from headgate.core import version
 

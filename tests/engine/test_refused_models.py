@@ -8,6 +8,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import tiny
+from real import engine
+
 from headgate.core.errors import InputError
 from headgate.live.vllm import factory
 from headgate.live.vllm.fields import Settings
@@ -26,3 +29,11 @@ def test_a_model_that_generates():
     factory._refuse(
         Settings(), SimpleNamespace(model_config=SimpleNamespace(model="m", runner_type="generate"))
     )
+
+
+def test_a_pooling_model_on_the_real_engine(tmp_path):
+    """Embeddings have no decode; without the plug-in vLLM serves them."""
+    model = tiny.model(tmp_path / "model")
+    with pytest.raises(InputError, match="does not generate token by token; drop --scheduler-cls"):
+        with engine(model, False, runner="pooling", convert="embed"):
+            pass

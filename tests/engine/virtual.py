@@ -57,18 +57,21 @@ class Asked(BatchPolicy):
 class Virtual:
     """One engine, one policy, one workload, as the simulator has them; `run` gives every step."""
 
-    def __init__(self, engine: Engine, policy: BatchPolicy, workload: Workload) -> None:
+    def __init__(
+        self, engine: Engine, policy: BatchPolicy, workload: Workload, caching: bool = False
+    ) -> None:
         shape = EngineShape(
             block=engine.block,
             blocks=engine.kv_tokens // engine.block,
             running=engine.running,
             budget=engine.batch_tokens,
             longest=engine.longest,
+            caching=caching,
         )
         self.engine = engine
         self.now = 0.0
         self.policy = Asked(policy)
-        self.scheduler = made = scheduler(shape, {"policy": "mixed", "watchdog": 1e9})
+        self.scheduler = made = scheduler(shape, {"policy": "mixed", "watchdog": "1000000000s"})
         made._headgate.clock = made._headgate_books.wall = lambda: self.now
         made._headgate.origin = 0.0
         made._headgate.take_over(self.policy)
@@ -92,10 +95,17 @@ class Virtual:
 
     def _arrive(self) -> None:
         entry, engine = self.arrivals.take(self.scheduler._headgate.ledger), self.engine
-        prompt = [1] * entry.prompt
+        prompt = self._prompt(entry.id, entry.prompt)
         self.scheduler.add_request(
             request(str(entry.id), prompt, entry.limit, engine.block, stops=(STOPS,), arrival=entry.arrival)
         )
+
+    def _prompt(self, id: int, tokens: int) -> list[int]:
+        return [1] * tokens
+
+    def _token(self, name: str, generated: int) -> int:
+        """The next one of an output; the last is the one that stops it."""
+        return STOPS if generated + 1 == self.lengths[int(name)] else GOES_ON
 
     def _step(self) -> None:
         self.policy.asked = False
@@ -130,13 +140,13 @@ class Virtual:
         self.steps.append(Step(start, self.now, tuple(sorted(decodes)), tuple(chunks)))
 
     def _tell(self, output: Any) -> None:
-        """Made-up tokens; the last of an output is the one that stops it."""
+        """Made-up tokens."""
         names = list(output.num_scheduled_tokens)
         sampled = []
         for name in names:
             request = self.scheduler.requests[name]
-            done = request.num_output_tokens + 1 == self.lengths[int(name)]
-            sampled.append([] if request.is_prefill_chunk else [STOPS if done else GOES_ON])
+            token = self._token(name, request.num_output_tokens)
+            sampled.append([] if request.is_prefill_chunk else [token])
         result = ModelRunnerOutput(names, {name: place for place, name in enumerate(names)}, sampled)
         for outputs in self.scheduler.update_from_output(output, result).values():
             for one in outputs.outputs:

@@ -14,7 +14,7 @@ import yaml
 
 from headgate import __version__
 from headgate.cli import app, main
-from headgate.cost.card import list_cards
+from headgate.cost.card import DERIVED_CARD, list_cards, load_card
 from headgate.methods.make import policy_parameters, split_name
 from headgate.reproduce import EXPERIMENTS
 from pages import OTHER_PAGES, PAGES, ROOT, Command, anchors, blocks, commands, links, name_of, quoted
@@ -171,7 +171,9 @@ def _check_words(values: dict[str, object], line: str) -> None:
     if values.get("command") == "reproduce" and values["name"] not in (None, "NAME"):
         assert values["name"] in EXPERIMENTS, line
     card = values.get("card")
-    assert card is None or card in list_cards() or str(card).endswith(".json"), line
+    if card is not None and not str(card).endswith(".json"):
+        assert str(card).startswith(DERIVED_CARD) or card in list_cards(), line
+        load_card(card)
 
 
 def test_every_experiment_is_on_the_page_with_its_own_title():

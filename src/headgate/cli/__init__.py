@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import typer
 
+from headgate.cli.advise import advise
 from headgate.cli.calibrate import EXAMPLES as CALIBRATE
 from headgate.cli.calibrate import calibrate
 from headgate.cli.card import card
@@ -55,6 +56,7 @@ def version(
 
 
 app.command()(demo)
+app.command()(advise)
 app.command()(simulate)
 app.command()(compare)
 app.command()(check)
@@ -96,7 +98,10 @@ def main() -> None:
         if not isinstance(error, UsageFault):
             raise
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        code = _say(f"{message}; see headgate --help", 2) if message else 2  # the help was shown instead
+        path = str(getattr(getattr(error, "ctx", None), "command_path", None) or "").split(" ")[1:]
+        code = (
+            _say(f"{message}; see {' '.join(['headgate', *path, '--help'])}", 2) if message else 2
+        )  # the help was shown instead
     sys.exit(code if isinstance(code, int) else 0)
 
 

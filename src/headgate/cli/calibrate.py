@@ -157,11 +157,24 @@ def _write(found: _Steps, card: Path, json: str | None, paper: bool) -> None:
 
 
 def _derived(like: str | None) -> Card | None:
-    """The card that facts come from, if it was derived."""
+    """The card that facts come from, if it was derived and has prices to scale."""
     from headgate.cost.card import load_card
 
     found = None if like is None else load_card(like)
-    return found if found is not None and found.expected_error is not None else None
+    return found if found is not None and found.expected_error and found.work else None
+
+
+def _on_engine(card: Card, limits: dict[str, int]) -> Card:
+    """The card with the memory and lengths of the engine that was timed, where that says them."""
+    from headgate.cost.card import Card, Number
+
+    numbers = dict(card.provenance.numbers or {})
+    for name, value in limits.items():
+        if value != getattr(card, name):
+            numbers[name] = Number(value=value, origin="measured", source="as the engine says")
+    provenance = card.provenance.model_copy(update={"numbers": numbers})
+    kept = {field: getattr(card, field) for field in Card.model_fields}
+    return Card(**kept | limits | {"provenance": provenance})
 
 
 def _rescale(found: _Steps, derived: Card, card: Path, json: str | None) -> None:
@@ -169,7 +182,9 @@ def _rescale(found: _Steps, derived: Card, card: Path, json: str | None) -> None
     from headgate.cost.derive.rescale import rescale
 
     say = sys.stderr if json == "-" else sys.stdout
-    done = rescale(derived, found.table, found.about.name, found.about.source)
+    about = found.about
+    engine = {name: getattr(about, name) for name in ("kv_tokens", "block", "max_model_len")}
+    done = rescale(_on_engine(derived, engine), found.table, about.name, about.source)
     try:
         write_whole(card, done.card.text())
     except OSError as error:

@@ -38,7 +38,9 @@ Examples:
 
 @card.command(help=DERIVE)
 def derive(
-    gpu: Annotated[str, typer.Option(help="a GPU, such as h100-sxm; see headgate card list")],
+    gpu: Annotated[
+        str, typer.Option(help="a GPU, such as h100-sxm (headgate card list), or 312tf-2.04tb-80gb")
+    ],
     model: Annotated[str | None, typer.Option(help="a model of the table; see headgate card list")] = None,
     config: Annotated[str | None, typer.Option(help="or the config.json of any decoder")] = None,
     tp: Annotated[int, typer.Option(help="tensor parallel: 1, 2, 4 or 8 GPUs")] = 1,

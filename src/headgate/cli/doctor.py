@@ -11,11 +11,20 @@ from typing import Annotated, Any
 import typer
 
 from headgate.cli.output import check_json, write_json
+from headgate.core.build import compiled
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 
 NEEDED = ("numpy", "scipy", "pydantic", "typer", "rich")
-OPTIONAL = {"prometheus_client": "metrics inside vLLM"}
+OPTIONAL = {
+    "prometheus_client": "metrics inside vLLM",
+    "aiohttp": "headgate route and headgate emulate",
+    "tokenizers": "real token counts in headgate emulate",
+    "msgspec": "headgate route and headgate emulate",
+    "uvloop": "faster headgate route and headgate emulate",
+    "pandas": "Run.to_dataframe",
+    "polars": "Run.to_dataframe",
+}
 
 
 def doctor(
@@ -43,7 +52,7 @@ def doctor(
 
 
 def _print(found: dict[str, Any]) -> None:
-    print(f"headgate {found['headgate']} on Python {found['python']}, {found['machine']}")
+    print(f"headgate {found['headgate']} ({found['build']}) on Python {found['python']}, {found['machine']}")
     for name, installed in found["packages"].items():
         print(f"  {name:18} {installed}")
     vllm = found["vllm"]
@@ -74,6 +83,7 @@ def _findings() -> dict[str, Any]:
     packages |= {name: f"{_installed(name)} - {use}" for name, use in OPTIONAL.items()}
     return {
         "headgate": VERSION,
+        "build": "compiled" if compiled() else "pure Python",
         "python": platform.python_version(),
         "machine": platform.platform(),
         "packages": packages,

@@ -20,21 +20,23 @@ Report = Annotated[
 ]
 
 
-def tell(page: Page, document: dict[str, Any], json: str | None, report: str | None, setup: str = "") -> None:
+def tell(
+    page: Page, document: dict[str, Any], json: str | None, report: str | None, setup: str = "", *alarms: str
+) -> None:
     """A plan on the terminal, and as JSON and HTML where asked; `setup` is what it rests on."""
     from headgate.report.terminal import show
 
     say = said_to(json)
-    page = resting_on(page, setup)
+    page = resting_on(page, setup, *alarms)
     show(page, say)
     save_page(page, report, say)
     write_json(json, document)
 
 
-def resting_on(page: Page, setup: str) -> Page:
-    """The same with its first line."""
+def resting_on(page: Page, setup: str, *alarms: str) -> Page:
+    """The same with its first lines."""
     first, *others = page.chapters
-    return replace(page, chapters=(replace(first, setup=setup), *others))
+    return replace(page, chapters=(replace(first, setup=setup, alarms=tuple(filter(None, alarms))), *others))
 
 
 def said_to(json: str | None) -> IO[str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
-from headgate.advisor.settings import CostSettings
+from headgate.advisor.settings import CostSettings, SearchSettings
 from headgate.cli.flags import takes_settings
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, resting_on, said_to, save_page, tell
-from headgate.cli.plan_capacity import capacity
+from headgate.cli.plan_capacity import Levels, capacity
 from headgate.cli.plan_fluid import fluid
 from headgate.cli.plan_wait import wait
 from headgate.cli.progress import bar
@@ -43,12 +44,14 @@ FLAGS = """What to set in plain vLLM, without a plug-in, and why.
 
 Seats come from KV memory and the TPOT target, the token budget from that
 target, the queue limit from the TTFT target. --slots and --budget, where
-given, are the most to advise.
+given, are the most to advise. With --slo the budget is computed from the
+card for the promised gap, and checked by a search around it.
 
 \b
 Examples:
   headgate plan flags --trace azure-conv --tpot 50ms --ttft 500ms
   headgate plan flags --prompt 512 --output 256 --tpot 40ms --check
+  headgate plan flags --trace azure-conv --slo ttft=500ms@p95,tbt=100ms@p99
 """
 
 
@@ -79,6 +82,8 @@ def threshold(
 @takes_settings
 def flags(
     words: Experiment,
+    search: SearchSettings,
+    slo: Levels = None,
     check: Annotated[bool, typer.Option(help="simulate the advice and vLLM's defaults")] = False,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
     report: Report = None,
@@ -86,15 +91,20 @@ def flags(
     """Advise."""
     from headgate.advisor.flags import check_flags, plan_flags
     from headgate.experiment.assumed import SATURATED, arrivals_said, assumed
+    from headgate.experiment.unservable import unservable_in
     from headgate.report.plans.flags import check_section, flags_page
     from headgate.report.terminal import show
 
     check_json(json)
     check_report(report)
+    if slo:
+        _promised(words, search, slo, check, (json, report))
+        return
     found = plan_flags(words)
     setup = assumed(words, arrivals_said(words, SATURATED), run=check, limits=False)
     say, document, page = said_to(json), found.as_dict(), flags_page(found, sys.argv[1:])
-    show(resting_on(page, setup), say)
+    alarms = (unservable_in(words), found.overloaded())
+    show(resting_on(page, setup, *alarms), say)
     if check:
         runs, load = check_flags(words, found, bar)
         document["check"] = {"load": load, "runs": [run.as_dict() for run in runs]}
@@ -102,8 +112,33 @@ def flags(
         print(file=say)
         show(checked, say)
         page = flags_page(found, sys.argv[1:], [checked])
-    save_page(resting_on(page, setup), report, say)
+    save_page(resting_on(page, setup, *alarms), report, say)
     write_json(json, document)
+
+
+def _promised(
+    words: Experiment,
+    search: SearchSettings,
+    slo: list[str],
+    check: bool,
+    outputs: tuple[str | None, str | None],
+) -> None:
+    """The same for a promise: the budget by formula, and what a search says of it."""
+    from headgate.advisor.budget_search import search_budgets
+    from headgate.advisor.capacity.slo import parse_levels
+    from headgate.advisor.flags import plan_flags
+    from headgate.experiment.assumed import assumed, tried_arrivals
+    from headgate.report.plans.flags import promised_page
+
+    if check or words.tpot or words.ttft:
+        raise InputError("--slo is checked by a search and says the targets; drop --check, --tpot and --ttft")
+    levels = parse_levels(slo)
+    options = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
+    found = plan_flags(words)
+    tried = search_budgets(words, levels, found.seats.value, options, bar)
+    setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
+    document = {**found.as_dict(), "promise": tried.as_dict()}
+    tell(promised_page(found, tried, levels, sys.argv[1:]), document, *outputs, setup)
 
 
 plan.command()(capacity)

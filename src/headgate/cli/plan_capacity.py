@@ -17,6 +17,7 @@ from headgate.core.errors import InputError, unknown
 from headgate.experiment.settings import NAMED, POLICY, Experiment
 
 if TYPE_CHECKING:
+    from headgate.advisor.capacity.plan import CapacityPlan
     from headgate.advisor.capacity.slo import Level
 
 RATE, ENGINES = "rate", "engines"
@@ -89,6 +90,14 @@ def capacity(
     _find_rate(words, wanted, levels, search, (json, report))
 
 
+def _outside(words: Experiment, found: CapacityPlan) -> str:
+    """What the card did not measure, at the rate of the best policy."""
+    from headgate.experiment.probe import outside_said
+
+    best = max(found.found, key=lambda each: each.rate.value, default=None)
+    return "" if best is None else outside_said(words, best.policy, best.rate.value)
+
+
 def _find_rate(
     words: Experiment,
     policies: list[str],
@@ -99,11 +108,13 @@ def _find_rate(
     """Search, show, and write JSON and a report where asked."""
     from headgate.advisor.capacity.plan import plan_capacity
     from headgate.experiment.assumed import assumed, tried_arrivals
+    from headgate.experiment.unservable import unservable_in
     from headgate.report.plans.capacity import capacity_page
 
     found = plan_capacity(words, policies, levels, options, bar)
     setup = assumed(words, tried_arrivals(options.as_recorded))
-    tell(capacity_page(found, sys.argv[1:]), found.as_dict(), *outputs, setup)
+    alarms = unservable_in(words), _outside(words, found)
+    tell(capacity_page(found, sys.argv[1:]), found.as_dict(), *outputs, setup, *alarms)
     if found.interrupted:
         raise KeyboardInterrupt
 

@@ -20,7 +20,7 @@ import typer
 from headgate.cli.flags import takes_settings
 from headgate.cli.reaper import Reaper
 from headgate.core.errors import InputError
-from headgate.live.vllm.fields import PANEL, Settings
+from headgate.live.vllm.fields import AUTO, OBSERVE, PANEL, Settings
 
 SCHEDULER = "headgate.vllm.scheduler"
 REFUSALS = "headgate.live.vllm.refusals.Refusals"
@@ -66,6 +66,7 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
         raise InputError("--scheduler-cls is what headgate serve sets; drop it or run vllm serve yourself")
     own = _own_file(config, given)
     settings = _settings(own, given, rest)
+    _check_model(model, settings)
     vllm = executable()
     if vllm is None and not dry_run:
         raise InputError("no vllm command here; install vLLM (0.26 to 0.32) into the environment of headgate")
@@ -77,6 +78,7 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
         folder = _folder(scratch, dry_run)
         environment = _environment(settings, own, given, folder, dry_run)
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
+        print(f"headgate: {_policy_said(settings, model)}", file=sys.stdout if dry_run else sys.stderr)
         print(f"headgate: {shown} {join(command)}", flush=True)
         if dry_run and own is None:
             print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
@@ -105,6 +107,32 @@ def _settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settin
     settings = read_settings(additional, own) if own else merge(check_words(given, ""), additional)
     check_policy(settings, _number(rest, "--max-num-batched-tokens"), _number(rest, "--max-num-seqs"))
     return settings
+
+
+def _check_model(model: str, settings: Settings) -> None:
+    """A card of another model, as far as names tell; the engine compares layers and heads later."""
+    from headgate.cost.model_names import differ
+    from headgate.live.vllm.settings import load_named
+
+    card = load_named(settings.card)
+    if card is not None and not settings.any_card and differ(model, card.model):
+        raise InputError(
+            f"card {card.name} is of another model ({card.model}), not of {model}; calibrate "
+            f"(headgate calibrate {model}), drop --card, or give --any-card"
+        )
+
+
+def _policy_said(settings: Settings, model: str) -> str:
+    """The policy that will run and whose step times it uses, in one line."""
+    if settings.policy == OBSERVE:
+        return "vLLM decides; headgate watches"
+    name, values = settings.named()
+    chosen = f"policy {name}{' (auto)' if settings.policy == AUTO else ''}"
+    chosen += f" with {', '.join(f'{key}={value}' for key, value in values.items())}" if values else ""
+    if settings.card is not None:
+        return f"{chosen}, step times of card {settings.card}"
+    learned = "learns step times while it serves" if settings.learns() else "needs no step times"
+    return f"{chosen}, no card: it {learned}; headgate calibrate {model} measures them"
 
 
 def _value(rest: list[str], flag: str) -> str | None:

@@ -57,6 +57,7 @@ def sweep(
     report: Report = None,
 ) -> None:
     """Run it."""
+    from headgate.experiment.coverage import warning
     from headgate.experiment.sweep import by_place, is_word, parse_grid
     from headgate.report.runs.load import load_grid
     from headgate.report.runs.page import runs_page, setup
@@ -80,6 +81,8 @@ def sweep(
     show(setup(list(scenes.values())), say)
     print(file=say)
     show(load_grid(list(scenes.values())), say)
+    for line in dict.fromkeys(line for _, run in runs if (line := warning(run))):
+        show(f"note: {line}", say)
     print(f"run folders: {folder}", file=say)
     page = runs_page(list(scenes.values()), sys.argv[1:])
     save_page(page, report or str(folder / REPORT), say)

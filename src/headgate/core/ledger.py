@@ -29,6 +29,8 @@ class Entry(Identity):
         "cached",
         "end",
         "evictions",
+        "hit",
+        "loose",
         "queued",
         "seat",
         "todo",
@@ -52,10 +54,16 @@ class Entry(Identity):
         self.queued = arrival
         self.todo = prompt
         self.cached = 0  # prompt tokens whose KV was there when it was first admitted
+        self.hit = 0  # while it waits: tokens of the prefix cache it counts on; `todo` is without them
+        self.loose = 0  # of `hit`, tokens in blocks that no request holds
         self.evictions = 0
         self.wasted = 0
         self.seat = 0  # how many had been admitted before it
         self.end = NOT_ROLLING  # tick of its last token, where the driver knows it
+
+    @property
+    def room(self) -> int:
+        return self.todo + self.loose
 
     @property
     def rolls(self) -> bool:
@@ -86,7 +94,7 @@ class Entry(Identity):
         if self._joined != NOT_ROLLING:
             return self.prompt + self._tokens + self._ledger.tick - self._joined - 1
         known = self.prompt + self._tokens
-        return known - 1 if self.id in self._ledger.decoding else known - self.todo
+        return known - 1 if self.id in self._ledger.decoding else known - self.todo - self.hit
 
     def __repr__(self) -> str:
         return (
@@ -167,6 +175,7 @@ class Ledger:
         """It comes from another engine without its KV, which must be computed again before anybody's."""
         entry._ledger = self
         entry.todo = entry.prompt + entry._tokens
+        entry.hit = entry.loose = 0
         entry.wasted += entry.todo - 1
         entry.evictions += 1
         self.waiting[entry.id] = entry

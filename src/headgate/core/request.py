@@ -101,7 +101,14 @@ class Request(Protocol):
 
     @property
     def todo(self) -> int:
-        """Tokens still to prefill (after an eviction: its output so far too)."""
+        """Tokens still to prefill (after an eviction: its output so far too).
+
+        While it waits, what the prefix cache had of it when last looked up is left out.
+        """
+
+    @property
+    def room(self) -> int:
+        """KV tokens its admission takes from `kv_free`: `todo`, and cached blocks that no request holds."""
 
     @property
     def generated(self) -> int:
@@ -117,7 +124,10 @@ class Request(Protocol):
 
     @property
     def cached(self) -> int:
-        """Prompt tokens whose KV was already there when it was first admitted (prefix cache)."""
+        """Prompt tokens whose KV was already there when it was first admitted (prefix cache).
+
+        Before that, those found when last looked up.
+        """
 
     @property
     def wasted(self) -> int:

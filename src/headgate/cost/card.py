@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from headgate.core.errors import InputError, first_fault, unknown
+from headgate.core.errors import InputError, first_fault
 from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Shape
+from headgate.cost.model_names import nearest
 
 DERIVED_CARD = "derived:"  # what the name of a card begins with that is computed when it is asked for
 LAWS = ("coefficients", "tiles", "work")
@@ -159,6 +160,12 @@ class Card(_Part):
         terms = self.coefficients
         return LinearCost(terms.decode, terms.prefill, terms.mixed)
 
+    @property
+    def tensor_parallel(self) -> int:
+        """GPUs that share every matrix, as far as the card says."""
+        said = (self.provenance.settings or {}).get("tensor parallel", "1")
+        return int(said) if said.isdigit() else 1
+
     def text(self) -> str:
         """The card as it stands in a file."""
         document = self.model_dump(mode="json")
@@ -209,7 +216,14 @@ def load_card(card: str | Path) -> Card:
             raise InputError(f"card file {text}: not UTF-8 text; a card is a JSON file") from None
     text = ALIASES.get(text, text)
     if text not in list_cards():
-        raise unknown("card", text, [*list_cards(), *ALIASES])
+        known = [*list_cards(), *ALIASES]
+        near = nearest(text, known)
+        if near is None:
+            raise InputError(
+                f"unknown card {text!r}; choose from: {', '.join(sorted(known))}; "
+                "or derive one from the model's config.json (headgate card --help), or calibrate"
+            )
+        raise InputError(f"unknown card {text!r}; did you mean {near!r}?")
     return parse_card((_shipped() / f"{text}.json").read_text(encoding="utf-8"), text)
 
 

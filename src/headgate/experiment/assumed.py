@@ -13,12 +13,11 @@ from headgate.experiment.conflicts import at_once
 from headgate.experiment.settings import Experiment
 
 FORMULAS = "formulas of step times, no run"
+CLOSED = f"{DEFAULT_CLIENTS} clients in a closed loop"
 SATURATED = "a queue that never empties"
 
 
-def arrivals_said(
-    settings: Experiment, otherwise: str = f"{DEFAULT_CLIENTS} clients in a closed loop"
-) -> str:
+def arrivals_said(settings: Experiment, otherwise: str = CLOSED) -> str:
     """How requests come; `otherwise` where no setting says so."""
     if settings.stages:
         return "a load that changes from stage to stage"
@@ -53,6 +52,7 @@ def assumed(
 
 
 def card_said(card: Card) -> str:
+    """Its name, its model and its GPU, and how far off it may be where it was not measured."""
     off = f"; derived, throughput ±{100 * throughput_error(card):.0f} %" if card.expected_error else ""
     return f"{card.name} ({card.model} on {card.gpu}{off})"
 

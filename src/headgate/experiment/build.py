@@ -20,8 +20,10 @@ from headgate.workloads.arrivals import ArrivalProcess, arrival_process
 from headgate.workloads.bundled import BUNDLED, bundled
 from headgate.workloads.durations import slice_text
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
+from headgate.workloads.sessions import as_sessions, shared_prefix
 from headgate.workloads.streams import stream
 from headgate.workloads.synthetic import Share, Stage, generate
+from headgate.workloads.ticked import spread, tick_of
 from headgate.workloads.traces import BadRows, read_trace
 from headgate.workloads.workload import Kind, Workload
 
@@ -35,7 +37,8 @@ BYTES_EACH = 1000  # of memory for a request and what is recorded of it: 710 mea
 
 def make_engine(words: Experiment, card: Card) -> Engine:
     """The card's engine, with what the words change."""
-    return engine_of_card(card, words.slots, words.budget, words.kv_tokens, words.model_len, words.block)
+    limits = words.slots, words.budget, words.kv_tokens, words.model_len, words.block
+    return engine_of_card(card, *limits)._replace(prefix_cache=words.prefix_cache)
 
 
 def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload, BadRows]:
@@ -43,7 +46,7 @@ def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload,
     refuse_conflicts(words)
     seed = words.seed if seed is None else seed
     if words.trace is None:
-        workload, bad = _drawn(words, seed), BadRows()
+        workload, bad = _with_sessions(words, _drawn(words, seed), seed), BadRows()
     else:
         workload, bad = _traced(words, words.trace, seed)
     if words.cap_prompt or words.cap_output:
@@ -94,6 +97,17 @@ def _drawn(words: Experiment, seed: int) -> Workload:
         clients=clients,
         stages=stages,
         name=name,
+    )
+
+
+def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload:
+    """System prompts and conversations, where the words ask for them."""
+    texts = [each.shared_prefix for each in words.classes] if words.classes else [words.shared_prefix]
+    if not (words.turns or any(texts)):
+        return workload
+    prefixes = [shared_prefix(text) if text else None for text in texts]
+    return as_sessions(
+        workload, seed=seed, turns=words.turns or 1.0, think=words.think or 0.0, prefixes=prefixes
     )
 
 
@@ -149,6 +163,9 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
                 f"--requests {words.requests}, but the trace has {len(workload)}; ask for fewer or drop it"
             )
         workload = workload.head(words.requests)
+    own_times = not (words.clients or words.rate or words.all_at_once or words.arrivals)
+    if own_times and (tick := tick_of(workload.arrival)):
+        workload = _ticked(words, workload, tick, seed)
     if words.scale_rate:
         workload = workload.scale_rate(words.scale_rate)
     if not (words.clients or words.rate or words.all_at_once or words.arrivals):
@@ -159,6 +176,19 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
     if process is None:
         return workload.all_at_once(), bad
     return workload.arriving(process.draw(len(workload), stream(seed, "arrivals"))), bad
+
+
+def _ticked(words: Experiment, workload: Workload, tick: float, seed: int) -> Workload:
+    """Arrivals in coarse ticks, spread where that is asked for or known to be right; said either way."""
+    known = workload.origin.get("format") == "mooncake"
+    together = len(workload) / len(np.unique(workload.arrival))
+    shared = f"arrivals come in ticks of {tick:g} s, {together:.3g} at once"
+    if known if words.spread_ticks is None else words.spread_ticks:
+        said = f"{shared}; they are spread over their tick (--no-spread-ticks keeps them)"
+        workload = workload.arriving(spread(workload.arrival, tick, seed))
+    else:
+        said = f"{shared}: bursts that no client made; --spread-ticks spreads them"
+    return replace(workload, origin={**workload.origin, "ticks": said})
 
 
 def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:

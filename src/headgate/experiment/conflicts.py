@@ -8,7 +8,8 @@ from headgate.workloads.bundled import BUNDLED, bundled_format
 from headgate.workloads.lengths import FROM_FILE
 
 MAKE_LENGTHS = ("prompt", "output", "workload", "prompt_law", "output_law", "shape", "sigma", "spread")
-ABOUT_TRACES = ("format", "columns", "times", "slice", "scale_rate", "skip_bad_rows", "sort")
+MAKE_SESSIONS = ("shared_prefix", "turns", "think")
+ABOUT_TRACES = ("format", "columns", "times", "spread_ticks", "slice", "scale_rate", "skip_bad_rows", "sort")
 HAND_OVER = ("transfer_delay", "kv_bytes", "bandwidth", "send_time")
 ABOUT_FLEETS = ("router", "routers", "set_router", "outages", *HAND_OVER)
 LOADS = ("clients", "rate", "all_at_once")
@@ -28,6 +29,8 @@ def refuse_conflicts(words: Experiment) -> None:
     if words.engines is None:
         _refuse(words, ABOUT_FLEETS, "is about fleets; give --engines or drop it")
     _check_load(words)
+    if words.think and not words.turns:
+        raise InputError("--think is the time between turns; give --turns or drop it")
     if words.stages:
         _check_stages(words)
 
@@ -53,7 +56,7 @@ def _refuse(words: Lengths, names: tuple[str, ...], why: str) -> None:
 
 
 def _check_trace(words: Experiment, trace: str) -> None:
-    lengths = (*MAKE_LENGTHS, "classes", "stages")
+    lengths = (*MAKE_LENGTHS, *MAKE_SESSIONS, "classes", "stages")
     _refuse(words, lengths, "makes lengths, but --trace brings its own; drop one of the two")
     if words.scale_rate and (words.clients or words.rate or at_once(words)):
         raise InputError("--scale-rate changes the trace's own times, another load replaces them; choose one")
@@ -80,7 +83,7 @@ def _refuse_idle_lengths(words: Lengths, where: str) -> None:
 
 
 def _check_classes(words: Experiment) -> None:
-    lengths = (*MAKE_LENGTHS, "ttft", "tpot")
+    lengths = (*MAKE_LENGTHS, "shared_prefix", "ttft", "tpot")
     _refuse(words, lengths, "does not reach the classes of a mix; say it in each [[classes]] table")
     for number, share in enumerate(words.classes):
         _refuse_idle_lengths(share, f"classes.{number}: ")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from headgate.cost.card import Region
+from headgate.cost.card import Card
 from headgate.record.tables import Run
 
 WORTH_SAYING = 0.05  # share of the time in steps
+WORDS = {"behind": "prompt tokens already computed"}  # where a feature's name says too little
 
 
-def outside(run: Run, region: Region) -> dict[str, float]:
-    """For each feature of a step, the share of the time in steps in which it lay outside; only where > 0."""
+def outside(run: Run, card: Card) -> dict[str, float]:
+    """For each feature of a step, the share of the time in steps in which it lay outside; only where > 0.
+
+    A card does not record how many tokens stood before the chunks it timed. They cannot have been more than
+    its longest request; the simulator prices more by the product of chunk and start (`per_attention`).
+    """
     steps = run.steps
+    region = {name: getattr(card.region, name) for name in ("decodes", "context", "prefill")}
+    region["behind"] = (0, card.max_model_len)
     total = float(steps["seconds"].sum())
     found: dict[str, float] = {}
-    for name in ("decodes", "context", "prefill"):
-        low, high = getattr(region, name)
+    for name, (low, high) in region.items():
         values = steps[name]
         if name == "context":  # it grows along the row; its middle stands for the row
             values = values + steps["decodes"] * (steps["count"] - 1) // 2
@@ -31,5 +37,7 @@ def warning(run: Run) -> str | None:
     much = {name: share for name, share in shares.items() if share > WORTH_SAYING}
     if not much:
         return None
-    told = ", ".join(f"{name} in {100 * share:.0f} % of the step time" for name, share in much.items())
+    told = ", ".join(
+        f"{WORDS.get(name, name)} in {100 * share:.0f} % of the step time" for name, share in much.items()
+    )
     return f"{run.meta['label']}: outside what card {run.meta['card']} measured: {told}; extrapolated there"

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from headgate.sim.engine.residents import Residents
 from headgate.workloads.workload import Workload
+
+
+def cache_record(engines: Sequence[Residents]) -> dict[str, object]:
+    """What their prefix caches evicted, where they had any."""
+    caches = [engine.cache for engine in engines if engine.cache is not None]
+    return {"prefix_evicted": sum(cache.evicted for cache in caches)} if caches else {}
 
 
 def described(workload: Workload) -> dict[str, object]:

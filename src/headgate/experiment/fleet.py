@@ -9,10 +9,11 @@ from typing import Any
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
-from headgate.experiment.described import described
+from headgate.experiment.described import cache_record, described
 from headgate.experiment.routers import make_router
 from headgate.experiment.settings import ManyEngines
 from headgate.kv.transfer import Transfer
+from headgate.methods.balance.prefix import Sharing
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.fluid.plan import FluidPlan
 from headgate.methods.make import router_settings
@@ -65,13 +66,25 @@ class FleetSetup:
             from headgate.experiment.fleet_plan import prefill_engines
 
             values["prefill"] = prefill_engines(self.engine, self.engines, workload)
-        made = make_router(name, lambda: self.plan(workload), self.engines, seed, values)
+        made = make_router(
+            name, lambda: self.plan(workload), self.engines, seed, values, lambda: self.sharing(workload)
+        )
         if self.engine.running < 2 and not made.sends_at_once:
             raise InputError(
                 f"router {name} keeps a seat for a prompt beside a decode, the engine has one; raise "
                 "--slots, or choose a router such as least-loaded"
             )
         return made, values
+
+    def sharing(self, workload: Workload) -> Sharing:
+        """What a router knows of prefixes: contents of the requests, and the size of an engine's cache."""
+        engine, pieces = self.engine, workload.pieces() if self.engine.prefix_cache else None
+        return Sharing(
+            (lambda request: None) if pieces is None else (lambda request: pieces[request.id]),
+            engine.cost,
+            engine.kv_tokens,
+            engine.block,
+        )
 
     def plan(self, workload: Workload) -> FluidPlan:
         """The fluid plan for these requests: a class per kind, at the rate they come."""
@@ -115,6 +128,7 @@ class FleetSetup:
             "transfer": self.transfer._asdict(),
             **({"outages": [outage._asdict() for outage in self.outages]} if self.outages else {}),
             "prices": {"prompt": self.prices.prompt, "output": self.prices.output},
+            **cache_record([station.replica for station in fleet.stations]),
             **described(workload),
             **(about or {}),
             "outcome": outcome,

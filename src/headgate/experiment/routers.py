@@ -8,6 +8,7 @@ from typing import Any
 from headgate.core.errors import unknown
 from headgate.core.fleet import RoutePolicy
 from headgate.methods import make
+from headgate.methods.balance.prefix import Sharing
 from headgate.methods.fluid.plan import FluidPlan
 from headgate.sim.fleet.network.counts import Window
 from headgate.sim.fleet.network.network import Network
@@ -18,13 +19,19 @@ Planned = FluidPlan | Callable[[], FluidPlan]  # a plan, or how to make one if t
 
 
 def make_router(
-    name: str, plan: Planned, engines: int, seed: int = 0, settings: Mapping[str, Any] | None = None
+    name: str,
+    plan: Planned,
+    engines: int,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    sharing: Callable[[], Sharing | None] = lambda: None,
 ) -> RoutePolicy:
     """A router by name; chance comes from the seed's stream for routers."""
     given: dict[str, Callable[[], Any]] = {
         "plan": plan if callable(plan) else lambda: plan,
         "engines": lambda: engines,
         "draw": lambda: uniforms(stream(seed, "router")),
+        "sharing": sharing,
     }
     return make.make_router(name, given, settings or {})
 

@@ -19,7 +19,7 @@ from headgate.experiment.assumed import arrivals_said
 from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.coverage import outside
-from headgate.experiment.described import described
+from headgate.experiment.described import cache_record, described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
 from headgate.experiment.outages import parse_outages
 from headgate.experiment.settings import Experiment
@@ -68,7 +68,7 @@ class Prepared:
         notes = error_bar(self.card)
         notes += [renaming] if (renaming := renamed(self.words.card)) else []
         notes += partly(self.words, self.card, self.words.engines is not None)
-        notes += [str(self.workload.origin["times"])] if "times" in self.workload.origin else []
+        notes += [str(self.workload.origin[key]) for key in ("times", "ticks") if key in self.workload.origin]
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")
@@ -77,10 +77,15 @@ class Prepared:
             notes.append(f"engine {away.engine} {what} at {away.start:g} s and is back at {away.end:g} s")
         if self.too_long:
             notes.append(
-                f"{self.too_long} of {len(self.workload)} requests will be refused: their prompt leaves no "
-                f"room in {self.engine.longest} tokens (model length or KV); --cap-prompt cuts them"
+                f"{self.too_long:,} of {len(self.workload):,} requests cannot be served: their prompts reach "
+                f"the {self.engine.longest:,} tokens that model length and KV allow; --cap-prompt cuts them"
             )
         return notes
+
+    def keep_first(self, requests: int) -> None:
+        """Leave out all later requests."""
+        self.workload = self.workload.head(min(requests, len(self.workload)))
+        self._seeds = {self.words.seed: self.workload}
 
     def fleet(self) -> FleetSetup | None:
         """The engines and what lies between them; None: one engine without a router."""
@@ -128,7 +133,7 @@ def carry_out(
         run = _one_engine(prepared, make, workload, about, progress)
     else:
         run = _fleet(setup, router or (DEFAULT_ROUTER, {}), make, workload, about, progress)
-    run.meta["outside_card"] = outside(run, prepared.card.region)
+    run.meta["outside_card"] = outside(run, prepared.card)
     return run
 
 
@@ -156,6 +161,7 @@ def _one_engine(
         outcome = "interrupted"
     except RunError as error:
         outcome = f"failed: {error}"
+    about |= cache_record([simulator.replica])
     return Run({**about, "outcome": outcome}, **recorder.tables())
 
 
@@ -195,6 +201,7 @@ def _meta(
         "asynchronous": prepared.asynchronous,
         "arrivals": arrivals_said(words),
         "kv_tokens": engine.kv_tokens,
+        "longest": engine.longest,
         "rate": words.rate if about["load"] == "open" else None,
         "burstiness": words.burstiness or 1.0,
         **about,

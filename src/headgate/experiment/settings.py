@@ -47,6 +47,9 @@ class Lengths(SettingsModel):
     spread: Positive | None = declared(
         LENGTHS, "half-width of uniform lengths, as a share of the mean (default: 0.5)"
     )
+    shared_prefix: str | None = declared(
+        LENGTHS, "system prompts before every prompt, TOKENS:COUNT, such as 2048:20"
+    )
 
 
 class ClassSettings(Lengths):
@@ -117,11 +120,18 @@ class Experiment(Lengths, ManyEngines):
     model_len: Count | None = declared(
         ENGINE, "most tokens of one request, prompt and output (default: the card's)"
     )
+    prefix_cache: Switch = declared(
+        ENGINE, "find KV of shared prompts again, as vLLM does; no effect where nothing is shared", True
+    )
     asynchronous: Switch | None = declared(
         ENGINE,
         "as vLLM runs: compose a step while the one before runs (default: where the card has a host)",
         flag="--asynchronous/--no-asynchronous",
     )
+    turns: Annotated[float, Field(strict=True, ge=1)] | None = declared(
+        LENGTHS, "mean turns of a conversation, each with all before it in its prompt (default: 1)"
+    )
+    think: Seconds | None = declared(LENGTHS, "mean time between two turns, such as 30s")
     cap_prompt: Count | None = declared(LENGTHS, "cut longer prompts to this")
     cap_output: Count | None = declared(LENGTHS, "cut longer outputs to this")
     clients: Count | None = declared(
@@ -153,6 +163,12 @@ class Experiment(Lengths, ManyEngines):
     )
     times: str | None = declared(
         TRACE, "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"
+    )
+    spread_ticks: Switch | None = declared(
+        TRACE,
+        "spread arrivals that share coarse ticks over their tick (default: for Mooncake traces)",
+        None,
+        flag="--spread-ticks/--no-spread-ticks",
     )
     slice: str | None = declared(TRACE, "a part of the trace, such as 10min..20min")
     scale_rate: Positive | None = declared(TRACE, "send it so many times faster")

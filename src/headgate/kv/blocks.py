@@ -23,6 +23,14 @@ class Blocks:
         """Blocks that hold that many tokens."""
         return -(-tokens // self.size)
 
+    def take(self, count: int) -> None:
+        """Take free blocks."""
+        self.free -= count
+
+    def give(self, count: int) -> None:
+        """Give blocks back whose content nobody will look for."""
+        self.free += count
+
     def roll(self, held: int, tick: int, by: int = 1) -> None:
         """A request with `held` KV tokens joins (by=1) or leaves (by=-1) the rolling set at `tick`."""
         self.growers[(tick - held) % self.size] += by
@@ -47,6 +55,7 @@ class Blocks:
         rounds, rest = divmod(steps, self.size)
         begin = tick % self.size
         over = begin + rest - self.size
-        self.free -= rounds * rolling + sum(self.growers[begin : begin + rest])
+        count = rounds * rolling + sum(self.growers[begin : begin + rest])
         if over > 0:
-            self.free -= sum(self.growers[:over])
+            count += sum(self.growers[:over])
+        self.take(count)

@@ -19,7 +19,7 @@ from headgate.methods.names import BATCH, ROUTE
 from headgate.methods.own import installed, own_class
 
 EXAMPLES = {"policy": "eb:refill=48", "router": "split:prefill=2"}
-GIVEN = ("plan", "engines", "draw")  # what the run itself gives to a router; the rest are settings
+GIVEN = ("plan", "engines", "draw", "sharing")  # what the run itself gives to a router; the rest are settings
 KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is read, by its annotation
     "int": (int, "a whole number"),
     "float": (float, "a finite number"),

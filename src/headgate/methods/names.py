@@ -12,6 +12,7 @@ from headgate.methods.balance.balance import (
     PowerOfTwo,
     RoundRobin,
 )
+from headgate.methods.balance.prefix import Overlap, PrefixAware
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
 from headgate.methods.eb.hybrid import ExclusivePlus
@@ -85,6 +86,8 @@ ROUTE: dict[str, type[RoutePolicy]] = {
     "least-pending": LeastPending,
     "power-of-two": PowerOfTwo,
     "affinity": Affinity,
+    "prefix-aware": PrefixAware,
+    "overlap": Overlap,
     "split": Split,
     "gate-and-route": GateAndRoute,
     "gate-and-route+": GateAndRoutePlus,

@@ -226,7 +226,7 @@ class Ordered(BatchPolicy):
         for request in self.order.waiting(view):
             if seats <= 0 or tokens <= 0:
                 break
-            room -= -(-request.todo // block) * block
+            room -= -(-request.room // block) * block
             if room < 0 and (entering or decoding or prefilling):
                 break
             entering.append(request.id)

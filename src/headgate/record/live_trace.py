@@ -38,6 +38,10 @@ class Seen(Identity):
     newest: float = -inf  # when it got its seat or its last first token
 
     @property
+    def room(self) -> int:
+        return self.todo
+
+    @property
     def queued(self) -> float:
         """A trace is of one engine, whose queue it reached when it arrived."""
         return self.arrival

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headgate.core.build import mypyc_attr
 from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End, Observer, Steps
 from headgate.core.request import RECORDED, Request
@@ -80,6 +81,7 @@ class Rows:
             row["wasted"][id] = request.wasted
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Recorder(Observer):
     """Keeps one row per request, per run of equal steps, per stay among the decodes, and per plan.
 

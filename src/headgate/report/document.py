@@ -130,13 +130,18 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """One comparison, run or plan with its answer in a sentence or two."""
+    """One comparison, run or plan with its answer in a sentence or two.
+
+    `alarms` come before everything: what makes the figures mean something else than they seem to.
+    """
 
     title: str
     verdict: str
     sections: tuple[Section, ...]
     notes: tuple[str, ...] = ()
     setup: str = ""  # what the answer rests on: card, engine, longest request, arrivals
+    answer_first: bool = False  # on a terminal too, where otherwise it stands last, beside the prompt
+    alarms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,17 @@ def _lines(part: Part, width: int, depth: int) -> Iterator[Text]:
             yield from _lines(chapter, width, depth)
     elif isinstance(part, doc.Chapter):
         yield from _said(part.title, width, "bold")
+        for alarm in part.alarms:
+            yield from _said(alarm, width, "bold")
+        if part.answer_first:
+            yield from _said(part.verdict, width, "bold")
+            yield _text()
         yield from _said(part.setup, width, "dim")
         yield _text()
         for section in part.sections:
             yield from _lines(section, width, depth)
-        yield from _said(part.verdict, width, "bold")
+        if not part.answer_first:
+            yield from _said(part.verdict, width, "bold")
         for note in part.notes:
             yield from _said(note, width, "dim")
         yield _text()

@@ -15,6 +15,7 @@ from headgate.stats.metrics import without_nan
 from headgate.stats.pairing import ALONE, METRICS, Metric, refuse_different, spreads_of
 
 BETTER, WORSE, SAME = "better", "worse", "no difference seen"
+NEAR = 0.25  # values further apart than this share of the larger are never called level
 CANNOT_TELL = "cannot tell"  # a difference within the error of a card that was not measured
 TOO_FEW, ONE_SEED, UNKNOWN = "too few requests", "needs more seeds", "not measured"
 
@@ -34,7 +35,9 @@ class Row:
     """One metric over all policies.
 
     `best` has the best value; by their paired difference from it, `level` are those that cannot be told
-    from it, `apart` those that can. Others may well be told from each other although none is apart.
+    from it, `apart` those that can. Who is neither was measured too badly to say: without an interval, or
+    with one so wide that values far apart cannot be told from each other. Others may well be told from each
+    other although none is apart.
     """
 
     metric: str
@@ -157,8 +160,11 @@ def _row(
     sign = -1 if metric.higher else 1
     best = min(known, key=lambda name: sign * spreads[name].value)
     least = abs(spreads[best].value) * bars.of(metric) / 100
-    apart = tuple(name for name in known if _apart(spreads[name].minus(spreads[best]).estimate(), least))
-    level = tuple(name for name in known if name != best and name not in apart)
+    behind = {name: spreads[name].minus(spreads[best]).estimate() for name in known if name != best}
+    apart = tuple(name for name, gap in behind.items() if _apart(gap, least))
+    level = tuple(
+        name for name, gap in behind.items() if _level(gap, least, spreads[name].value, spreads[best].value)
+    )
     method = metric.method if seeds == 1 else "by seed"
     estimate = spreads[baseline].estimate()
     estimate = estimate.as_share() if metric.unit == "share" else estimate.cut()
@@ -195,6 +201,13 @@ def _apart(difference: Estimate, least: float = 0.0) -> bool:
     if difference.low is None or difference.high is None or abs(difference.value) < least:
         return False
     return difference.low * difference.high > 0
+
+
+def _level(difference: Estimate, least: float, *values: float) -> bool:
+    """Whether a test was made and saw nothing, and there is not much that it could have missed."""
+    if difference.low is None or _apart(difference, least):
+        return False
+    return abs(difference.value) <= max(least, NEAR * max(map(abs, values)))
 
 
 def _unsettled(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:

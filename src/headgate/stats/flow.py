@@ -52,6 +52,7 @@ class Judged(NamedTuple):
     stationary: bool
     reason: str
     said: str
+    growth: float = 0.0  # of the backlog in an overload, requests/s
 
 
 def stationary(run: Run) -> tuple[bool, str]:
@@ -130,7 +131,8 @@ def _verdict(run: Run, times: Floats) -> Judged:
         said = "Overloaded: the backlog grows" if trend.change > 0 else "Not stationary: the backlog shrinks"
         where = "" if part == "window" else f" in the {part}"
         said = f"{said} by {_two(abs(trend.change) / span)} requests/s{where}"
-        return Judged(False, f"{name} still {word}: {slope} over the {part}", said)
+        growth = max(0.0, trend.change / span)
+        return Judged(False, f"{name} still {word}: {slope} over the {part}", said, growth)
     if settled:
         return _settled("filled up at first, and neither grows nor shrinks in the second half of the window")
     return _settled("neither the queue nor the number in the system grows or shrinks over the window")

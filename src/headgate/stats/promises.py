@@ -48,7 +48,8 @@ class Promises:
         """None when nobody was promised anything.
 
         A request is met when it was served to its end with TTFT and TPOT within what its kind was
-        promised. One that was aborted, abandoned or refused is not met. One still in the system counts
+        promised. One that was aborted, abandoned or refused is not met; one that no engine of this size
+        can serve is not judged. One still in the system counts
         only when it has already broken its promise of a first token: the rest is not known.
         """
         if not any(promised(kind) for kind in run.kinds):
@@ -61,8 +62,16 @@ class Promises:
         so_far = run.span()[1] - requests["arrival"]
         late = np.where(np.isnan(latencies.ttft), so_far, latencies.ttft) > first
         slow = np.nan_to_num(latencies.tpot, nan=0.0) > between
-        judged = (requests["how"] >= 0) | late
+        judged = ((requests["how"] >= 0) | late) & ~unservable(run)
         return cls(judged, run.completed() & ~late & ~slow)
+
+
+def unservable(run: Run) -> Flags:
+    """Requests whose prompt alone is longer than model or KV allow: they were refused at the door."""
+    longest = run.meta.get("longest")
+    if not isinstance(longest, int):
+        return np.zeros(len(run.requests["id"]), bool)
+    return np.asarray(run.requests["prompt"] >= longest)
 
 
 def promised(kind: dict[str, Any]) -> bool:

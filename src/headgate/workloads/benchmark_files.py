@@ -50,7 +50,7 @@ def _vllm(path: str, whole: Mapping[str, Any]) -> Iterator[Triple]:
     columns = [whole.get(name) for name in ("start_times", "input_lens", "output_lens")]
     if not all(isinstance(column, list) for column in columns) or len({len(c) for c in columns if c}) > 1:
         raise InputError(f"{path}: no start_times, input_lens and output_lens; run it with --save-detailed")
-    for number, (start, prompt, output) in enumerate(zip(*columns, strict=True), 1):  # type: ignore[arg-type]
+    for number, (start, prompt, output) in enumerate(zip(*columns, strict=True), 1):
         yield number, start, prompt, output
 
 
@@ -60,10 +60,10 @@ def _aiperf(text: str) -> Iterator[Triple]:
             continue
         record = _table(_loaded(line))
         metrics = _table(record.get("metrics"))
-        lengths = (
+        prompt, output = (
             _table(metrics.get(f"{which}_sequence_length")).get("value") for which in ("input", "output")
         )
-        yield number, _table(record.get("metadata")).get("request_start_ns"), *lengths
+        yield number, _table(record.get("metadata")).get("request_start_ns"), prompt, output
 
 
 def _guidellm(path: str, whole: Mapping[str, Any]) -> Iterator[Triple]:

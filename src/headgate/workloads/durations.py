@@ -25,7 +25,7 @@ _WRITTEN = re.compile(r"\s*+((?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9
 
 
 def duration(text: str, units: tuple[str, str] = ("ms", "s")) -> float:
-    """Seconds in a text such as `500ms`, `0.5s`, `2min` or `1h`; `units`: the likely ones where there is none."""
+    """Seconds in a text such as `500ms`, `0.5s`, `2min` or `1h`; `units`: the likely ones."""
     number, unit = _parts(text)
     if not unit and float(number):
         one, other = units

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headgate.core.errors import InputError, unknown
@@ -30,6 +30,7 @@ class Format(NamedTuple):
         mark: a column that distinguishes the format from others with the same ones.
         classes: whether clients are classes of requests, which keep their names.
         unsorted: whether rows come in another order than requests arrived, and are sorted when read.
+        hashed: tokens that one entry of `hash_ids` stands for; 0: the format has none.
         any_unit: whether times may be in any unit, which is told by their size (`times.py`).
     """
 
@@ -45,6 +46,7 @@ class Format(NamedTuple):
     mark: str = ""
     classes: bool = False
     unsorted: bool = False
+    hashed: int = 0
     any_unit: bool = False
 
     def required(self) -> list[str]:
@@ -90,8 +92,8 @@ FORMATS: dict[str, Format] = {
         classes=True,
         unsorted=True,
     ),
-    "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000),
-    "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id"),
+    "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000, hashed=512),
+    "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id", hashed=16),
     "vidur": Format(
         False,
         "arrived_at",
@@ -105,6 +107,11 @@ FORMATS: dict[str, Format] = {
 }
 
 
+# Columns that say what a request shares with others; any format may have them.
+SHARING = ("hash_ids", "chat_id", "parent_chat_id", "prefix", "prefix_tokens", "session")
+NOTHING_SHARED: Mapping[str, object] = {}
+
+
 class Fields(NamedTuple):
     """What one row says, not yet understood; the arrival is None in a file without arrivals."""
 
@@ -112,6 +119,7 @@ class Fields(NamedTuple):
     prompt: object
     output: object
     client: str | None
+    sharing: Mapping[str, object] = NOTHING_SHARED  # those of SHARING that the row has
 
 
 # The line number, and the fields or the reason why there are none.
@@ -169,6 +177,7 @@ def _csv_rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
         header: list[str] = next((_stripped(row) for row in reader if row), [])
         arrival, prompt, output, client = _places(path, header, name, chosen)
         timed, named = arrival < len(header), client < len(header)
+        sharing = [(name, header.index(name)) for name in SHARING if name in header]
         for row in reader:
             if len(row) == len(header):
                 yield (
@@ -178,6 +187,9 @@ def _csv_rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
                         row[prompt],
                         row[output],
                         row[client].strip() if named else None,
+                        {each: row[place].strip() for each, place in sharing if row[place].strip()}
+                        if sharing
+                        else NOTHING_SHARED,
                     ),
                 )
             elif row:
@@ -210,7 +222,8 @@ def _json_rows(text: str, chosen: Format) -> Iterator[Row]:
             get = record.get
             client = get(chosen.client) if chosen.client else None
             told = str(client) if isinstance(client, str | int) else None
-            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), told)
+            sharing = {name: record[name] for name in SHARING if record.get(name) is not None}
+            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), told, sharing)
 
 
 def _record(line: str) -> dict[str, object] | None:

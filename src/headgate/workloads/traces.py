@@ -15,6 +15,7 @@ from headgate.core.errors import InputError
 from headgate.workloads.columns import Real
 from headgate.workloads.formats import FORMATS, Fields, Format, choose, is_json_lines, rows
 from headgate.workloads.own_columns import own_format
+from headgate.workloads.sharing import checked_sharing, shared_contents
 from headgate.workloads.text import BadFieldError, as_text, read_bytes, tokens
 from headgate.workloads.times import unit_of
 from headgate.workloads.workload import Kind, Workload
@@ -34,8 +35,8 @@ class BadRows:
         return BadRows(self.count + 1, (*self.first, (line, reason))[:SHOWN])
 
 
-# One good row: its line, its arrival in ticks of the format's clock, its lengths, its client.
-Entry = tuple[int, float, int, int, str]
+# One good row: its line, its arrival in ticks of the format's clock, its lengths, its client, what it shares.
+Entry = tuple[int, float, int, int, str, Mapping[str, object]]
 
 
 def read_trace(
@@ -57,7 +58,7 @@ def read_trace(
         format: a name in FORMATS; detected from the first line when left out.
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
         sort: sorts rows that are out of order instead of refusing the file.
-        columns: which column is which, instead of a format: "arrival=ts,prompt=input,output=out,class=tenant".
+        columns: which column is which: "arrival=ts,prompt=input,output=out,class=tenant".
         times: the unit of arrivals (s, ms, us, ns) with `columns`; told from the file when left out.
 
     Examples:
@@ -134,7 +135,7 @@ def _entry(line: int, fields: Fields | str, chosen: Format) -> Entry:
     """One row understood, or a BadFieldError."""
     if isinstance(fields, str):
         raise BadFieldError(fields)
-    arrival, prompt, output, client = fields
+    arrival, prompt, output, client, sharing = fields
     # Only a file of lengths alone has no arrival column; a row that lacks its arrival is bad.
     timeless = arrival is None and chosen.lengths_only
     if chosen.client and not client:
@@ -145,6 +146,7 @@ def _entry(line: int, fields: Fields | str, chosen: Format) -> Entry:
         tokens(prompt, chosen.prompt),
         tokens(output, chosen.output),
         client or "",
+        checked_sharing(sharing) if sharing else sharing,
     )
 
 
@@ -152,12 +154,13 @@ def _table(
     path: str, entries: list[Entry], chosen: Format, sort: bool, origin: Mapping[str, object]
 ) -> Workload:
     """The good rows as a workload named after the file."""
-    lines, ticks, prompts, outputs, clients = zip(*entries, strict=True)
+    lines, ticks, prompts, outputs, clients, sharing = zip(*entries, strict=True)
     arrival = _arrivals(ticks, chosen)
     if not (sort or chosen.unsorted):
         _check_order(path, lines, arrival)
     order = np.argsort(arrival, kind="stable")
     kinds, kind = _kinds(clients, chosen.classes)
+    contents = shared_contents(sharing, prompts, outputs, chosen.hashed)
     return Workload.of(
         np.array(prompts)[order],
         np.array(outputs)[order],
@@ -166,6 +169,7 @@ def _table(
         kinds=kinds,
         name=Path(path).name.split(".")[0],
         origin=origin,
+        contents=None if contents is None else contents.subset(order),
     )
 
 

@@ -30,6 +30,7 @@ from headgate.workloads.columns import (
     check_together,
     column,
 )
+from headgate.workloads.contents import Contents, Piece, private
 from headgate.workloads.summary import Summary, summarise
 
 
@@ -47,6 +48,9 @@ class Kind(NamedTuple):
     name: str = ""
     slo: Slo = Slo()
     priority: int = 0
+
+
+SHARED = ("content_offsets", "content_keys", "content_tokens")  # the columns of `contents` in a saved file
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +75,7 @@ class Workload:
         kinds: the classes.
         name: what reports call it.
         origin: how it was made, for the run's record.
+        contents: what requests share, for engines with a prefix cache; None: nothing is known of it.
 
     Examples:
         >>> import headgate
@@ -92,6 +97,7 @@ class Workload:
     kinds: tuple[Kind, ...] = (Kind(),)
     name: str = ""
     origin: Mapping[str, object] = field(default_factory=dict)
+    contents: Contents | None = None
 
     def __post_init__(self) -> None:
         names = Counter(kind.name for kind in self.kinds)
@@ -101,6 +107,8 @@ class Workload:
         for name, rule in RULES.items():
             object.__setattr__(self, name, column(rule, getattr(self, name), name))
         check_together(self.columns(), len(self.kinds))
+        if self.contents is not None:
+            self.contents.check(self.prompt)
 
     @classmethod
     def of(
@@ -111,6 +119,7 @@ class Workload:
         kinds: Sequence[Kind] = (Kind(),),
         name: str = "",
         origin: Mapping[str, object] | None = None,
+        contents: Contents | None = None,
         **columns: npt.ArrayLike,
     ) -> Workload:
         """A workload from the columns that matter; the others get their defaults (one kind, all at once).
@@ -121,6 +130,7 @@ class Workload:
             kinds: the classes; `kind` is an index into them.
             name: what reports call it.
             origin: how it was made.
+            contents: what requests share.
             **columns: any of arrival, kind, limit, priority (that of the kind by default), patience, abort,
                 guess, clients; one value stands for all rows.
         """
@@ -135,7 +145,8 @@ class Workload:
         if "priority" not in filled:
             filled["priority"] = _priorities(kinds, filled["kind"])
         filled.update(prompt=prompt, output=output)
-        return cls(**filled, kinds=tuple(kinds), name=name, origin=dict(origin or {}))  # type: ignore[arg-type]
+        made = {"kinds": tuple(kinds), "name": name, "origin": dict(origin or {}), "contents": contents}
+        return cls(**filled, **made)  # type: ignore[arg-type]
 
     def columns(self) -> dict[str, Whole | Real]:
         return {name: getattr(self, name) for name in RULES}
@@ -148,6 +159,10 @@ class Workload:
         read["slo"] = [self.kinds[kind].slo for kind in self.kind.tolist()]
         return zip(*(read[name] for name in FIELDS[2:]), strict=True)
 
+    def pieces(self) -> list[tuple[Piece, ...]] | None:
+        """The content of every request, for engines with a prefix cache; None: they share nothing known."""
+        return None if self.contents is None else self.contents.pieces()
+
     def __len__(self) -> int:
         return len(self.prompt)
 
@@ -156,6 +171,10 @@ class Workload:
         if not isinstance(other, Workload):
             return NotImplemented
         theirs = other.columns()
+        if self.contents is not other.contents and (
+            self.contents is None or not self.contents.same(other.contents)
+        ):
+            return False
         return self.kinds == other.kinds and all(
             np.array_equal(mine, theirs[name]) for name, mine in self.columns().items()
         )
@@ -177,7 +196,10 @@ class Workload:
             rows = np.asarray(rows)
             if rows.dtype != np.bool_ or rows.shape != (len(self),):
                 raise InputError(f"a mask needs one true or false for each of the {len(self)} requests")
-        return self._with({name: values[rows] for name, values in self.columns().items()})
+        part: dict[str, Any] = {name: values[rows] for name, values in self.columns().items()}
+        if self.contents is not None:
+            part["contents"] = self.contents.subset(rows)
+        return self._with(part)
 
     def between(self, start: float, end: float) -> Workload:
         """The requests that arrive from `start` to just before `end`, the clock set to zero at `start`."""
@@ -200,7 +222,9 @@ class Workload:
 
     def cap(self, prompt: int | None = None, output: int | None = None) -> Workload:
         """Lengths cut to at most these; a guess beyond the cut output is cut with it."""
-        changed = self.columns()
+        changed: dict[str, Any] = dict(self.columns())
+        if prompt is not None and prompt >= 1 and self.contents is not None:
+            changed["contents"] = self.contents.cut(prompt)
         for name, most in (("prompt", prompt), ("output", output), ("guess", output)):
             if most is not None and most < 1:
                 raise InputError(f"{name} lengths cannot be capped at {most}; give at least 1")
@@ -218,12 +242,17 @@ class Workload:
             [np.array([place[kind] for kind in part.kinds])[part.kind] for part in parts]
         )
         order = np.argsort(joined["arrival"], kind="stable")
+        contents = None
+        if any(part.contents is not None for part in parts):
+            first, *rest = (part.contents or private(part.prompt) for part in parts)
+            contents = first.behind(rest).subset(order)
         names = "+".join(dict.fromkeys(part.name for part in parts if part.name))
         return Workload(
             **{name: values[order] for name, values in joined.items()},
             kinds=tuple(place),
             name=names,
             origin={"merged": [dict(part.origin) for part in parts]},
+            contents=contents,
         )
 
     def arriving(self, times: npt.ArrayLike) -> Workload:
@@ -260,7 +289,11 @@ class Workload:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the table to one npz file."""
         kinds = [[kind.name, *kind.slo, kind.priority] for kind in self.kinds]
-        archive.write(path, self.columns(), {"kinds": kinds, "name": self.name, "origin": dict(self.origin)})
+        columns: dict[str, npt.NDArray[Any]] = dict(self.columns())
+        if self.contents is not None:
+            shared = (self.contents.offsets, self.contents.keys, self.contents.tokens)
+            columns |= dict(zip(SHARED, shared, strict=True))
+        archive.write(path, columns, {"kinds": kinds, "name": self.name, "origin": dict(self.origin)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Workload:
@@ -271,17 +304,23 @@ class Workload:
                 Kind(str(name), Slo(first, between), int(priority))
                 for name, first, between, priority in header["kinds"]
             )
+            shared = [columns.pop(name) for name in SHARED if name in columns]
+            contents = Contents(*shared) if shared else None
             return cls.of(
-                **columns, kinds=kinds, name=str(header["name"]), origin=dict(header["origin"])
+                **columns,
+                contents=contents,
+                kinds=kinds,
+                name=str(header["name"]),
+                origin=dict(header["origin"]),
             )  # a column that its version did not have gets its default
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         except (KeyError, TypeError, ValueError):
             raise archive.foreign(path) from None
 
-    def _with(self, columns: Mapping[str, npt.ArrayLike]) -> Workload:
+    def _with(self, columns: Mapping[str, Any]) -> Workload:
         """The same workload with other columns, checked again."""
-        return replace(self, **columns)  # type: ignore[arg-type]
+        return replace(self, **columns)
 
     def _open_only(self, what: str) -> None:
         if self.closed:

@@ -44,7 +44,8 @@ def test_the_fewest_engines_are_asynchronous_ones(headgate):
     words = ["plan", "capacity", "--find", "engines", "--slo", "ttft=30ms@p50", "--rate", 20, *HOSTED]
     words += ["--policy", "mixed", "--router", "round-robin", "--seeds", 1, "--jobs", 1, "--requests", 100]
     plain, ahead = (
-        json.loads(headgate(*words, *more, "--json", "-").out) for more in (["--no-asynchronous"], ["--asynchronous"])
+        json.loads(headgate(*words, *more, "--json", "-").out)
+        for more in (["--no-asynchronous"], ["--asynchronous"])
     )
     assert any(FLEET in note for note in ahead["notes"])
     assert not any(FLEET in note for note in plain["notes"])

@@ -10,7 +10,10 @@ import pytest
 from headgate.cost.card import load_card
 from headgate.cost.laws.work import WorkCost
 from headgate.experiment.library import simulate
+from headgate.live.engine.trace import Trace
+from headgate.methods.names import Mixed
 from headgate.sim.engine.of_card import engine_of_card
+from headgate.sim.engine.simulator import Simulator
 from headgate.stats.vllm_bench import bench_result
 from headgate.workloads import Uniform, generate
 
@@ -157,8 +160,34 @@ def test_a_minute_of_traffic_fixes_it(headgate, slower, tmp_path):
     assert mine.kv_tokens == load_card(CARD).kv_tokens
 
 
+def test_a_live_trace_fixes_it_and_says_how_much_memory_there_is(headgate, slower, tmp_path):
+    header = {"policy": "mixed", "kv_tokens": 480_000, "model": "m", "engine": {"max_num_seqs": 64}}
+    trace = Trace(tmp_path / "t.jsonl", header, background=False)
+    engine = engine_of_card(load_card(CARD), slots=64, budget=2048)._replace(cost=WorkCost(slower))
+    load = generate(300, seed=2, prompt=Uniform(600), output=Uniform(80), clients=64)
+    Simulator(engine, Mixed(64, 2048), load, (trace,), leases=False).run()
+    trace.close()
+    said = headgate("calibrate", "--from-trace", "t.jsonl", "--like", CARD, "--out", "live.json")
+    assert said.code == 0, said.err
+    assert "before" in said.out and "shapes of its traffic only" in said.out
+    card = load_card(tmp_path / "live.json")
+    assert card.kv_tokens == 480_000 and card.provenance.numbers["kv_tokens"].origin == "measured"
+    assert card.max_running == load_card(CARD).max_running
+    assert card.work.per_token == pytest.approx(slower.per_token, rel=0.08)
+
+
 def test_rescaling_needs_a_derived_card(refused, slower):
     refused(
         ["calibrate", "--from-bench", "b.json", "--like", "cal-h200-qwen3-8b", "--rescale"],
         "--rescale needs --like with a derived card",
     )
+
+
+def test_advice_on_a_derived_card(headgate):
+    load = ("--prompt", 512, "--output", 32, "--requests", 60, "--seeds", 1, "--jobs", 1, "--rate", 20)
+    levels = ("--slo", "ttft=5s@p95", "--policy", "mixed", "--policy", "keep", "--cache", "none")
+    said = headgate("advise", "--card", CARD, *levels, *load)
+    assert said.code == 0, said.err
+    text = " ".join(said.out.split())
+    assert "(±15 %, derived card)" in text and "--tensor-parallel-size 4" in text
+    assert "with the error of ±15 % of a derived card" in text and SAYS in text

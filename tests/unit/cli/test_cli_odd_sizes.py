@@ -31,11 +31,11 @@ SIZES = [
     ["--requests", 30, "--patience", "1e-9s"],
     ["--requests", 30, "--abort", "1e-9s"],
     ["--requests", 30, "--abort", "1ms", "--clients", 2],
-    ["--requests", 30, "--patience", "1e300", "--abort", "1e300"],
+    ["--requests", 30, "--patience", "1e300s", "--abort", "1e300s"],
     ["--requests", 30, "--cap-output", 10**30, "--cap-prompt", 10**30],
     ["--requests", 30, "--kv-tokens", 10**30, "--model-len", 10**30],
     ["--requests", 30, "--seed", 10**40],
-    ["--requests", 30, "--ttft", "1e-300", "--tpot", "1e300"],
+    ["--requests", 30, "--ttft", "1e-300s", "--tpot", "1e300s"],
     ["--requests", 30, "--workload", "gamma", "--shape", 1e-300],
     ["--requests", 30, "--workload", "lognormal", "--sigma", 20],
     ["--trace", "azure-conv", "--requests", 30, "--scale-rate", 1e300],
@@ -84,7 +84,7 @@ def test_bad_rows_are_told(headgate, tmp_path):
 
 def test_requests_that_cannot_fit_are_told(headgate):
     said = headgate("simulate", "--requests", 40, "--workload", "geometric", "--prompt", 20000, "--json", "-")
-    assert said.code == 0 and "requests will be refused" in said.err
+    assert said.code == 0 and "requests cannot be served" in said.err
     assert json.loads(said.out)["headgate"]["counts"]["refused"] > 0
 
 
@@ -119,5 +119,5 @@ def test_a_file_and_flags_say_the_same(headgate, tmp_path):
 
 
 def test_a_small_watchdog_leaves_a_full_engine_alone(headgate):
-    said = headgate("simulate", "--requests", 200, "--clients", 200, "--slots", 4, "--watchdog", "1e-6")
+    said = headgate("simulate", "--requests", 200, "--clients", 200, "--slots", 4, "--watchdog", "1us")
     assert said.code == 0, said.err

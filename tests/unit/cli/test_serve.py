@@ -64,7 +64,7 @@ def test_everything_else_goes_to_vllm_in_its_order(headgate, vllm):
     said = vllm()
     rest = ["--max-num-seqs", "64", "-tp", "2", "--served-model-name", "a", "b", "--enforce-eager", "-O3"]
     done = headgate("serve", "org/model", *rest, *EB, "--trace", "t.jsonl", "--", "--config", "vllm.yaml")
-    assert done.code == 0 and done.err == ""
+    assert done.code == 0 and done.err.startswith("headgate: policy eb with refill=48")
     told = said()
     where = ["--config", "vllm.yaml", "--scheduler-cls", "headgate.vllm.scheduler"]
     assert told["args"] == ["serve", "org/model", *rest, *where]

@@ -97,6 +97,15 @@ def test_data_sheets_make_prices_assumptions_and_bars_wider():
     assert bars == sorted(set(bars))
 
 
+def test_a_gpu_by_three_numbers_of_its_data_sheet():
+    mine, table = load_card("derived:qwen3-8b@312tf-2.04tb-80gb"), load_card("derived:qwen3-8b@a100-sxm")
+    assert mine.expected_error.throughput == 0.25 and mine.gpu == "312tf-2.04tb-80gb"
+    step = Shape(64, 64 * 1024)
+    assert mine.cost.unhosted().seconds(step) == pytest.approx(table.cost.unhosted().seconds(step), rel=0.2)
+    with pytest.raises(InputError, match="no GPU has these numbers"):
+        load_card("derived:qwen3-8b@0tf-2tb-80gb")
+
+
 def test_fp8_has_the_error_of_its_products():
     assert load_card(f"{LLAMA}:fp8").expected_error.decode == 0.20
 

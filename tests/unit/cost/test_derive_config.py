@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -156,6 +157,21 @@ def test_a_file_that_is_no_config(tmp_path, text):
     file = tmp_path / "config.json"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match=r"config\.json"):
+        read_config(file)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])
+def test_only_regular_files_are_read(tmp_path, make):
+    make(tmp_path / "config.json")
+    with pytest.raises(InputError, match="not a regular file"):
+        read_config(tmp_path / "config.json")
+
+
+def test_a_huge_file_is_not_read(tmp_path):
+    file = tmp_path / "config.json"
+    with file.open("wb") as hole:
+        hole.truncate(10**10)
+    with pytest.raises(InputError, match="a small file"):
         read_config(file)
 
 

@@ -55,6 +55,12 @@ def test_it_serves_and_drains():
         assert "drains" in child.stdout.read()
 
 
+def test_a_derived_card_says_how_far_off_it_may_be():
+    with started("--card", "derived:qwen3-8b@h200") as child:
+        assert child.stdout.readline().split()[2].startswith("http")
+        assert "derived, not measured" in child.stdout.readline()
+
+
 def test_a_crash_is_the_end_of_the_process():
     with started("--speed", "20", "--crash-after", "20") as child:
         url = child.stdout.readline().split()[2]

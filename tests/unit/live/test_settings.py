@@ -191,6 +191,13 @@ def test_an_engine_that_goes_further_than_its_card_is_told_not_refused(caplog):
     )
 
 
+def test_a_derived_card_says_how_far_off_it_may_be(caplog):
+    with caplog.at_level(logging.WARNING, "vllm.headgate"):
+        policy, _ = build_policy(Settings(card="derived:qwen3-8b@h200", policy="keep"), **ENGINE)
+    assert policy is not None
+    assert "derived, not measured" in caplog.records[0].getMessage()
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])
 def test_only_regular_files_are_settings(tmp_path, make):
     """Row 9 of the attack: opening a FIFO would hang the engine."""

@@ -11,8 +11,10 @@ from headgate.cli import app
 from headgate.core.errors import InputError, RunError
 from headgate.report.plans.reproduction import published_page
 from headgate.reproduce import EXPERIMENTS, Options, find, reproduce, serving
-from headgate.reproduce.eb import table3, table10
+from headgate.reproduce.eb import split_runs, table3, table10
 from headgate.reproduce.eb.published import CARDS, CHOICES, H200, TABLE3
+from headgate.reproduce.eb.published_split import Scene
+from headgate.reproduce.eb.split_runs import SplitJob, load_of
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign, sign_pairs
 from headgate.reproduce.serving import Job, Load, Outcomes, card_cost, carry_out
 from headgate.workloads.lengths import Fixed
@@ -150,3 +152,19 @@ def test_command_lists_runs_and_refuses(tmp_path):
     refused = RUNNER.invoke(app, ["reproduce", "eb-table33"])
     assert isinstance(refused.exception, InputError)
     assert "eb-table" in str(refused.exception)
+
+
+def test_the_sweep_of_chunk_sizes_is_what_the_card_was_fitted_to():
+    report = reproduce("slai-fig5", QUICK, find("slai-fig5").jobs(QUICK))
+    ratios = report.sections[0].ratios()
+    assert len(ratios) == 14 and all(0.96 <= ratio <= 1.04 for ratio in ratios)
+
+
+def test_a_send_that_occupies_the_prefill_engine_explains_the_h200_row_of_table_19():
+    """The issue's figures: 39.6 ktok/s, TTFT 3.61 s, TPOT 22.8 ms; without the send 41.9 and 1.1 s."""
+    scene = Scene(H200, 512, "512/256")
+    job = SplitJob("row", CARDS[H200, "8B"], "1P+1D", 2, load_of(scene, 4000, (512, 256)))
+    outcomes = split_runs.carry_out([job], 0)
+    assert outcomes.figure("row", "tokens") == pytest.approx(39_649, rel=0.02)
+    assert outcomes.figure("row", "ttft") == pytest.approx(3.608, rel=0.12)
+    assert outcomes.figure("row", "tpot") == pytest.approx(0.02281, rel=0.08)

@@ -17,6 +17,7 @@ from headgate.reproduce.wait import lmsys as wait_lmsys
 from headgate.reproduce.wait import low as wait_low
 from headgate.reproduce.wait import memory as wait_memory
 from headgate.reproduce.wait import nested as wait_nested
+from headgate.reproduce.wait import theorems as wait_theorems
 from headgate.reproduce.wait import tiny as wait_tiny
 from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob, serve
 from headgate.reproduce.wait.study import Scene, at_load, claim, jobs_of, load_of, nested, paced, printed
@@ -45,6 +46,7 @@ def small(monkeypatch):
     monkeypatch.setattr(wait_low, "MACHINE", Machine(seats=32))
     monkeypatch.setattr(wait_low, "FACTORS", (0.5, 1.0))
     monkeypatch.setattr(wait_tiny, "SECONDS", 800.0)
+    monkeypatch.setattr(wait_theorems, "HORIZONS", (100.0, 400.0))
     monkeypatch.setattr(wait_memory, "RUNS", 80)
     monkeypatch.setattr(wait_memory, "SECONDS", 1.0)
 
@@ -129,3 +131,15 @@ def test_a_claim_counts_both_baselines_and_both_directions():
     sooner = claim(found, [scene], ("w",), "latency", "sooner")
     assert (more.agree, more.of) == (1, 2)
     assert (sooner.agree, sooner.of) == (1, 2)
+
+
+def test_exponents_of_the_theorems():
+    """A strict condition loses 1/T and keeps latency; ζ is another unit of time."""
+    options = Options(quick=True)
+    report = reproduce("wait-theorems", options, find("wait-theorems").jobs(options))
+    rates = {row.setting: [cell.ours for cell in row.cells] for row in report.sections[0].rows}
+    for name in ("WAIT, n > λΔT", "Nested WAIT, n > λΔT"):
+        assert rates[name] == pytest.approx([-1, 0], abs=0.15)
+    assert rates["WAIT, n = λΔT"][0] > rates["WAIT, n > λΔT"][0] + 0.1
+    assert rates["WAIT, n = λΔT"][1] > 0.05
+    assert report.counts[-1].agree == report.counts[-1].of == 2

@@ -79,10 +79,14 @@ def test_an_unknown_file_names_its_columns_and_the_remedy(tmp_path):
 
 
 VLLM = {"request_throughput": 2.0, "start_times": [30.5, 30.0], "input_lens": [5, 6], "output_lens": [7, 8]}
-AIPERF = [
-    {"metadata": {"request_start_ns": 10**18 + at * 10**8}, "metrics": {"input_sequence_length": {"value": 5 + at},
-     "output_sequence_length": {"value": 8 - at}}} for at in (5, 0)
-]  # fmt: skip
+
+
+def _aiperf(at):
+    lengths = {"input_sequence_length": {"value": 5 + at}, "output_sequence_length": {"value": 8 - at}}
+    return {"metadata": {"request_start_ns": 10**18 + at * 10**8}, "metrics": lengths}
+
+
+AIPERF = [_aiperf(5), _aiperf(0)]
 GUIDELLM = {"benchmarks": [{"requests": {"successful": [
     {"start_time": 9.5, "prompt_tokens": 5, "output_tokens": 7},
     {"start_time": 9.0, "prompt_tokens": 6, "output_tokens": 8}]}}]}  # fmt: skip

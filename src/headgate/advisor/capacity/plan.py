@@ -3,50 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
-from headgate.advisor.capacity.search import Search
+from headgate.advisor.capacity.found import Found, at_the_edge
+from headgate.advisor.capacity.lengthening import REQUESTS, Lengthening
 from headgate.advisor.capacity.slo import Level
-from headgate.advisor.capacity.traffic import Traffic, make_traffic
-from headgate.advisor.capacity.trials import Answers, Case, Chosen, Progress, Searches, search_all
+from headgate.advisor.capacity.trials import Chosen, Contender, Progress
+from headgate.advisor.set_up import set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
-from headgate.cost.card import load_card
-from headgate.cost.error_bar import error_bar, throughput_error
-from headgate.experiment.asynchrony import composes_ahead, partly
-from headgate.experiment.build import make_engine
+from headgate.cost.error_bar import throughput_error
 from headgate.experiment.settings import Experiment
-from headgate.methods.bounds.capacity import Bound, engine_bound, ideal_bound
+from headgate.methods.bounds.capacity import Bound
 from headgate.methods.make import make_policy, policy_parameters, split_name
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
-from headgate.stats.figures import Estimate, Spread
 from headgate.stats.metrics import without_nan
 
-REQUESTS = 1500  # of each run, unless told otherwise
-INSTANT = 1e9  # requests per second that no engine serves
 ALL = "all"
 INTERRUPTED = (
     "interrupted with {} of {} searches unfinished: their rates are what was known then, often too low"
 )
-
-
-@dataclass(frozen=True)
-class Found:
-    """What one policy sustains. `values` are the levels that are checked, at the highest sustained rate."""
-
-    policy: str
-    rate: Estimate
-    share: float  # of λ*
-    by_seed: tuple[float, ...]
-    limited_by: str  # the level that gives way first, "" when the bound is reached
-    values: dict[str, float]
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -95,46 +74,27 @@ def plan_capacity(
     progress: Progress,
 ) -> CapacityPlan:
     """Search for every policy and seed at the same time, each between zero and λ*."""
-    card = load_card(settings.card)
-    engine = make_engine(settings, card)
-    traffic = make_traffic(settings, levels, options.classes, REQUESTS, options.as_recorded, engine)
-    ideal, limited = _bounds(engine, traffic, card.name)
-    chosen, notes = _chosen(policies, settings, engine)
-    seeds = options.seeds if traffic.drawn else 1
-    notes += error_bar(card) + partly(settings, card, fleet=False)
-    if not traffic.drawn:
-        notes.append("a trace as recorded is one sample of traffic: no interval")
-    searches = {
-        (text, seed): Search(ideal.rate, options.precision)
-        for text in chosen
-        for seed in range(settings.seed, settings.seed + seeds)
-    }
-    ahead = composes_ahead(settings.asynchronous, card.host)
-    case = Case(engine, traffic, settings.watchdog, ahead)
-    answers = search_all(case, chosen, searches, options.jobs or 1, progress)
-    left = [key for key, search in searches.items() if search.next() is not None]
+    start = set_up(settings, levels, options, REQUESTS)
+    engine, traffic = start.engine, start.traffic
+    ideal, limited = start.bounds()
+    chosen, notes = choose(policies, settings, engine)
+    notes += start.notes(fleet=False)
+    length = Lengthening(start, chosen, levels, ideal.rate)
+    searched = length.search(progress)
+    found, left = searched.found, searched.left
     if left:
-        notes.append(INTERRUPTED.format(len(left), len(searches)))
-    tried = {key: search for key, search in searches.items() if search.tried}
-    heard = [text for text in chosen if any(text == policy for policy, _ in tried)]
-    found = tuple(_found(text, tried, answers, ideal, levels) for text in heard)
-    drawn = "mix" if settings.classes else settings.workload
-    name = f"trace {settings.trace}" if settings.trace else f"{drawn} lengths"
+        notes.append(INTERRUPTED.format(left, len(chosen) * len(start.seeds)))
+    notes += at_the_edge(found)
+    notes += [] if left else length.not_enough(searched)
+    traffic = searched.traffic
     parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))
-    return CapacityPlan(card.name, name, engine, *parts, interrupted=bool(left), error=throughput_error(card))
+    error = throughput_error(start.card)
+    interrupted = bool(left)
+    named, where = start.card.name, start.workload
+    return CapacityPlan(named, where, engine, *parts, interrupted=interrupted, error=error)
 
 
-def _bounds(engine: Engine, traffic: Traffic, card: str) -> tuple[Bound, Bound]:
-    """λ*, and the same with the engine's limits."""
-    lengths = traffic.lengths(engine)
-    limits = engine.running, engine.batch_tokens, engine.kv_tokens
-    ideal, limited = (bound(engine.cost, lengths, *limits) for bound in (ideal_bound, engine_bound))
-    if not ideal.rate < INSTANT:
-        raise InputError(f"card {card}: its steps take no time, so there is no capacity to find; fix it")
-    return ideal, limited
-
-
-def _chosen(policies: Sequence[str], settings: Experiment, engine: Engine) -> tuple[Chosen, list[str]]:
+def choose(policies: Sequence[str], settings: Experiment, engine: Engine) -> tuple[Chosen, list[str]]:
     """The policies by what the user called them, each made once so that mistakes show before the work."""
     wanted, notes = list(policies), []
     if ALL in wanted:
@@ -150,7 +110,7 @@ def _chosen(policies: Sequence[str], settings: Experiment, engine: Engine) -> tu
         make_policy(name, values, engine)
         if text in chosen:
             raise InputError(f"policy {text!r} is there twice; drop one")
-        chosen[text] = name, values
+        chosen[text] = Contender(name, values)
     return chosen, notes
 
 
@@ -159,21 +119,3 @@ def _needs(name: str) -> list[str]:
     free = inspect.Parameter.empty
     known = ("slots", "budget")
     return [key for key, each in policy_parameters(name).items() if each.default is free and key not in known]
-
-
-def _found(text: str, searches: Searches, answers: Answers, ideal: Bound, levels: tuple[Level, ...]) -> Found:
-    """The rates of all seeds put together, and what gave way."""
-    mine = {seed: search for (policy, seed), search in searches.items() if policy == text}
-    rates = np.array([search.answer for search in mine.values()])
-    reasons, kept = Counter[str](), []
-    for seed, search in mine.items():
-        if search.missed <= ideal.rate:
-            reasons[answers[text, seed, search.missed].worst] += 1
-        if search.sustained:
-            kept.append(answers[text, seed, search.sustained].values)
-    rate = Spread.of_values(rates).estimate().cut()
-    names = [str(level) for level in levels if level.statistic]
-    values = dict(zip(names, np.mean(kept, axis=0).tolist(), strict=True)) if kept else {}
-    runs = sum(len(search.tried) for search in mine.values())
-    worst = reasons.most_common(1)[0][0] if reasons else ""
-    return Found(text, rate, rate.value / ideal.rate, tuple(rates.tolist()), worst, values, runs)

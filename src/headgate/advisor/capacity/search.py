@@ -18,9 +18,10 @@ class Search:
     bracket is narrowed by interpolating the logarithm of the ratio, and the answer is interpolated likewise.
     """
 
-    def __init__(self, top: float, precision: float) -> None:
+    def __init__(self, top: float, precision: float, first: float = START) -> None:
         self.top = top
         self.precision = precision
+        self.first = min(max(first, LEAST), 1.0)  # the share of `top` to try first
         self.tried: dict[float, float] = {}
 
     @property
@@ -42,12 +43,15 @@ class Search:
     def next(self) -> float | None:
         """The next rate to try; None when the answer is known well enough."""
         if not self.tried:
-            return START * self.top
+            return self.first * self.top
         low, high = self.sustained, self.missed
+        known = self.first != START  # a first rate that was found before is near the answer
         if high > self.top:
-            return None if low >= self.top else self.top
+            above = min(low * (1 + 2 * self.precision), self.top) if known else self.top
+            return None if low >= self.top else above
         if not low:
-            return high / 2 if high / 2 >= LEAST * self.top else None
+            below = high * (1 - 2 * self.precision) if known and len(self.tried) < 3 else high / 2
+            return below if below >= LEAST * self.top else None
         if high - low <= self.precision * high or len(self.tried) >= MOST:
             return None
         room = INSIDE * (high - low)

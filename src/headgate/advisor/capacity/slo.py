@@ -13,7 +13,7 @@ from headgate.core.request import Slo
 from headgate.record.tables import Flags, Floats, Integers, Run
 from headgate.stats.figures import quantiles
 from headgate.stats.gaps import Gaps
-from headgate.stats.promises import Latencies
+from headgate.stats.promises import Latencies, unservable
 from headgate.stats.windows import choose
 from headgate.workloads.durations import duration
 
@@ -83,10 +83,11 @@ class Kept(NamedTuple):
 def measure(run: Run, levels: Sequence[Level]) -> Kept:
     """Every level that is checked, over the requests that are neither warm-up nor cool-down.
 
-    Requests that never got a token, or never ended, count as infinitely late.
+    Requests that never got a token, or never ended, count as infinitely late; those that no engine of this
+    size can serve are left out.
     """
     checked = [level for level in levels if level.statistic]
-    latencies, keep = Latencies.of(run), choose(run).keep
+    latencies, keep = Latencies.of(run), choose(run).keep & ~unservable(run)
     gaps = Gaps(run) if any(level.metric == "tbt" for level in checked) else None
     values, shares = [], []
     for level in checked:

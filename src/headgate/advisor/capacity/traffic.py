@@ -10,12 +10,14 @@ import numpy as np
 
 from headgate.advisor.capacity.slo import Level, promise
 from headgate.core.errors import InputError
-from headgate.experiment.build import make_workload, too_long
+from headgate.experiment.build import make_workload
 from headgate.experiment.settings import Experiment
+from headgate.experiment.unservable import servable
 from headgate.methods.bounds.capacity import Requests
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.arrivals import arrival_process
 from headgate.workloads.lengths import Pairs
+from headgate.workloads.reuse import found_again
 from headgate.workloads.streams import stream
 from headgate.workloads.synthetic import generate
 from headgate.workloads.workload import Kind, Workload
@@ -68,7 +70,20 @@ class Traffic:
             found = replace(self, requests=BOUND_FROM).at(1.0, self.words.seed)
         fits = found.prompt < engine.longest
         outputs = np.minimum(np.minimum(found.output, found.limit), engine.longest - found.prompt)[fits]
-        return Requests.of(found.prompt[fits], outputs - 1)
+        prompts = found.prompt
+        if engine.prefix_cache and not (self.trace and not self.recorded):  # drawn rows share nothing
+            prompts = prompts - found_again(found, engine.block)  # no cache finds more than an endless one
+        return Requests.of(prompts[fits], outputs - 1)
+
+    def sharing_said(self, engine: Engine) -> str:
+        """Whether prompts are found in the prefix cache; empty where none share anything."""
+        found = self.trace if self.trace is not None else self.at(1.0, self.words.seed)
+        if found.contents is None or not engine.prefix_cache:
+            return ""
+        if self.trace is not None and not self.recorded:
+            return "rows drawn from the trace share nothing: no prompt is found in a cache; see --as-recorded"
+        share = found_again(found, engine.block).sum() / found.prompt.sum()
+        return f"prefix caching is on: an endless cache would find {share:.1%} of the prompt tokens"
 
     def _resampled(self, trace: Workload, rate: float, seed: int) -> Workload:
         name = self.words.arrivals or ("gamma" if self.words.burstiness else "poisson")
@@ -113,7 +128,7 @@ def make_traffic(
         own = words.requests if recorded else None
         plain = words.model_copy(update={"arrivals": None, "burstiness": None, "requests": own})
         trace, _ = make_workload(plain)
-        too_long(trace, engine)
+        trace = servable(trace, engine)
     if recorded:
         _check_recorded(words, trace)
     shares = parse_classes(classes)

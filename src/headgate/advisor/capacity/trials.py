@@ -6,7 +6,9 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import measure
@@ -25,6 +27,7 @@ class Task(NamedTuple):
 
     policy: str
     settings: dict[str, Any]
+    limits: tuple[int, int] | None  # seats and tokens of a step, where they are not the engine's
     seed: int
     rate: float
 
@@ -35,6 +38,7 @@ class Answer(NamedTuple):
     ratio: float
     worst: str
     values: tuple[float, ...]
+    stay: float = 0.0  # seconds from the arrival to the end of a request, the longest
 
 
 class Case(NamedTuple):
@@ -46,24 +50,49 @@ class Case(NamedTuple):
     asynchronous: bool = False
 
     def run(self, task: Task) -> Answer:
-        policy, _ = make_policy(task.policy, task.settings, self.engine)
+        seats, budget = task.limits or (self.engine.running, self.engine.batch_tokens)
+        engine = self.engine._replace(running=seats, batch_tokens=budget)
+        policy, _ = make_policy(task.policy, task.settings, engine)
         requests = self.traffic.at(task.rate, task.seed)
         try:
-            run = simulate(
-                self.engine, policy, requests, asynchronous=self.asynchronous, watchdog=self.watchdog
-            )
+            run = simulate(engine, policy, requests, asynchronous=self.asynchronous, watchdog=self.watchdog)
         except RunError as error:
             return Answer(inf, f"the run stopped: {error}", ())
         kept = measure(run, self.traffic.levels)
-        return Answer(kept.ratio, str(kept.worst), kept.values)
+        stays = run.requests["finished"] - run.requests["arrival"]
+        longest = float(np.nanmax(stays)) if np.isfinite(stays).any() else 0.0
+        return Answer(kept.ratio, str(kept.worst), kept.values, longest)
 
 
-Chosen = dict[str, tuple[str, dict[str, Any]]]  # by what the user called it: a policy and its settings
+class Contender(NamedTuple):
+    """What is searched for its highest rate: a policy, and seats and budget where not the engine's."""
+
+    policy: str
+    settings: dict[str, Any]
+    limits: tuple[int, int] | None = None
+
+
+class Memory(Protocol):
+    """Answers that are known from before, and a place to keep new ones."""
+
+    def get(self, task: Task) -> Answer | None: ...
+
+    def put(self, task: Task, answer: Answer) -> None: ...
+
+
+Chosen = dict[str, Contender]  # by what the user called it
 Searches = dict[tuple[str, int], Search]  # by policy and seed
 Answers = dict[tuple[str, int, float], Answer]  # and rate
 
 
-def search_all(case: Case, chosen: Chosen, searches: Searches, jobs: int, progress: Progress) -> Answers:
+def search_all(
+    case: Case,
+    chosen: Chosen,
+    searches: Searches,
+    jobs: int,
+    progress: Progress,
+    memory: Memory | None = None,
+) -> Answers:
     """Every search to its end; each asks for its next rate as soon as it knows the last one's answer.
 
     Interrupted, it returns what was found by then; with nothing found, it passes the interrupt on.
@@ -71,7 +100,8 @@ def search_all(case: Case, chosen: Chosen, searches: Searches, jobs: int, progre
     answers: Answers = {}
     try:
         with progress("searching", EXPECTED * len(searches)) as report:
-            for key, rate, answer in (_here if jobs == 1 else _in_parallel)(case, chosen, searches, jobs):
+            work = _here if jobs == 1 else _in_parallel
+            for key, rate, answer in work(case, chosen, searches, jobs, memory or Forgetting()):
                 answers[*key, rate] = answer
                 report(min(len(answers), EXPECTED * len(searches) - 1))
     except KeyboardInterrupt:
@@ -80,36 +110,57 @@ def search_all(case: Case, chosen: Chosen, searches: Searches, jobs: int, progre
     return answers
 
 
+class Forgetting:
+    """Nothing is known from before."""
+
+    def get(self, task: Task) -> Answer | None:
+        return None
+
+    def put(self, task: Task, answer: Answer) -> None:
+        pass
+
+
 Told = Iterator[tuple[tuple[str, int], float, Answer]]
 
 
-def _here(case: Case, chosen: Chosen, searches: Searches, jobs: int) -> Told:
+def _here(case: Case, chosen: Chosen, searches: Searches, jobs: int, memory: Memory) -> Told:
     for (text, seed), search in searches.items():
         while (rate := search.next()) is not None:
-            answer = case.run(Task(*chosen[text], seed, rate))
+            task = Task(*chosen[text], seed, rate)
+            answer = memory.get(task)
+            if answer is None:
+                answer = case.run(task)
+                memory.put(task, answer)
             search.tell(rate, answer.ratio)
             yield (text, seed), rate, answer
 
 
-def _in_parallel(case: Case, chosen: Chosen, searches: Searches, jobs: int) -> Told:
+def _in_parallel(case: Case, chosen: Chosen, searches: Searches, jobs: int, memory: Memory) -> Told:
     pool = ProcessPoolExecutor(min(jobs, len(searches)), initializer=_share, initargs=(case,))
-    pending: dict[Future[Answer], tuple[tuple[str, int], float]] = {}
+    pending: dict[Future[Answer], tuple[tuple[str, int], Task]] = {}
 
-    def ask(key: tuple[str, int]) -> None:
-        rate = searches[key].next()
-        if rate is not None:
-            pending[pool.submit(_run_shared, Task(*chosen[key[0]], key[1], rate))] = key, rate
+    def ask(key: tuple[str, int]) -> Told:
+        """Tell what is known from before, up to the first rate that must be run."""
+        while (rate := searches[key].next()) is not None:
+            task = Task(*chosen[key[0]], key[1], rate)
+            answer = memory.get(task)
+            if answer is None:
+                pending[pool.submit(_run_shared, task)] = key, task
+                return
+            searches[key].tell(rate, answer.ratio)
+            yield key, rate, answer
 
     try:
         for key in searches:
-            ask(key)
+            yield from ask(key)
         while pending:
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                key, rate = pending.pop(future)
+                key, task = pending.pop(future)
                 answer = future.result()
-                searches[key].tell(rate, answer.ratio)
-                ask(key)
-                yield key, rate, answer
+                memory.put(task, answer)
+                searches[key].tell(task.rate, answer.ratio)
+                yield key, task.rate, answer
+                yield from ask(key)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -10,23 +10,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.advisor.capacity.plan import INSTANT
 from headgate.advisor.capacity.search import Fewest
 from headgate.advisor.capacity.slo import Level
-from headgate.advisor.capacity.traffic import Traffic, make_traffic, own_rate
+from headgate.advisor.capacity.traffic import Traffic
 from headgate.advisor.capacity.trials import Progress
 from headgate.advisor.engines.trials import FleetCase, Outcome, Outcomes, Serve, Way, search_fewest
 from headgate.advisor.fluid.demand import demand
 from headgate.advisor.fluid.pace import make_pace
 from headgate.advisor.fluid.plan import fluid_bound
+from headgate.advisor.set_up import offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings, StepSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.error_bar import error_bar, throughput_error
-from headgate.experiment.asynchrony import partly
+from headgate.cost.error_bar import throughput_error
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment, ManyEngines
-from headgate.methods.bounds.capacity import Bound, engine_bound
+from headgate.methods.bounds.capacity import Bound
 from headgate.methods.fluid.flows import Instance, Prices
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import Estimate, Spread
@@ -132,27 +131,27 @@ def plan_engines(
     options: SearchSettings,
     serve: Serve,
     progress: Progress,
+    guess: int = 1,
 ) -> EnginesPlan:
-    """Search every way for itself, from the bound up, on the same requests."""
+    """Search every way for itself, from the bound or `guess` up, on the same requests."""
     settings = _without_fleet(settings)
-    card = load_card(settings.card)
-    engine = make_engine(settings, card)
-    rate, traffic = _load(settings, levels, options, engine)
-    bound = _bound(engine, traffic, card.name)
+    start = set_up(without_load(settings), levels, options, FEWEST)
+    engine, card, seeds = start.engine, start.card, start.seeds
+    rate = offered_rate(settings, start.traffic)
+    if rate is None:
+        raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
+    _, bound = start.bounds()
     least = _fits(rate, bound, options.most_engines)
-    traffic = _enough(settings, traffic, least)
-    seeds = range(settings.seed, settings.seed + (options.seeds if traffic.drawn else 1))
-    searches = {name: Fewest(least, options.most_engines) for name in ways}
+    traffic = _enough(settings, start.traffic, least)
+    first = max(least, min(guess, options.most_engines))
+    searches = {name: Fewest(first, options.most_engines) for name in ways}
     case = FleetCase(serve, traffic, rate, engine.running)
     outcomes = search_fewest(case, ways, searches, seeds, options.jobs or 1, progress)
-    notes = error_bar(card) + partly(settings, card, fleet=True)
-    notes += [] if traffic.drawn else ["a trace as recorded is one sample of traffic: no interval"]
+    notes = start.notes(fleet=True)
     left = [name for name, search in searches.items() if search.next() is not None]
     notes += [f"interrupted: the search for {name} is unfinished" for name in left]
     tried = {name: search for name, search in searches.items() if search.tried}
     notes += _stopped(tried, outcomes, seeds)
-    drawn = "mix" if settings.classes else settings.workload
-    name = f"trace {settings.trace}" if settings.trace else f"{drawn} lengths"
     names = [str(level) for level in levels if level.statistic]
     tell = Teller(names, outcomes, seeds, rate / bound.rate)
     found = tuple(tell.found(each, ways[each], search) for each, search in tried.items())
@@ -161,7 +160,7 @@ def plan_engines(
     bounds = bound, _fluid(settings, rate)
     return EnginesPlan(
         card.name,
-        name,
+        start.workload,
         engine,
         levels,
         traffic.classes,
@@ -172,15 +171,6 @@ def plan_engines(
         bool(left),
         throughput_error(card),
     )
-
-
-def _bound(engine: Engine, traffic: Traffic, card: str) -> Bound:
-    """λ* of one engine with its limits."""
-    limits = engine.running, engine.batch_tokens, engine.kv_tokens
-    found = engine_bound(engine.cost, traffic.lengths(engine), *limits)
-    if not found.rate < INSTANT:
-        raise InputError(f"card {card}: its steps take no time, so one engine is always enough; fix it")
-    return found
 
 
 def _fits(rate: float, bound: Bound, most: int) -> int:
@@ -223,21 +213,6 @@ def _without_fleet(settings: Experiment) -> Experiment:
         name: getattr(settings, name) for name in settings.model_fields_set - set(ManyEngines.model_fields)
     }
     return Experiment.model_construct(set(left), **left)
-
-
-def _load(
-    settings: Experiment, levels: tuple[Level, ...], options: SearchSettings, engine: Engine
-) -> tuple[float, Traffic]:
-    """Requests per second of the whole fleet, and who they are."""
-    if settings.rate and settings.scale_rate:
-        raise InputError("--rate and --scale-rate both set the load; drop one of the two")
-    who = settings.model_copy(update={"rate": None, "scale_rate": None})
-    traffic = make_traffic(who, levels, options.classes, FEWEST, options.as_recorded, engine)
-    if settings.rate:
-        return settings.rate, traffic
-    if traffic.trace is None:
-        raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
-    return own_rate(traffic.trace, "give --rate") * (settings.scale_rate or 1.0), traffic
 
 
 def _enough(settings: Experiment, traffic: Traffic, least: int) -> Traffic:

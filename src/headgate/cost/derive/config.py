@@ -21,12 +21,16 @@ FP8_METHODS = ("fp8", "compressed-tensors-fp8")
 def read_config(path: str | Path) -> tuple[Transformer, list[str], bool]:
     """The shape, what the laws do not cover (one phrase each), and whether the weights are stored in fp8."""
     where = f"model config {path}"
+    file = Path(str(path).replace("\0", "?"))
     try:
-        data = Path(str(path).replace("\0", "?")).read_bytes()
+        size = file.stat().st_size
+        if not file.is_file():  # opening a FIFO would wait for ever
+            raise InputError(f"{where}: not a regular file; give a config.json")
+        data = file.read_bytes() if size <= LARGEST_FILE else b""
     except OSError as error:
         raise InputError(f"{where}: {error.strerror or type(error).__name__}; give a config.json") from None
-    if len(data) > LARGEST_FILE:
-        raise InputError(f"{where}: {len(data):,} bytes; a config.json is a small file")
+    if size > LARGEST_FILE:
+        raise InputError(f"{where}: {size:,} bytes; a config.json is a small file")
     try:
         document: Any = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):

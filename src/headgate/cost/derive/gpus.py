@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from statistics import median
 
-from headgate.core.errors import unknown
+from headgate.core.errors import InputError, unknown
 
 TERA, GIGA, MICRO, NANO = 1e12, 1e9, 1e-6, 1e-9
 MIB = 2**20
@@ -229,6 +230,7 @@ GPUS: dict[str, Gpu] = TABLE | {
     "a10g": replace(from_data_sheet("NVIDIA A10G", 70, 0.6, 23028), fp8=False),
     "rtx-a6000": replace(from_data_sheet("NVIDIA RTX A6000", 155, 0.768, 49140), fp8=False),
 }
+SHEET = re.compile(r"(\d{1,6}(?:\.\d{1,4})?)tf-(\d{1,3}(?:\.\d{1,4})?)tb-(\d{1,5}(?:\.\d{1,2})?)gb")
 ALIASES = {
     "h100": "h100-sxm",
     "a100": "a100-sxm",
@@ -239,8 +241,18 @@ ALIASES = {
 
 
 def gpu_named(name: str) -> tuple[str, Gpu]:
-    """A GPU of the table, by its short name or a common other one."""
+    """A GPU of the table, by its short name or a common other one; or three numbers of its data sheet.
+
+    `312tf-2.04tb-80gb` is TFLOP/s in bf16 without sparsity, TB/s and GB of memory; its links are PCIe's.
+    """
     plain = name.lower().replace("_", "-")
+    if numbers := SHEET.fullmatch(plain):
+        peak, bandwidth, memory = (float(number) for number in numbers.groups())
+        if not (1 <= peak <= 1e5 and 0.01 <= bandwidth <= 100 and 1 <= memory <= 1e4):
+            raise InputError(
+                f"GPU {name}: no GPU has these numbers; give TFLOP/s, TB/s and GB, as 312tf-2.04tb-80gb"
+            )
+        return plain, from_data_sheet(plain, peak, bandwidth, memory * 1e9 / MIB)
     plain = ALIASES.get(plain, plain)
     if plain not in GPUS:
         raise unknown("GPU", name, sorted(GPUS))

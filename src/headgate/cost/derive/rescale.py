@@ -56,7 +56,9 @@ class Rescaled:
     def lines(self) -> list[str]:
         """For a terminal."""
         told = ", ".join(f"{name} x{value:.3f}" for name, value in self.factors.items())
-        more = ", ".join(f"{1e6 * value:.0f} us {name}" for name, value in self.added.items() if value > 0)
+        more = ", ".join(
+            f"{1e6 * value:.0f} us {name}" for name, value in self.added.items() if value >= 0.5e-6
+        )
         if set(self.factors.values()) == {1.0} and not more:
             told = "no factor does better on held-out steps; prices stay as derived"
         found = [f"{self.steps} steps: {told}{f'; added: {more}' if more else ''}"]

@@ -2,74 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import isfinite
+from headgate.core.build import mypyc_attr
+from headgate.cost.laws.terms import DecodeTerms, MixedTerms, PrefillTerms
+from headgate.cost.model import Shape, StepCost
 
-from headgate.cost.model import Shape, StepCost, Terms
-
-
-@dataclass(frozen=True)
-class DecodeTerms(Terms):
-    """A step of decodes alone, in seconds.
-
-    constant + per_decode * (decodes beyond free_decodes) + per_context * context.
-    The paper's alpha_d and beta_d are `constant` and `per_decode`. We add two things it leaves out: the KV
-    tokens read, which dominate at long contexts, and a number of decodes that ride for free, because small
-    batches wait for the weights to be read whatever their size.
-    """
-
-    constant: float
-    per_decode: float
-    per_context: float = 0.0
-    free_decodes: int = 0
+__all__ = ["DecodeTerms", "LinearCost", "MixedTerms", "PrefillTerms"]
 
 
-@dataclass(frozen=True)
-class PrefillTerms(Terms):
-    """A step of prompt tokens alone, in seconds: constant + per_token * prefill + per_behind * behind.
-
-    The paper's alpha_p and beta_p, and what earlier chunks of the same prompts cost, which it leaves out.
-    """
-
-    constant: float
-    per_token: float
-    per_behind: float = 0.0
-
-
-@dataclass(frozen=True)
-class MixedTerms(Terms):
-    """A step with both, in seconds.
-
-    The sum of constant, per_prefill * prefill, per_decode * (decodes beyond free_decodes),
-    per_context * context, per_behind * behind, and a price per token that depends on the decode share
-    r = decodes / (decodes + prefill): (a + b * r + c * r**2) * (decodes + prefill), where (a, b, c) is
-    `by_share`, the paper's beta_MB(r), equations (10) and (11).
-
-    Two of the three numbers in `by_share` may be negative, but a token more may never make a step shorter:
-    the four conditions in `__post_init__` are the derivatives of that product at r = 0 and r = 1, and
-    between those the derivatives are monotone. Together they also keep the product from being negative.
-    """
-
-    constant: float = 0.0
-    per_prefill: float = 0.0
-    per_decode: float = 0.0
-    per_context: float = 0.0
-    per_behind: float = 0.0
-    free_decodes: int = 0
-    by_share: tuple[float, float, float] = (0.0, 0.0, 0.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        a, b, c = self.by_share
-        if not (isfinite(a) and isfinite(b) and isfinite(c)):
-            raise ValueError(f"by_share must be three finite numbers, not {list(self.by_share)}")
-        if min(a, a - c, a + b, a + b + c) < 0:
-            raise ValueError(
-                f"by_share {list(self.by_share)} would make a step shorter when a token is added; "
-                "a, a - c, a + b and a + b + c must all be zero or more"
-            )
-
-
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LinearCost(StepCost):
     """A step's duration as a sum of non-negative features, with its own numbers for each of three regimes.
 

@@ -2,71 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headgate.core.build import mypyc_attr
 from headgate.cost.laws.host import HostTerms
-from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.cost.model import Chunk, Shape, StepCost, Terms
+from headgate.cost.laws.linear import LinearCost
+from headgate.cost.laws.terms import DecodeTerms, MixedTerms, PrefillTerms, WorkTerms
+from headgate.cost.model import Chunk, Shape, StepCost
+
+__all__ = ["WorkCost", "WorkTerms", "experts_met"]
 
 HOST = ("host_constant", "host_per_request", "host_prompts", "host_ungraphed")
 
 
-@dataclass(frozen=True)
-class WorkTerms(Terms):
-    """The coefficients of `WorkCost`, in seconds; zero where a fit found nothing.
-
-    GPU: a `constant`; `per_token` for the linear layers, which take tokens (decodes and prompt tokens) in
-    whole `tile`s and never fewer than `least_tokens`, because the weights are read whatever the batch;
-    `per_expert` for each expert of a layer that some token is sent to, of `experts` with `experts_per_token`
-    drawn alike for each token (few tokens read few experts); `per_decode` for what only decodes cost (head,
-    sampling); `per_context` for KV that is read, by decodes or behind prompts; `per_attention` for each pair
-    of tokens of the same prompt, tokens * (start + tokens / 2) of a chunk; `per_prompt`; `prompt_constant`
-    where there are prompts. What a mixed step costs beyond its work: `mixed_constant`, `mixed_per_context`,
-    `mixed_per_decode`, and `per_meeting` for decodes * prefill / (decodes + prefill), the EB paper's
-    r (1 - r) per token (equation 10).
-
-    Host: `host_constant`, `host_prompts` where there are prompts, `host_per_request`, and `host_ungraphed`
-    for steps of more tokens than the largest CUDA graph, `graph`, whose kernels are launched one by one. It
-    works beside the GPU and shows only where it takes longer.
-
-    `switch` is what the first decode step after a prefill-only step takes more, once per change of phase.
-    """
-
-    constant: float
-    per_token: float
-    per_decode: float = 0.0
-    per_context: float = 0.0
-    per_attention: float = 0.0
-    per_prompt: float = 0.0
-    prompt_constant: float = 0.0
-    mixed_constant: float = 0.0
-    mixed_per_context: float = 0.0
-    mixed_per_decode: float = 0.0
-    per_meeting: float = 0.0
-    host_constant: float = 0.0
-    host_prompts: float = 0.0
-    host_per_request: float = 0.0
-    host_ungraphed: float = 0.0
-    switch: float = 0.0
-    per_expert: float = 0.0
-    least_tokens: int = 0
-    tile: int = 1
-    experts: int = 0
-    experts_per_token: int = 0
-    graph: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tile < 1:
-            raise ValueError(f"tile must be at least 1, not {self.tile}")
-        if self.per_expert and not 1 <= self.experts_per_token <= self.experts:
-            raise ValueError(f"per_expert needs experts, not {self.experts_per_token} of {self.experts}")
-
-
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class WorkCost(StepCost):
     """The larger of GPU and host, each a sum of non-negative parts; the law that `fit` chooses from.
 

@@ -51,7 +51,7 @@ class Memory:
         """Its prompt's blocks, which have just been given back, stay."""
         blocks = self._replica.blocks
         need = blocks.of(job.prompt)
-        blocks.free -= need
+        blocks.take(need)
         self._kept[job.id] = need
 
     def release(self, id: int) -> bool:
@@ -59,7 +59,7 @@ class Memory:
         need = self._kept.pop(id, None)
         if need is None:
             return False
-        self._replica.blocks.free += need
+        self._replica.blocks.give(need)
         self._replica.lease.ended = True
         return True
 
@@ -79,7 +79,7 @@ class Memory:
                 job.loaded = 0  # it will be refused
             elif need > blocks.free - ledger.rolling:
                 break
-            blocks.free -= need if job.loaded else 0
+            blocks.take(need if job.loaded else 0)
             self._wanted.popleft()
             self._order += 1
             heappush(self._copies, (max(now, job.arrival) + self.seconds(job.loaded), self._order, job))
@@ -96,7 +96,7 @@ class Memory:
         copies = [each for each in self._copies if each[2] is not job]
         if len(copies) < len(self._copies):
             self._copies = sorted(copies)
-            self._replica.blocks.free += self._replica.blocks.of(job.loaded)
+            self._replica.blocks.give(self._replica.blocks.of(job.loaded))
             self._replica.lease.ended = True
 
     def unblock(self) -> bool:
@@ -107,7 +107,7 @@ class Memory:
             return False
         for entry in reversed(ledger.waiting.values()):
             if held := entry.held_kv:
-                blocks.free += blocks.of(held)
+                blocks.give(blocks.of(held))
                 entry.wasted += held
                 entry.todo, entry.cached = entry.prompt + entry.generated, 0
                 self._replica.lease.ended = True

@@ -47,14 +47,12 @@ async def _serve(options: Options, say: Callable[[str], None]) -> None:
         loop.add_signal_handler(number, signalled)
     if options.slow_start:
         say(f"starts in {options.slow_start:g} s")
-    for line in error_bar(load_card(options.card)):
-        say(line)
     running = await start(options)
     if len(running.ports) == 1:
         for engine in running.engines:
             engine.on_crash = lambda: os._exit(KILLED)
-    for place in running.describe():
-        say(place)
+    for line in (*running.describe(), *error_bar(load_card(options.card))):
+        say(line)
     gc.collect()
     gc.freeze()  # what is there now stays; collections look at the rest only
     watch = asyncio.create_task(warn_when_late(running, say))

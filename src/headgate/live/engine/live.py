@@ -151,7 +151,8 @@ class Live:
             self._news.waits_for = newest = self._flights[-1]
             if not newest.booked:
                 self._book(newest, now, None)
-                self._retire()
+                for entry in self._last_tokens.due():  # they get none in the next; the engine knows that
+                    ledger.retire(entry)
         ledger.now, ledger.kv_free = now, kv_free
         if self.policy is None or self.fallen is not None:
             return None
@@ -202,10 +203,10 @@ class Live:
             prefill += chunk.tokens
             behind += chunk.behind
         self._news.stepped(Steps(start, [end], flight.decodes, flight.context, prefill, behind, kv))
-        if flight.booked:
-            self._news.late(flight, end)
-        else:
+        if not flight.booked:
             self._book(flight, end, end)
+        elif flight.later:
+            self._news.late(flight, end)
 
     # -- the parts of a step ----------------------------------------------------------------------
 
@@ -269,11 +270,6 @@ class Live:
             news.of("prefilled", entry, when, now)
             if not flight.rolls:
                 news.of("held", entry, when, now)
-
-    def _retire(self) -> None:
-        """Who has all its tokens with the step in flight gets none in the next; the engine knows that."""
-        for entry in self._last_tokens.due():
-            self.ledger.retire(entry)
 
     def _nothing_ran(self) -> None:
         """The step is empty: the plan must be made anew, and who holds KV must not wait for nothing."""

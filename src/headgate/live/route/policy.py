@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
 from headgate.live.route.config import Config
 from headgate.live.route.first_plan import first_plan
 from headgate.live.route.gate import Gate
+from headgate.methods.balance.prefix import PrefixAware
 from headgate.methods.fluid.online import INNER, Online
 from headgate.methods.make import make_router, router_class, split_name
 
@@ -73,7 +75,10 @@ def made(config: Config, engines: int) -> RoutePolicy:
         settings["order"] = "/".join(config.router.order)
     if name in INNER and not settings:  # plans need the traffic, which is estimated while it runs
         return Online(first_plan(config, engines), engines, random.random, name, config.router.replan)
-    router_class(name)
+    if issubclass(router_class(name), PrefixAware):
+        raise InputError(
+            f"router {name} is for simulated fleets: the live router hashes no prompts yet; choose affinity"
+        )
     given = {
         "engines": lambda: engines,
         "draw": lambda: random.random,

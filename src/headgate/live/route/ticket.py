@@ -105,6 +105,10 @@ class Ticket:
         self.waiter: Future[None] | None = None
 
     @property
+    def room(self) -> int:
+        return self.todo
+
+    @property
     def todo(self) -> int:
         """Prompt tokens still to prefill."""
         return self.prompt if self.state in (State.QUEUED, State.PREFILLING) else 0

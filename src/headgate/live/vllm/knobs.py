@@ -30,6 +30,7 @@ class Knobs:
             setattr(scheduler, name, GatedQueue(getattr(scheduler, name)))
         self._queues: list[GatedQueue] = [getattr(scheduler, name) for name in names]
         self._limited = False  # tokens of this step are limited
+        self._spent: Plan | None = None  # all its prompts have run; one that comes back ends its lease
         self._order: list[Request] | None = None  # of those running, where we had to change it
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._longest: int = scheduler.scheduler_config.long_prefill_token_threshold
@@ -37,7 +38,8 @@ class Knobs:
     def turn(self, plan: Plan) -> list[Request]:
         """Set them for the step that vLLM composes next; who of those waiting it can see."""
         ledger = self._ledger
-        if plan.decode is ALL and not plan.prefill and not ledger.prefilling and ledger.decoding:
+        alone = not plan.prefill or plan is self._spent
+        if alone and plan.decode is ALL and not ledger.prefilling and ledger.decoding:
             for queue in self._queues:  # most steps: every decode, and nobody enters
                 queue.shut()
             if plan.budget < self._budget or plan.chunk < inf:
@@ -45,6 +47,8 @@ class Knobs:
             return []
         halfway = [ledger.prefilling[id] for id in plan.prefill if id in ledger.prefilling]
         visible = self._visible(plan)
+        if not halfway and not visible and ledger.waiting.keys().isdisjoint(plan.prefill):
+            self._spent = plan
         for queue in self._queues:
             queue.shut(visible)
         self._hold(plan, halfway)

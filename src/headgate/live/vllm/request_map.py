@@ -147,17 +147,9 @@ class RequestMap:
     def ran(self, output: Any, seen: list[Request]) -> None:
         """Read from vLLM's answer what the step holds; `seen` are the waiting ones it could look at."""
         live, ledger, scheduled = self._live, self._live.ledger, output.num_scheduled_tokens
-        for name in (
-            *(data.req_id for data in output.scheduled_new_reqs),
-            *output.scheduled_cached_reqs.resumed_req_ids,
-        ):
-            if name in self._unready:  # it became ready, and vLLM saw it, while the step was composed
-                self._join(self._unready.pop(name))
-            entry, request = self.entries[name], self._scheduler.requests[name]
-            if entry.evictions:
-                ledger.recount(entry, request.num_output_tokens)
-            self.holding.pop(entry.id, None)
-            live.admitted(entry, min(entry.prompt, request.num_computed_tokens - scheduled[name]))
+        new, resumed = output.scheduled_new_reqs, output.scheduled_cached_reqs.resumed_req_ids
+        if new or resumed:
+            self._seat((*[data.req_id for data in new], *resumed), scheduled)
         for request in seen:
             if self._scheduler._is_blocked_waiting_status(request.status):  # its KV is being loaded
                 self._away(request)
@@ -166,6 +158,17 @@ class RequestMap:
         flight = live.ran(chunks, len(scheduled) - len(chunks), lambda: self._decodes(scheduled))
         if flight is not None:
             self._flights[id(output)] = flight, output
+
+    def _seat(self, names: tuple[str, ...], scheduled: dict[str, int]) -> None:
+        """They have got a seat, or theirs again."""
+        for name in names:
+            if name in self._unready:  # it became ready, and vLLM saw it, while the step was composed
+                self._join(self._unready.pop(name))
+            entry, request = self.entries[name], self._scheduler.requests[name]
+            if entry.evictions:
+                self._live.ledger.recount(entry, request.num_output_tokens)
+            self.holding.pop(entry.id, None)
+            self._live.admitted(entry, min(entry.prompt, request.num_computed_tokens - scheduled[name]))
 
     def done(self, output: Any, kv: int) -> bool:
         """The tokens of that step are known. False: it was empty."""

@@ -17,7 +17,7 @@ from headgate.cost.model import StepCost
 from headgate.live.vllm.fields import LOG, OBSERVE, Floor, Promise, Settings
 from headgate.live.vllm.files import MOST_CARD_BYTES, read_regular
 from headgate.live.vllm.requests import promises
-from headgate.methods.make import make_policy, policy_class
+from headgate.methods.make import make_policy, policy_class, policy_parameters
 from headgate.settings_base import SettingsModel, checked, parse_toml, underscored
 from headgate.sim.engine.engine import Engine
 
@@ -25,7 +25,7 @@ __all__ = ["Settings", "build_policy", "check_policy", "promises", "read_setting
 
 FILE = "HEADGATE_CONFIG"  # the environment variable that names a file of settings
 KEY = "headgate"  # our key in vLLM's --additional-config
-CAN_BE_ANYTHING = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
+CAN_BE_ANYTHING: dict[str, Any] = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
 UNKNOWN = Likeness()
 MOST_TOKENS, MOST_REQUESTS = 1 << 20, 1 << 16  # where the engine's limits are not known yet
 
@@ -110,7 +110,7 @@ def build_policy(
 ) -> tuple[BatchPolicy, dict[str, Any]]:
     """The policy for an engine of these limits, and its parameters; `like` says what engine it is."""
     import_module("scipy.special")  # policies import it at first use: not within a step of the engine
-    card = _card(settings.card)
+    card = load_named(settings.card)
     if card is not None:
         wrong = refusals(card, like)
         if wrong and not settings.any_card:
@@ -122,12 +122,23 @@ def build_policy(
 
 def check_policy(settings: Settings, batch_tokens: int | None = None, running: int | None = None) -> None:
     """Refuse what `build_policy` would refuse, as far as that can be told before the engine is there."""
-    card = _card(settings.card)
+    card = load_named(settings.card)
+    _check_refusals(settings)
     if settings.policy == OBSERVE:
         return
     tokens = batch_tokens or max(MOST_TOKENS, running or 0)
     seats = min(running or MOST_REQUESTS, tokens)
     _make(settings, card, Engine(_cost(card), batch_tokens=tokens, running=seats, **CAN_BE_ANYTHING))
+
+
+def _check_refusals(settings: Settings) -> None:
+    """Only a policy that can refuse makes --refuse mean anything."""
+    name = settings.named()[0]
+    own = name.endswith(".py") or ".py:" in name  # it may set Plan.reject
+    if settings.refuse and not own and (name == OBSERVE or "refuse" not in policy_parameters(name)):
+        raise InputError(
+            f"--refuse {settings.refuse}, but policy {name} refuses nothing; choose --policy keep or drop it"
+        )
 
 
 def beyond(card: Card, batch_tokens: int, running: int, max_model_len: int) -> list[str]:
@@ -170,7 +181,7 @@ def _make(settings: Settings, card: Card | None, engine: Engine) -> tuple[BatchP
         raise InputError(f"policy {name} cannot be made: {type(error).__name__}: {said}; mend it") from error
 
 
-def _card(name: str | None) -> Card | None:
+def load_named(name: str | None) -> Card | None:
     """A built-in card, or one from a regular file of bounded size."""
     if not name:
         return None

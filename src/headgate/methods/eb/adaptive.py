@@ -233,7 +233,7 @@ class AdaptiveExclusive(Exclusive):
         block, held, count = view.limits.block, view.kv_total - view.kv_free, decodes
         batch: list[int] = []
         for request in prompts:
-            held += -(-(request.todo + 1) // block) * block
+            held += -(-(request.room + 1) // block) * block
             count += 1
             if max(held + decodes, self._peak(held, count)) > view.kv_total:
                 break

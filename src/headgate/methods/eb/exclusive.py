@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End
@@ -19,6 +20,7 @@ SOMEBODY_MUST_LEAVE = Plan(ALL, until=Until(finishes=1))
 ONE_STEP = Plan(ALL, until=Until(steps=1))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Exclusive(BatchPolicy):
     """Decode until `refill` of `slots` seats could be filled at once; then prefill that many prompts.
 
@@ -134,7 +136,7 @@ class Exclusive(BatchPolicy):
 
         On one engine always; in a fleet others may have come meanwhile with KV of their own.
         """
-        block, need = view.limits.block, view.waiting[next(iter(self._batch))].todo
+        block, need = view.limits.block, view.waiting[next(iter(self._batch))].room
         return len(view.decoding) < view.limits.running and -(-need // block) * block <= view.kv_free
 
     def _prefill(self, view: View) -> Plan:
@@ -165,7 +167,7 @@ class Exclusive(BatchPolicy):
         room = view.kv_free - decodes
         batch: list[int] = []
         for request in prompts:
-            room -= -(-(request.todo + 1) // block) * block
+            room -= -(-(request.room + 1) // block) * block
             if room < 0 and (batch or decodes):
                 break
             batch.append(request.id)
@@ -204,6 +206,7 @@ class Exclusive(BatchPolicy):
             self.pieces.end()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class PrefillFirst(Exclusive):
     """vLLM v0: whenever a prompt can enter, prefill it before any decode runs. EB with k = 1.
 
@@ -217,6 +220,7 @@ class PrefillFirst(Exclusive):
         super().__init__(slots, refill=1)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RequestLevel(Exclusive):
     """Request-level batching: fill all seats, run the batch until it is empty. EB with k = N.
 

@@ -267,7 +267,7 @@ class Keep(BatchPolicy):
         for request in self._waiting.order(view, view.now + rest * pace, pace):
             if request.id in without:
                 continue
-            free -= -(-request.todo // block) * block
+            free -= -(-request.room // block) * block
             if free < 0 and (found or load.decodes):
                 break
             found.append(request)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import ClassVar
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import BatchPolicy
@@ -15,6 +17,7 @@ NOBODY_WAITS = Plan(ALL, until=ARRIVAL)
 NO_PLACE_LEFT = Plan(ALL, until=Until(finishes=1))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Mixed(BatchPolicy):
     """Run every decode in every step and fill what is left of the token budget with prompts.
 
@@ -34,7 +37,7 @@ class Mixed(BatchPolicy):
         8192
     """
 
-    name = "mixed"  # for error messages
+    name: ClassVar[str] = "mixed"  # for error messages
 
     def __init__(self, slots: int, budget: int) -> None:
         if slots < 1:
@@ -84,4 +87,4 @@ class Mixed(BatchPolicy):
 
 def _fits(request: Request, view: View) -> bool:
     block = view.limits.block
-    return -(-request.todo // block) * block <= view.kv_free
+    return -(-request.room // block) * block <= view.kv_free

@@ -112,7 +112,7 @@ class Rad(BatchPolicy):
         """Is there KV for the next prompt now, and for all with the output they are expected to have?"""
         block = view.limits.block
         head = next(iter(view.waiting.values()))
-        if -(-head.todo // block) * block > view.kv_free:
+        if -(-head.room // block) * block > view.kv_free:
             return False
         each = block // 2  # of the last block of a request, on average, is empty
         requests = len(self._kept) + 1

@@ -223,7 +223,7 @@ class Lockstep(BatchPolicy):
         block, free = view.limits.block, view.kv_free
         if prompts or view.prefilling:
             free -= int((self.reserve if reserve is None else reserve) * view.kv_total)
-        free -= sum(_blocks(request.todo, block) for request in prompts)
+        free -= sum(_blocks(request.room, block) for request in prompts)
         free -= sum(_more(request, request.todo, block) for request in view.prefilling.values())
         if len(decodes) * block <= free:
             return True
@@ -234,7 +234,7 @@ class Lockstep(BatchPolicy):
         room = view.kv_free
         found: list[Request] = []
         for request in prompts:
-            room -= _blocks(request.todo, view.limits.block)
+            room -= _blocks(request.room, view.limits.block)
             if room < 0 and found:
                 break
             found.append(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import chain, count
@@ -75,11 +76,19 @@ def _items(items: Sequence[str], style: str) -> Markup | None:
 
 def _chapter(chapter: doc.Chapter, numbers: Iterator[int], several: bool) -> Markup:
     parts: list[Markup | None] = [tag("h2", chapter.title) if several or chapter.title else None]
-    parts.append(tag("p", chapter.verdict, class_="verdict"))
+    parts += [tag("p", alarm, class_="alarm", role="alert") for alarm in chapter.alarms]
+    parts.append(_verdict(chapter.verdict))
     parts.append(tag("p", chapter.setup, class_="setup") if chapter.setup else None)
     parts.append(_items(chapter.notes, "notes"))
     parts += [_section(section, numbers) for section in chapter.sections]
     return tag("article", *parts)
+
+
+def _verdict(text: str) -> Markup:
+    """The answer, one sentence, in bold; what else there is to say follows it."""
+    end = re.search(r"\.\s+(?=[A-Z])", text)
+    first, rest = (text[: end.start() + 1], text[end.end() :]) if end else (text, "")
+    return tag("p", tag("strong", first), f" {rest}" if rest else None, class_="verdict")
 
 
 def _section(section: doc.Section, numbers: Iterator[int]) -> Markup | None:
@@ -159,7 +168,7 @@ def _grid(grid: doc.Grid) -> Markup:
     copy = tag("button", "Copy", type="button", data_copy="tsv", title="Copy for a spreadsheet")
     notes = [tag("p", note, class_="note") for note in grid.notes]
     caption = tag("div", tag("h4", grid.title) if grid.title else tag("span"), copy, class_="caption")
-    return tag("div", caption, tag("div", table, class_="scroll"), *notes, class_="grid-box")
+    return tag("div", caption, tag("div", table, class_="scroll", tabindex="0"), *notes, class_="grid-box")
 
 
 def _head(head: str) -> Markup:

@@ -276,6 +276,17 @@ function startSaving(figure, csv) {
   figure.querySelector("[data-save=csv]").addEventListener("click", () => save(fileName(figure, "csv"), new Blob([csv()], { type: "text/csv" })));
 }
 
+// -- tables wider than the page -------------------------------------------------------------------------
+
+function startCues() {
+  const boxes = [...document.querySelectorAll(".scroll")];
+  const mark = (box) => box.toggleAttribute("data-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 4);
+  boxes.forEach((box) => box.addEventListener("scroll", () => mark(box), { passive: true }));
+  document.querySelectorAll("details").forEach((each) => each.addEventListener("toggle", () => boxes.forEach(mark)));
+  addEventListener("resize", () => boxes.forEach(mark));
+  boxes.forEach(mark);
+}
+
 // -- start --------------------------------------------------------------------------------------------
 
 function startFigure(figure) {
@@ -290,6 +301,7 @@ function startFigure(figure) {
 function start() {
   startTheme();
   startTables();
+  startCues();
   document.querySelectorAll("figure").forEach(startFigure);
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
   addEventListener("scroll", hideTip, { passive: true });

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.advisor.flags import QUEUE_SINCE, Checked, FlagsPlan
-from headgate.report.document import Block, Cell, Code, Grid, Page, Section, row, share, valued
-from headgate.report.numbers import number, sentence
+from headgate.advisor.budget_search import BudgetsTried
+from headgate.advisor.capacity.slo import Level
+from headgate.advisor.flags import LARGE_GPU, LIMITED, QUEUE_SINCE, Checked, FlagsPlan
+from headgate.report.document import Block, Cell, Code, Facts, Grid, Page, Section, row, share, valued
+from headgate.report.numbers import interval, number, sentence
+from headgate.report.plans.capacity import asked
 from headgate.report.plans.threshold import lengths
-from headgate.report.runs.origin import plan_page
+from headgate.report.runs.origin import answered_page, plan_page
 
 
 def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] = ()) -> Page:
@@ -19,7 +22,9 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] 
     blocks.append(Grid("", ("flag", "why"), tuple(rows)))
     if plan.waiting is not None:
         blocks.append(
-            f"Known to vLLM from {QUEUE_SINCE} on. With an older one let the load balancer send at most "
+            "With --max-num-queued-tokens vLLM answers 503 to requests that come while so many prompt tokens "
+            f"wait: clients must retry or go elsewhere. Known to vLLM from {QUEUE_SINCE} on. With an older "
+            "one let the load balancer send at most "
             f"{plan.decoding + plan.waiting:,} requests at a time: {plan.decoding:,} decode, "
             f"{plan.waiting:,} are before their first token."
         )
@@ -35,6 +40,43 @@ def _command(plan: FlagsPlan) -> str:
     tail = f" \\\n    {flags[2]}" if len(flags) > 2 else ""
     shared = f"--tensor-parallel-size {plan.tensor} " if plan.tensor > 1 else ""
     return f"vllm serve MODEL {shared}{flags[0]} {flags[1]}{tail}"
+
+
+def promised_page(
+    plan: FlagsPlan, tried: BudgetsTried, levels: Sequence[Level], command: Sequence[str]
+) -> Page:
+    """Seats and the budget for a promised gap, and the budgets that a search tried."""
+    wanted = (plan.seats, tried.flag)
+    flags = (row(f"{each.name} {each.value}", Cell(each.why, tone="prose")) for each in wanted)
+    rates = []
+    for budget, found in tried.found.items():
+        word = "by the card" if budget == tried.flag.value else "vLLM's own" if budget == LARGE_GPU[1] else ""
+        span = valued(interval(found.rate), found.rate.value)
+        rates.append(row(budget, word, found.rate.value, span, found.limited_by or "nothing up to λ*"))
+    heads = ("tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
+    line = f"vllm serve MODEL --max-num-seqs {plan.seats.value} --max-num-batched-tokens {tried.flag.value}"
+    sections = (
+        Section("", (Facts(tuple(asked(levels, ()).items())), Grid("", ("flag", "why"), tuple(flags)))),
+        Section("Command", (Code(line),)),
+        Section("Searched", (Grid("", heads, tuple(rates)),)),
+    )
+    named, notes = f"{plan.situation.source}, {plan.situation.workload}", [*map(sentence, tried.notes)]
+    return answered_page("Flags for plain vLLM", named, _against_others(tried), sections, notes, command)
+
+
+def _against_others(tried: BudgetsTried) -> str:
+    """What the budget by the card holds, and how the best of the search and vLLM's own stand to it."""
+    mine = tried.found[tried.flag.value].rate.value
+    said = f"--max-num-batched-tokens {tried.flag.value} holds {number(mine)} requests/s under the promise"
+    if not mine:
+        return f"{said}: it cannot be kept; ask for less."
+    best, own = tried.found[tried.best].rate.value, tried.found.get(LARGE_GPU[1])
+    if tried.best != tried.flag.value:
+        said += f"; the search found {tried.best} to hold {100 * (best / mine - 1):.1f} % more"
+    if own is not None and tried.flag.value != LARGE_GPU[1]:
+        change = 100 * (own.rate.value / mine - 1)
+        said += f"; vLLM's own {LARGE_GPU[1]} holds {abs(change):.1f} % {'less' if change < 0 else 'more'}"
+    return f"{said}."
 
 
 def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> Section:
@@ -53,6 +95,9 @@ def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> Sectio
     said += "; kept: requests that met both targets." if promised else "."
     if any(run.label == "vLLM's" for run in runs):
         said += " vLLM's: what `vllm serve` takes by itself on GPUs of 70 GiB or more."
-    if plan.queue is not None:
-        said += " Without the queue limit: the simulator refuses no request."
+    for run in runs:
+        if run.label == LIMITED:
+            counts = run.metrics.counts
+            away = f"{counts.refused:,} of {counts.total:,} requests"
+            said += f" {LIMITED}: with --max-num-queued-tokens, where vLLM answers 503 to {away}."
     return Section("Simulated", (Grid("", heads, tuple(rows), (said,)),))

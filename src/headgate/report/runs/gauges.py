@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headgate.record.tables import Run
 from headgate.report.charts.chart import Axis, Chart, Series
 from headgate.report.charts.marks import Mark
-from headgate.report.document import Figure
 from headgate.report.charts.thinning import changes
-from headgate.record.tables import Run
+from headgate.report.document import Figure
 from headgate.report.numbers import number
 
 POINTS = 400

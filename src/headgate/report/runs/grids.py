@@ -15,6 +15,7 @@ from headgate.stats.figures import Figures
 from headgate.stats.fleet import FleetFigures
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import Engine, Metrics
+from headgate.stats.prefix_hits import PrefixHits, prefix_hits
 
 TONES = {BETTER: "words good", WORSE: "words bad"}
 SHORT = {
@@ -105,7 +106,13 @@ def latencies(metrics: Mapping[str, Metrics]) -> Grid:
         rows += [(*(() if alone else row(name)), *_latency(*part)) for part in parts.items()]
     heads = ("latency", "mean", "95 % interval", "median", "p90", "p95", "p99", "std")
     notes = tuple(dict.fromkeys(found.rule for found in metrics.values()))
-    return Grid("" if alone else "Latencies", heads if alone else ("run", *heads), tuple(rows), notes, grouped=not alone)
+    return Grid(
+        "" if alone else "Latencies",
+        heads if alone else ("run", *heads),
+        tuple(rows),
+        notes,
+        grouped=not alone,
+    )
 
 
 def _latency(name: str, found: Figures) -> Row:
@@ -138,10 +145,22 @@ def run_facts(found: Measured) -> Facts:
         "Finished": ", ".join([f"{counts.completed:,} of {counts.total:,} requests", *ended]),
         "Stationary": f"yes, {metrics.reason}" if metrics.stationary else f"NO: {_why_not(found)}",
     }
+    if hits := prefix_hits(found.run):
+        rows["Prefix cache"] = _hits(hits)
     if metrics.rough:
         names = ", ".join(metrics.rough)
         rows["Intervals"] = f"unreliable: samples are correlated ({names}); use more requests"
     return Facts(tuple(rows.items()))
+
+
+def _hits(hits: PrefixHits) -> str:
+    """The share of prompt tokens that were found, by class where there are several, and evictions."""
+    classes = [f"{name} {percent(share)}" for name, share in hits.by_kind.items()]
+    parts = f" ({', '.join(classes)})" if len(classes) > 1 else ""
+    if len(hits.by_engine) > 1:
+        low, high = min(hits.by_engine.values()), max(hits.by_engine.values())
+        parts += f", {percent(low)} to {percent(high)} by engine"
+    return f"{percent(hits.share)} of prompt tokens found{parts}; {hits.evicted:,} cached blocks evicted"
 
 
 def _why_not(found: Measured) -> str:
@@ -180,7 +199,12 @@ def engines(metrics: Mapping[str, Metrics]) -> Grid:
         shares = [engine.utilisation, engine.time["prefill"], engine.time["decode"], engine.time["mixed"]]
         shares += [engine.kv_mean / engine.kv_tokens, engine.kv_peak / engine.kv_tokens]
         rows.append(row(name, *map(share, shares), engine.preemptions, share(engine.wasted_share)))
-    heads: tuple[str, ...] = ("run", "busy\nof the time", "prefill steps\nof busy time", "decode steps\nof busy time")
+    heads: tuple[str, ...] = (
+        "run",
+        "busy\nof the time",
+        "prefill steps\nof busy time",
+        "decode steps\nof busy time",
+    )
     heads += ("mixed steps\nof busy time", "KV mean\nof memory", "KV peak\nof memory", "preemptions")
     return Grid("The engine", (*heads, "computed again\nof all tokens"), tuple(rows))
 
@@ -196,7 +220,9 @@ def fleets(figures: Mapping[str, FleetFigures]) -> Grid:
             decodes, served = (" / ".join(map(whole, asdict(part).values())) for part in spreads)
             decodes, served = ("", "prompts only") if pool.role == PREFILL else (decodes, served)
             busy = valued(whole(100 * pool.busy.mean), 100 * pool.busy.mean)
-            revenue = Cell("") if place else valued(number(found.revenue_per_engine), found.revenue_per_engine)
+            revenue = (
+                Cell("") if place else valued(number(found.revenue_per_engine), found.revenue_per_engine)
+            )
             cells = (Cell(decodes), Cell(served), *((revenue,) if priced else ()))
             rows.append(row(f"{name}{router}", f"{pool.engines} {pool.role}", busy, *cells))
     heads: tuple[str, ...] = ("fleet", "engines", "busy\n%", "decodes at once\nleast / mean / most")

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headgate.record.tables import Integers
 from headgate.report.charts.chart import LOG, TAIL, Axis, Chart, Mark, Series
-from headgate.report.document import Figure
 from headgate.report.charts.scales import Floats
 from headgate.report.charts.thinning import HIGHEST, LOWEST, distribution
-from headgate.record.tables import Integers
+from headgate.report.document import Figure
 from headgate.report.numbers import time_unit
 from headgate.stats.measured import Measured
 

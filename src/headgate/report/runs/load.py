@@ -9,7 +9,6 @@ import numpy as np
 from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
 from headgate.report.document import Cell, Figure, Grid, Row, row, share
 from headgate.report.numbers import interval, number, time_unit
-from headgate.report.charts.scales import Floats
 from headgate.report.runs.scenes import AT_ONCE, CLIENTS, POLICIES, RATE, Scene
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.measured import Measured
@@ -20,8 +19,8 @@ UNKNOWN = Estimate(float("nan"))
 SEVERAL = "Means over seeds; the intervals are those of these means."
 AXES = {RATE: Axis("offered load", "requests/s"), CLIENTS: Axis("closed loop", "clients")}
 NOTE = (
-    "The bound is for all requests together, the rates are from the middle of each run: where that middle "
-    "holds lighter requests, a point may lie a little above it."
+    "Bound and rates are of the same requests, those that finished in the middle of a run; the bound drawn "
+    "is the median over loads, so a point may lie a little above it."
 )
 
 
@@ -79,7 +78,15 @@ def load_grid(scenes: Sequence[Scene]) -> Grid:
     head = next((scene.compared.head for scene in scenes if len(scene.runs) > 1), POLICIES.head)
     heads: tuple[str, ...] = ("load", head, "requests\nper s", "95 % interval")
     heads += ("goodput",) if promised else ()
-    heads += ("TTFT\nmean, ms", "TTFT\np50, ms", "TTFT\np95, ms", "TTFT\np99, ms", "TPOT\nmean, ms", "ITL\np99, ms", "busy")
+    heads += (
+        "TTFT\nmean, ms",
+        "TTFT\np50, ms",
+        "TTFT\np95, ms",
+        "TTFT\np99, ms",
+        "TPOT\nmean, ms",
+        "ITL\np99, ms",
+        "busy",
+    )
     rows: list[Row] = []
     for scene in scenes:
         for name, own in scene.runs.items():

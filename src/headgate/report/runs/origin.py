@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from shlex import join as shell
 
 from headgate.core.version import VERSION
-from headgate.record.tables import Run
 from headgate.experiment.coverage import warning
+from headgate.record.tables import Run
 from headgate.report.document import Chapter, Page, Section
 
 MOST = 4  # warnings listed one by one
@@ -37,12 +38,31 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
 
 
 def plan_page(
-    title: str, about: str, verdict: str, sections: Sequence[Section], notes: Sequence[str], command: Sequence[str]
+    title: str,
+    about: str,
+    verdict: str,
+    sections: Sequence[Section],
+    notes: Sequence[str],
+    command: Sequence[str],
 ) -> Page:
     """The document of a plan, which has no run: one chapter and how it was made."""
     versions = f"headgate {VERSION}, Python {platform.python_version()}"
     facts = ("Command", shell(["headgate", *command])), ("Versions", versions)
     return Page(title, about, (Chapter("", verdict, tuple(sections), tuple(notes)),), facts, "plan")
+
+
+def answered_page(
+    title: str,
+    about: str,
+    verdict: str,
+    sections: Sequence[Section],
+    notes: Sequence[str],
+    command: Sequence[str],
+) -> Page:
+    """The same with its answer before everything else, on a terminal too."""
+    page = plan_page(title, about, verdict, sections, notes, command)
+    (chapter,) = page.chapters
+    return replace(page, chapters=(replace(chapter, answer_first=True),))
 
 
 def warnings(runs: Iterable[Run]) -> tuple[str, ...]:

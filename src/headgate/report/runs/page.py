@@ -8,15 +8,16 @@ from typing import Any
 
 from headgate.experiment.assumed import said
 from headgate.experiment.asynchrony import engine_kind
-from headgate.record.tables import Run
 from headgate.report.document import FOLDED, PAGE_ONLY, Block, Chapter, Drawn, Page, Section
 from headgate.report.numbers import number, plural, sentence
+from headgate.report.runs.alarms import alarms
 from headgate.report.runs.gauges import gauge_blocks
 from headgate.report.runs.grids import differences, engines, fleets, latencies, overview, rates, run_facts
 from headgate.report.runs.groups import class_figures, class_grid, fleet_figures, tenant_figures, tenant_grid
 from headgate.report.runs.latency import distributions
 from headgate.report.runs.load import against_load, comparable, load_grid
 from headgate.report.runs.origin import made, warnings
+from headgate.report.runs.promise_panel import promise_panel
 from headgate.report.runs.scenes import Scene, what_differs
 from headgate.report.runs.timeline import ROWS, timeline
 from headgate.report.runs.verdict import load_verdict, scene_verdict
@@ -60,6 +61,7 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
     fleet = [fleets(pools)] if pools else []
     sections = [
         Section("", tuple(_numbers(scene))),
+        Section("Promises", (Drawn(lambda: promise_panel(first)),)),
         Section("How long requests wait", (Drawn(lambda: distributions(scene.runs)),)),
         Section(machine, (Drawn(lambda: filter(None, (timeline(list(runs.items()), rows),))),)),
         Section("By class", (*class_grid(scene.metrics, head), Drawn(lambda: class_figures(first)))),
@@ -72,7 +74,14 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
         sections.append(Section(every, (differences(found, head),), FOLDED))
         details = (latencies(scene.metrics), rates(first), engines(scene.metrics))
         sections.append(Section("Every latency, and the engine", details, PAGE_ONLY))
-    return Chapter(scene.title, scene_verdict(scene), tuple(sections), _notes(scene), setup([scene]))
+    return Chapter(
+        scene.title,
+        scene_verdict(scene),
+        tuple(sections),
+        _notes(scene),
+        setup([scene]),
+        alarms=alarms(scene),
+    )
 
 
 def _card(meta: dict[str, Any]) -> str:
@@ -123,23 +132,15 @@ def _numbers(scene: Scene) -> list[Block]:
 
 
 def _bounded(scene: Scene, bound: float) -> str:
-    """How much was served of what can be served at all."""
-    best = max(_whole_rate(run) for run in scene.tables.values())
+    """How much was served of what can be served at all, both over the time that rates are measured in."""
+    best = max(found.request_rate.value for found in scene.metrics.values())
     where = f" and {scene.engines} engines" if scene.engines > 1 else ""
     said = (
-        f"On these requests{where} no policy serves more than {number(bound)} requests/s (a bound from the "
-        f"card's step times). The most over a whole run, its start and end included, is {number(best)}: "
-        f"{100 * best / bound:.0f} % of it."
+        f"On the measured requests{where} no policy serves more than {number(bound)} requests/s (a bound "
+        f"from the card's step times). The most served is {number(best)}: {100 * best / bound:.0f} % of it."
     )
-    above = max(found.request_rate.value for found in scene.metrics.values()) > bound
-    lighter = " Rates of the table are from the middle of a run, where requests may be lighter than all are."
-    return said + lighter if above else said
-
-
-def _whole_rate(run: Run) -> float:
-    """Served to the end per second of the whole run: what a bound is about, with nothing left out."""
-    low, high = run.span()
-    return float(run.completed().sum()) / max(high - low, 1e-9)
+    edges = " Above 100 %: requests at the edges of the window were partly served outside it."
+    return said + edges if best > bound else said
 
 
 def loads_chapter(scenes: Sequence[Scene]) -> Chapter:

@@ -138,12 +138,17 @@ class Scene:
 
     @cached_property
     def bound(self) -> Bound | None:
-        """The rate no policy exceeds on these requests; None where the card does not tell."""
-        run = next(iter(self.tables.values()))
+        """The rate no policy exceeds on the requests that rates are measured on, those of the baseline's
+        window; None where the card does not tell.
+        """
+        first = next(iter(self.first.values()))
+        run, counted = first.run, first.window.counted
         limits = dict(run.meta.get("engine") or {})
-        done = run.completed() & (run.requests["output"] >= 1)
-        if not limits or not np.any(done):
+        done = counted[run.requests["output"][counted] >= 1]
+        if not limits or not len(done):
             return None
+        if any(table.meta.get("prefix_evicted") is not None for table in self.tables.values()):
+            return None  # prompts that are found cost less than the bound counts
         lengths = Requests.of(run.requests["prompt"][done], run.requests["output"][done] - 1)
         try:
             cost = recorded_card(run.meta["card"]).cost

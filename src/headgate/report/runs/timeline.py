@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from headgate.record.tables import Integers, Run
 from headgate.report.charts.chart import path, style_of
 from headgate.report.charts.marks import ruler
-from headgate.report.html.markup import Markup, position, tag
-from headgate.report.document import Figure
 from headgate.report.charts.scales import Floats, Scale
 from headgate.report.charts.thinning import Columns, over_time
-from headgate.stats.flow import waiting
-from headgate.record.tables import Integers, Run
+from headgate.report.document import Figure
+from headgate.report.html.markup import Markup, position, tag
 from headgate.report.numbers import number
+from headgate.stats.flow import waiting
 
 ROWS = 110_000  # steps that one report carries for zooming, over all its runs
 FEWEST = 2_000  # of one run
@@ -171,7 +171,12 @@ def _packed(
     """For timeline.js: whole numbers, levels as differences, bytes of equal weight together, deflated."""
     ticks = max(1e-5, (high - low) / 2e9), max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e4)
     runs = [
-        {"name": strip.name, "style": strip.style, "rows": len(strip.start), "data": _pack(strip, low, *ticks)}
+        {
+            "name": strip.name,
+            "style": strip.style,
+            "rows": len(strip.start),
+            "data": _pack(strip, low, *ticks),
+        }
         for strip in strips
     ]
     axis = {"low": low, "high": high, "tick": ticks[0], "kv_tick": ticks[1]}

@@ -23,6 +23,7 @@ from headgate.stats.comparison import (
 from headgate.stats.metrics import Metrics
 
 KEPT_UP = 0.97  # of what was offered; the window of a short run is not exact to more
+LEAST_KEPT = 0.01  # of requests with their promises kept; below, nothing is compared
 NEGLIGIBLE = 1.0  # percent of throughput
 MATTER = {  # what a gain may cost, or what is left to win where throughput is not
     "goodput": "the share of kept promises",
@@ -46,7 +47,9 @@ def scene_verdict(scene: Scene) -> str:
 def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
     """What one run served, how soon, and whether it came to its end."""
     outcome = str(run.meta.get("outcome", "finished"))
-    ended = "" if outcome == "finished" else f"The run ended early ({outcome}); these are its results so far. "
+    ended = (
+        "" if outcome == "finished" else f"The run ended early ({outcome}); these are its results so far. "
+    )
     if not metrics.counts.completed:
         return f"{ended}No request of {metrics.counts.total:,} was served to its end."
     rate = metrics.request_rate
@@ -123,7 +126,7 @@ def served_by(found: object) -> Row | None:
 
 
 def _untold(found: Comparison, served: Row) -> str:
-    """What serves more by a card that was not measured, and no more than it may be off; "" if nothing does."""
+    """What serves more by a card that was not measured, and no more than it may be off; "" if nothing."""
     more = {
         name: other.percent.value
         for name, other in served.others.items()
@@ -132,8 +135,8 @@ def _untold(found: Comparison, served: Row) -> str:
     if not more:
         return ""
     best = max(more, key=lambda name: more[name])
-    said = f"Cannot tell: {best} serves {more[best]:.1f} % more requests than {found.baseline} by this card, which "
-    return said + "was derived and may be off by more"
+    said = f"Cannot tell: {best} serves {more[best]:.1f} % more requests than {found.baseline} by this card, "
+    return f"{said}which was derived and may be off by more"
 
 
 def _nothing_to_gain(found: Comparison, rows: dict[str, Row], of: Compared) -> str:
@@ -155,7 +158,7 @@ def what_else(rows: Mapping[str, Row]) -> str:
     wins: list[str] = []
     winners: list[str] = []
     for metric, name in MATTER.items():
-        row = rows.get(metric)
+        row = _told(rows, metric)
         better = {other: each for other, each in row.others.items() if each.verdict == BETTER} if row else {}
         if better:
             best = max(better, key=lambda other: abs(better[other].percent.value))
@@ -168,15 +171,24 @@ def _paid(rows: Mapping[str, Row], winners: Sequence[str]) -> str:
     """What those that win in one figure lose in another."""
     said = ""
     for winner in winners:
-        each = {name: rows[metric].others[winner] for metric, name in MATTER.items() if metric in rows}
+        each = {name: rows[metric].others[winner] for metric, name in MATTER.items() if _told(rows, metric)}
         worse = [_change(name, other) for name, other in each.items() if other.verdict == WORSE]
         said += f"; {winner} pays with {listed(worse)}" if worse else ""
     return said
 
 
+def _told(rows: Mapping[str, Row], metric: str) -> Row | None:
+    """The line of a figure; None where there is none, or where next to no promise is kept by anyone."""
+    row = rows.get(metric)
+    if row is None or metric != "goodput":
+        return row
+    kept = [row.baseline.value, *(other.value for other in row.others.values())]
+    return row if max(kept) >= LEAST_KEPT else None
+
+
 def price(rows: Mapping[str, Row], winner: str) -> str:
     """What else changes with a gain; "" when nothing can be said."""
-    each = (_price(rows[metric], winner, name) for metric, name in MATTER.items() if metric in rows)
+    each = (_price(rows[metric], winner, name) for metric, name in MATTER.items() if _told(rows, metric))
     told = list(filter(None, each))
     return f", with {listed(told)}" if told else ""
 
@@ -234,9 +246,8 @@ def load_verdict(scenes: Sequence[Scene]) -> str:
         said = f"No {what_differs(scenes).one} is seen to serve more requests than {baseline}"
         return f"{said}{unseen_at(_at(without), _room(without))}.{_latencies(compared[-1])}"
     best = max(gains, key=lambda gain: gain.more.percent.value)
-    said = (
-        f"At {best.scene.load.short} {best.winner} serves {best.more.percent.value:.1f} % more requests than {baseline}"
-    )
+    more = f"{best.more.percent.value:.1f} % more requests than {baseline}"
+    said = f"At {best.scene.load.short} {best.winner} serves {more}"
     said += f"{percents(best.more)}{', the most of all loads' if len(gains) > 1 else ''}"
     said += price(_rows(best.scene), best.winner)
     return f"{said}; {_at(without)} {unseen(_room(without))}." if without else f"{said}."

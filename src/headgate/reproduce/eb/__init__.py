@@ -1,7 +1,9 @@
 """Experiments of the EB paper."""
 
 from headgate.reproduce.eb import (
+    fig3,
     gamma_shift,
+    grid,
     split_runs,
     table2,
     table3,
@@ -18,7 +20,7 @@ from headgate.reproduce.serving import carry_out
 
 EXPERIMENTS = {
     part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, carry_out, SOURCE)
-    for part in (table2, table3, table10, table11, table13, gamma_shift, table18)
+    for part in (table2, table3, table10, table11, table13, gamma_shift, table18, fig3, grid)
 } | {
     part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, split_runs.carry_out, SOURCE)
     for part in (table19, table20)

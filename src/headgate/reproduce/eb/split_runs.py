@@ -14,7 +14,7 @@ from headgate.experiment.settings import ManyEngines
 from headgate.methods.make import make_policy
 from headgate.reproduce.eb.published import CARDS, H200, MEASURED, RTX
 from headgate.reproduce.eb.published_split import METRICS, Numbers, Scene
-from headgate.reproduce.report import Cell, Count, Row, Section
+from headgate.reproduce.report import Cell, Count, Report, Row, Section
 from headgate.reproduce.serving import BUDGET, Load, Options, Outcome, Outcomes, draw, partly
 from headgate.workloads.lengths import Uniform
 
@@ -191,3 +191,51 @@ def gain(outcomes: Outcomes, card: str, scene: Scene, way: str, figure: str = "t
 def enough(options: Options, full: int, clients: int) -> int:
     """Requests of a run: at least two rounds of all clients, unless it is a quick one."""
     return options.requests(full) if options.quick else max(full, 2 * clients)
+
+
+def split_jobs(
+    table: Mapping[Scene, Numbers],
+    ways: tuple[str, ...],
+    engines: int,
+    requests: int,
+    lengths: Mapping[str, tuple[int, int]],
+    options: Options,
+) -> list[SplitJob]:
+    """Every load of a table, every way and every card of its GPU."""
+    return [
+        SplitJob(
+            (card, scene, way),
+            card,
+            way,
+            engines,
+            load_of(scene, enough(options, requests, scene.clients), lengths[scene.workload]),
+        )
+        for gpu, card in GROUPS
+        for scene in table
+        if scene.gpu == gpu
+        for way in ways
+    ]
+
+
+def split_report(
+    name: str,
+    title: str,
+    load: str,
+    outcomes: Outcomes,
+    table: Mapping[Scene, Numbers],
+    ways: tuple[str, ...],
+    shown: tuple[tuple[str, ...], ...],
+    counts: tuple[Count, ...],
+    remarks: tuple[str, ...],
+    handover: str = HANDOVER,
+) -> Report:
+    """Ratios, which way is best, EB+ against v1; what a table has beyond that comes in `counts`."""
+    best = same_best(outcomes, table, ways)
+    return Report(
+        name,
+        title,
+        (load, handover, TWICE),
+        sections(outcomes, table, ways, shown),
+        (best, *eb_counts(outcomes, table, ways), *counts),
+        remarks,
+    )

@@ -5,19 +5,14 @@ from __future__ import annotations
 from headgate.reproduce.eb.published import CARDS, H200, MEASURED, RTX
 from headgate.reproduce.eb.published_split import METRICS, TABLE19, WAYS19, Scene
 from headgate.reproduce.eb.split_runs import (
-    GROUPS,
     HANDOVER,
     ROUTER,
     SLOTS,
-    TWICE,
     SplitJob,
     better,
-    eb_counts,
-    enough,
     gain,
-    load_of,
-    same_best,
-    sections,
+    split_jobs,
+    split_report,
 )
 from headgate.reproduce.report import Report
 from headgate.reproduce.serving import Options, Outcomes
@@ -30,41 +25,25 @@ SPLIT, LENGTHS = "1P+1D", "512/256"
 
 def jobs(options: Options) -> list[SplitJob]:
     """Every load, way and card."""
-    return [
-        SplitJob(
-            (card, scene, way), card, way, ENGINES, load_of(scene, _requests(options, scene), (512, 256))
-        )
-        for gpu, card in GROUPS
-        for scene in TABLE19
-        if scene.gpu == gpu
-        for way in WAYS19
-    ]
-
-
-def _requests(options: Options, scene: Scene) -> int:
-    return enough(options, REQUESTS, scene.clients)
+    return split_jobs(TABLE19, WAYS19, ENGINES, REQUESTS, {LENGTHS: (512, 256)}, options)
 
 
 def judge(outcomes: Outcomes, options: Options) -> Report:
     """Ratios and signs."""
-    return Report(
+    return split_report(
         NAME,
         "EB+ against disaggregation, two GPUs, Qwen3-8B",
-        (
-            f"Closed loop; {options.requests(REQUESTS)} requests of 512/256 tokens (uniform, +-50 %), "
-            f"{SLOTS} seats and 16384 tokens a step on every engine. v1 and EB+: both engines serve whole "
-            f"requests, {ROUTER}. {SPLIT}: one engine does prompts only, the other outputs only, both run "
-            "our mixed.",
-            HANDOVER + " '-' is out of memory in the paper; here requests wait for KV of the decode engine.",
-            TWICE,
-        ),
-        sections(outcomes, TABLE19, WAYS19, (WAYS19,)),
-        (
-            same_best(outcomes, TABLE19, WAYS19),
-            *eb_counts(outcomes, TABLE19, WAYS19),
-            *(better(outcomes, TABLE19, WAYS19, SPLIT, metric) for metric in METRICS),
-        ),
+        f"Closed loop; {options.requests(REQUESTS)} requests of 512/256 tokens (uniform, +-50 %), "
+        f"{SLOTS} seats and 16384 tokens a step on every engine. v1 and EB+: both engines serve whole "
+        f"requests, {ROUTER}. {SPLIT}: one engine does prompts only, the other outputs only, both run "
+        "our mixed.",
+        outcomes,
+        TABLE19,
+        WAYS19,
+        (WAYS19,),
+        tuple(better(outcomes, TABLE19, WAYS19, SPLIT, metric) for metric in METRICS),
         _remarks(outcomes),
+        HANDOVER + " '-' is out of memory in the paper; here requests wait for KV of the decode engine.",
     )
 
 

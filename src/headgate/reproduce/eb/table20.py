@@ -8,19 +8,16 @@ from headgate.reproduce.eb.published import CARDS, H200, MEASURED, RTX
 from headgate.reproduce.eb.published_split import LENGTHS20, TABLE20, WAYS20, Scene
 from headgate.reproduce.eb.split_runs import (
     GROUPS,
-    HANDOVER,
     POLICIES,
     ROUTER,
     SLOTS,
-    TWICE,
     SplitJob,
     better,
-    eb_counts,
     enough,
     gain,
     load_of,
-    same_best,
-    sections,
+    split_jobs,
+    split_report,
 )
 from headgate.reproduce.report import Count, Report
 from headgate.reproduce.serving import Options, Outcomes
@@ -34,41 +31,26 @@ LONG = Scene(H200, 512, "decode, long")  # to tell the middle of a run from its 
 
 def jobs(options: Options) -> list[SplitJob]:
     """Every load, way and card; one of them also four times as long."""
-    found = [
-        SplitJob(
-            (card, scene, way),
-            card,
-            way,
-            ENGINES,
-            load_of(scene, enough(options, REQUESTS, scene.clients), LENGTHS20[scene.workload]),
-        )
-        for gpu, card in GROUPS
-        for scene in TABLE20
-        if scene.gpu == gpu
-        for way in WAYS20
-    ]
+    found = split_jobs(TABLE20, WAYS20, ENGINES, REQUESTS, LENGTHS20, options)
     longer = load_of(LONG, enough(options, 4 * REQUESTS, LONG.clients), LENGTHS20["decode"])
     return found + [SplitJob((MEASURED, LONG, way), MEASURED, way, ENGINES, longer) for way in POLICIES]
 
 
 def judge(outcomes: Outcomes, options: Options) -> Report:
     """Ratios, signs, and which split is best."""
-    return Report(
+    return split_report(
         NAME,
         "EB+ against disaggregation, four GPUs, Qwen3-8B",
+        f"Closed loop; {options.requests(REQUESTS)} requests: prefill 1024/128, balanced 512/512, decode "
+        f"128/1024 tokens (uniform, +-50 %); {SLOTS} seats and 16384 tokens a step on every engine. v1 "
+        f"and EB+: whole requests, {ROUTER}; xP+yD: x engines do prompts only, y outputs only, all run "
+        "our mixed.",
+        outcomes,
+        TABLE20,
+        WAYS20,
+        (WAYS20[:2], SPLITS),
         (
-            f"Closed loop; {options.requests(REQUESTS)} requests: prefill 1024/128, balanced 512/512, decode "
-            f"128/1024 tokens (uniform, +-50 %); {SLOTS} seats and 16384 tokens a step on every engine. v1 "
-            f"and EB+: whole requests, {ROUTER}; xP+yD: x engines do prompts only, y outputs only, all run "
-            "our mixed.",
-            HANDOVER,
-            TWICE,
-        ),
-        sections(outcomes, TABLE20, WAYS20, (WAYS20[:2], SPLITS)),
-        (
-            same_best(outcomes, TABLE20, WAYS20),
             _best_split(outcomes),
-            *eb_counts(outcomes, TABLE20, WAYS20),
             *(better(outcomes, TABLE20, WAYS20, way, "tok/s") for way in SPLITS),
             *(better(outcomes, TABLE20, WAYS20, way, "TPOT") for way in SPLITS),
         ),

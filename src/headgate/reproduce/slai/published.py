@@ -89,3 +89,7 @@ REFERENCE_SATURATED: dict[str, dict[str, float]] = {
     "with KV": {"RAD chunk 512": 1.388, "Sarathi 512": 1.602, "vLLM": 1.473},
 }
 REFERENCE_SAMPLE = 1.7736
+
+# Figure 5: a prompt of 2,048 tokens alone; median TTFT and mean time of a step, ms, by chunk size.
+SWEEP_TTFT = {64: 724.3, 128: 386.3, 256: 238.8, 384: 243.9, 512: 212.2, 768: 204.9, 1024: 201.5}
+SWEEP_BATCH = {64: 22.72, 128: 24.07, 256: 28.82, 384: 37.80, 512: 46.51, 768: 57.08, 1024: 74.69}

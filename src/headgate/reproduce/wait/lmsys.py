@@ -10,14 +10,12 @@ from headgate.reproduce.wait.study import (
     LONG,
     Scene,
     at_load,
-    claim,
-    figures,
     jobs_of,
     learned_nested,
     load_of,
     nested,
     nested_pacer,
-    throughput,
+    nested_report,
 )
 
 NAME = "wait-lmsys"
@@ -48,9 +46,7 @@ def jobs(options: Options) -> list[WaitJob]:
 
 def judge(found: Found, options: Options) -> Report:
     """Throughput, latency and memory."""
-    rows, names = scenes(), tuple(WAYS)
-    under = [scene for scene in rows if load_of(scene.machine, scene.mix) < 1]
-    return Report(
+    return nested_report(
         NAME,
         "chat lengths in ten bins",
         (
@@ -63,16 +59,9 @@ def judge(found: Found, options: Options) -> Report:
             "`nested-wait` as it comes, 4 segments; one: with 1; no pause: max_pause=0. v0 is vLLM-like, "
             "mixed Sarathi-like.",
         ),
-        (
-            throughput(found, rows, names),
-            figures(found, rows, names, "Mean latency, s", "latency"),
-            figures(found, rows, names, "Mean TPOT, ms", "tpot", 1e3),
-            figures(found, rows, names, "Most KV held, tokens", "peak"),
-        ),
-        (
-            claim(found, rows, WAIT, "decodes", "Nested WAIT serves more than a baseline (paper: yes)"),
-            claim(found, under, WAIT, "latency", "Nested WAIT has the lower latency, u below 1 (paper: yes)"),
-        ),
+        found,
+        scenes(),
+        WAIT,
         _remarks(found),
     )
 

@@ -9,14 +9,12 @@ from headgate.reproduce.wait.study import (
     BASELINES,
     Scene,
     at_load,
-    claim,
-    figures,
     jobs_of,
     learned_nested,
     load_of,
     nested,
     nested_pacer,
-    throughput,
+    nested_report,
 )
 
 NAME = "wait-nested"
@@ -44,9 +42,7 @@ def jobs(options: Options) -> list[WaitJob]:
 
 def judge(found: Found, options: Options) -> Report:
     """Throughput, latency and memory."""
-    rows, names = scenes(), tuple(WAYS)
-    under = [scene for scene in rows if load_of(scene.machine, scene.mix) < 1]
-    return Report(
+    return nested_report(
         NAME,
         "outputs of 20, 40, 80 and 160 tokens",
         (
@@ -58,18 +54,11 @@ def judge(found: Found, options: Options) -> Report:
             "segments. one: the same with 1 segment; no pause: with max_pause=0. v0 is vLLM-like, mixed "
             "Sarathi-like.",
         ),
-        (
-            throughput(found, rows, names),
-            figures(found, rows, names, "Mean latency, s", "latency"),
-            figures(found, rows, names, "Mean TPOT, ms", "tpot", 1e3),
-            figures(found, rows, names, "Most KV held, tokens", "peak"),
-            figures(found, rows, names, "Evictions", "evictions"),
-        ),
-        (
-            claim(found, rows, WAIT, "decodes", "Nested WAIT serves more than a baseline (paper: yes)"),
-            claim(found, under, WAIT, "latency", "Nested WAIT has the lower latency, u below 1 (paper: yes)"),
-        ),
+        found,
+        scenes(),
+        WAIT,
         _remarks(found),
+        (("Evictions", "evictions"),),
     )
 
 

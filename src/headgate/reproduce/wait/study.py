@@ -11,7 +11,7 @@ from headgate.core.errors import InputError
 from headgate.methods.wait.inventory import keeping_up, most_rate, printed_rule, work_share
 from headgate.methods.wait.iteration import offered
 from headgate.methods.wait.segments import segments_of
-from headgate.reproduce.report import Cell, Count, Row, Section, sign
+from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign
 from headgate.reproduce.serving import Options
 from headgate.reproduce.wait.runs import FOR_EVER, Found, Machine, Mix, WaitJob
 
@@ -202,3 +202,35 @@ def claim(found: Found, scenes: Iterable[Scene], wait: Iterable[str], figure: st
             if isfinite(best) and isfinite(base):
                 pairs.append((1, better * sign(better * best, base)))
     return Count.of_pairs(what, pairs)
+
+
+def nested_report(
+    name: str,
+    title: str,
+    setup: tuple[str, ...],
+    found: Found,
+    rows: list[Scene],
+    wait: dict[str, Way],
+    remarks: tuple[str, ...],
+    more: tuple[tuple[str, str], ...] = (),
+) -> Report:
+    """Throughput, latency and memory of Nested WAIT beside the baselines; `more` names further figures."""
+    names = (*wait, *BASELINES)
+    under = [scene for scene in rows if load_of(scene.machine, scene.mix) < 1]
+    return Report(
+        name,
+        title,
+        setup,
+        (
+            throughput(found, rows, names),
+            figures(found, rows, names, "Mean latency, s", "latency"),
+            figures(found, rows, names, "Mean TPOT, ms", "tpot", 1e3),
+            figures(found, rows, names, "Most KV held, tokens", "peak"),
+            *(figures(found, rows, names, head, figure) for head, figure in more),
+        ),
+        (
+            claim(found, rows, wait, "decodes", "Nested WAIT serves more than a baseline (paper: yes)"),
+            claim(found, under, wait, "latency", "Nested WAIT has the lower latency, u below 1 (paper: yes)"),
+        ),
+        remarks,
+    )

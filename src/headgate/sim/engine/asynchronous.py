@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from heapq import heappop
 from math import inf
 
+from headgate.core.build import mypyc_attr
 from headgate.core.ledger import NOT_ROLLING, Entry
 from headgate.core.plan import Decodes
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.kv.prefix import Pieces
 from headgate.sim.engine.delayed_events import DelayedEvents
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.launches import Launches
@@ -27,15 +29,11 @@ class Composed:
         self.work = work  # decodes, their context, prompt tokens, tokens behind them
         self.joined: list[tuple[Entry, bool]] = []  # prompts done with it, and whether they decode on
         self.leaving: dict[int, tuple[Entry, End]] = {}  # they go when its tokens are seen
-        self.dated: list[tuple[Entry, int]] = []  # whose newest token is its own, how many that makes; beside
-        # those who roll on
-
-    @property
-    def plain(self) -> bool:
-        """It brings decodes a token each, and nothing else."""
-        return not (self.joined or self.leaving or self.dated or self.work[2])
+        # Those whose newest token is its own, beside those who roll on, and how many tokens that makes.
+        self.dated: list[tuple[Entry, int]] = []
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Ahead(Replica):
     """Its clock is the host's. A step is composed at the moment the tokens of the step before the last are
     seen, for what is known then; its tokens are seen when the GPU has done it and the host, busy with the
@@ -71,12 +69,13 @@ class Ahead(Replica):
         observers: Sequence[Observer] = (),
         leases: bool = True,
         on_leave: Callable[[float], None] = lambda now: None,
+        contents: Sequence[Pieces] | None = None,
     ) -> None:
         self._later = DelayedEvents(observers)
         self._air: Composed | None = None  # composed last
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were
-        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave)
+        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave, contents)
         self._launches = self._pace = Launches(engine.cost)
 
     @property
@@ -119,11 +118,7 @@ class Ahead(Replica):
 
     def settle(self) -> None:
         """The tokens of the step before the newest are seen; who has all of them goes."""
-        if self._landing is not None:
-            self._land(self._landing)
-            self._later.catch_up(self._landing.dated, self.now)
-            self._landing = None
-        self._later.catch_up()
+        self._see()
         while self._ends and self._ends[0][0] <= self.ledger.tick:
             end, id = heappop(self._ends)
             entry = self.ledger.decoding.get(id)
@@ -134,6 +129,14 @@ class Ahead(Replica):
                 whole = entry.generated >= self._lengths[entry.id]
                 self._goes(entry, End.STOPPED if whole else End.LIMIT)
 
+    def _see(self) -> None:
+        dated: list[tuple[Entry, int]] = []
+        if self._landing is not None:
+            dated = self._landing.dated
+            self._land(self._landing)
+            self._landing = None
+        self._later.catch_up(dated, self.now)
+
     def _ran(
         self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
     ) -> None:
@@ -141,31 +144,32 @@ class Ahead(Replica):
 
         `ends` are those of the steps before each of these.
         """
-        steps, ledger, blocks = len(ends), self.ledger, self.blocks
-        if steps > 1:
+        if len(ends) > 1:
             self._jump(start, ends, decodes, context)
-            start, context = ends[-2], context + (steps - 1) * decodes
-        self.now, self.last_start = ends[-1], start
-        newest = Composed(start, self._launches.done, self.now, (decodes, context, prefill, behind))
-        self._landing, self._air = self._air, newest
-        if decodes:
-            blocks.grow(ledger.tick, 1, decodes)
-            ledger.ticks(1, newest.date)
-        self.lease.ran(steps, self.now)
+            start, context = ends[-2], context + (len(ends) - 1) * decodes
+        self._compose(start, ends[-1], (decodes, context, prefill, behind))
+        self.last_start = start
+        self.lease.ran(len(ends), self.now)
 
     def _jump(self, start: float, ends: list[float], decodes: int, context: int) -> None:
         """All but the newest of several equal decode steps: composed, and all but the last of those seen."""
-        assert self._air is not None
-        ledger, blocks, last = self.ledger, self.blocks, len(ends) - 2
-        blocks.grow(ledger.tick, 1, decodes)
-        self._tell_steps(Steps(max(self._air.composed, self._seen), ends[:1], *self._air.work, self._kv))
-        if last:
-            blocks.grow(ledger.tick + 1, last, decodes)
-            self._tell_steps(Steps(ends[0], ends[1:-1], decodes, context, 0, 0, self._kv))
-        ledger.ticks(last + 1, ends[-2])
+        self._compose(start, ends[0], (decodes, context, 0, 0))
+        self._see()
+        last = len(ends) - 2
+        if not last:
+            return
+        self.blocks.grow(self.ledger.tick, last, decodes)
+        self.ledger.ticks(last, ends[-2])
+        self._tell_steps(Steps(ends[0], ends[1:-1], decodes, context, 0, 0, self._kv))
         self._seen = ends[-2]
-        composed = ends[last - 1] if last else start
-        self._air = Composed(composed, ends[-1], ends[-2], (decodes, context + last * decodes, 0, 0))
+        self._air = Composed(ends[last - 1], ends[-1], ends[-2], (decodes, context + last * decodes, 0, 0))
+
+    def _compose(self, start: float, now: float, work: tuple[int, int, int, int]) -> None:
+        self.now = now
+        self._landing, self._air = self._air, Composed(start, self._launches.done, now, work)
+        if work[0]:
+            self.blocks.grow(self.ledger.tick, 1, work[0])
+            self.ledger.ticks(1, now)
 
     @property
     def _kv(self) -> int:
@@ -216,6 +220,15 @@ class Ahead(Replica):
             self.ledger.retire(entry)
         self.ledger.held.pop(entry.id, None)
 
+    def _unseen(self, entry: Entry) -> int:
+        """The token of the step on its way."""
+        air = self._air
+        if air is None:
+            return 0
+        if entry.rolls and air.work[0] and entry.ticked:
+            return 1
+        return int(any(one is entry and tokens == entry.generated for one, tokens in air.dated))
+
     def _goes(self, entry: Entry, how: End) -> None:
         """It leaves when the tokens of the step on its way are seen."""
         assert self._air is not None
@@ -238,8 +251,8 @@ class Ahead(Replica):
         return max((entry for entry in running if entry.rolls or entry.id not in leaving), key=SEAT)
 
     def _next_end(self) -> int:
-        """One step at a time unless the step on its way brings tokens only; then all rolling ends are known."""
-        if self._air is None or not self._air.plain or self._later.waiting:
+        """One step at a time where nothing is on its way or requests leave with it; else ends are known."""
+        if self._air is None or self._air.leaving:
             return self.ledger.tick + 1
         return super()._next_end()
 

@@ -66,15 +66,12 @@ class DelayedEvents(Observer):
         for hook in getattr(self._hear, name):
             hook(*news)
 
-    @property
-    def waiting(self) -> bool:
-        """Is there anything to pass on?"""
-        return bool(self._news)
-
     def catch_up(self, dated: Iterable[tuple[Entry, int]] = (), seen: float | None = None) -> None:
         """What has waited; newest tokens of those `dated`, and of how many, were `seen` only now."""
+        if not self._news:
+            return
         news, self._news = self._news, []
-        late = {(entry.id, tokens) for entry, tokens in dated} if news else ()
+        late = {(entry.id, tokens) for entry, tokens in dated}
         for name, words in news:
             if isinstance(words[0], RequestAsOf) and (words[0].id, words[0].generated) in late:
                 words[0].last_token = seen

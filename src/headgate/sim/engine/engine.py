@@ -26,6 +26,9 @@ class Engine(NamedTuple):
     batch_tokens: int
     running: int
     block: int = 16
+    prefix_cache: bool = (
+        True  # keep KV of prompts and outputs, and find it again where requests share content
+    )
 
     @property
     def longest(self) -> int:
@@ -34,8 +37,9 @@ class Engine(NamedTuple):
 
     @property
     def limits(self) -> dict[str, int]:
-        """All but the cost, by name, for whoever writes them down."""
-        return {name: value for name, value in self._asdict().items() if name != "cost"}
+        """The numbers by name, for whoever writes them down."""
+        left_out = ("cost", "prefix_cache")
+        return {name: value for name, value in self._asdict().items() if name not in left_out}
 
     def checked(self) -> Engine:
         """The same, or an error that names what cannot be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from headgate.cost.model import Shape, StepCost
-from headgate.sim.engine.steps import Pace
+from headgate.sim.engine.steps import Pace, step_ends
 
 
 class Launches(Pace):
@@ -35,25 +35,29 @@ class Launches(Pace):
         return max(start, before, launched)
 
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
-        """Decode steps, the first composed at `start`, each other when the one before it was launched and seen.
+        """Decode steps, the first composed at `start`, each other as soon as the one before it may be left.
 
         None but the first is composed at or after `stop`. All of them wait for the GPU, or all for the host,
-        so that from the second on the times between them lie on a straight line.
+        and a change of phase stands alone, so from the second on their times lie on a straight line.
         """
         fixed, slope = self._cost.decode_line(decodes)
         least, spent = self._floor(decodes), self._host.seconds(Shape(decodes)) if self._host else 0.0
         more, self._more = self._more, 0.0
+        first = max(fixed + slope * context, least)
+        if more:
+            most = 1
+        if start + spent <= self.done and spent <= first:  # nor later: steps do not get shorter
+            ends = [self.done, *step_ends(self._cost, decodes, context, most, self.done, stop, more, least)]
+            self.done = ends.pop()
+            return ends
         now, done, late = start, self.done, start + spent > self.done
-        ends: list[float] = []
+        ends = []
         for read in range(context, context + most * decodes, decodes):
             launched = now + spent
             if ends and (now >= stop or (launched > done) is not late):
                 break
-            seconds = fixed + slope * read
-            if seconds < least:
-                seconds = least
-            end = (done if done > now else now) + (seconds + more)
-            now, done, more = max(now, done, launched), max(end, launched), 0.0
+            end = max(now, done) + (max(fixed + slope * read, least) + more)
+            now, done = max(now, done, launched), max(end, launched)
             ends.append(now)
         self.done = done
         return ends

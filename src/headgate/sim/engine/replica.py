@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import RunError
 from headgate.core.lease import Lease
 from headgate.core.ledger import Entry
@@ -12,6 +13,7 @@ from headgate.core.listeners import Listeners
 from headgate.core.plan import ALL, EACH_STEP, NONE, Decodes, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.cost.model import Chunk, Shape
+from headgate.kv.prefix import Pieces
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.residents import Residents
 from headgate.sim.engine.steps import Pace
@@ -19,6 +21,7 @@ from headgate.sim.engine.steps import Pace
 NO_GAUGES: Mapping[str, float] = {}
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Replica(Residents):
     """One engine in virtual time. The simulator's loop calls `ask`, `advance` and `settle`, in this order.
 
@@ -34,8 +37,9 @@ class Replica(Residents):
         observers: Sequence[Observer] = (),
         leases: bool = True,
         on_leave: Callable[[float], None] = lambda now: None,
+        contents: Sequence[Pieces] | None = None,
     ) -> None:
-        super().__init__(engine.checked(), lengths)
+        super().__init__(engine.checked(), lengths, contents)
         self.lease = Lease()
         self.plan = Plan()
         self.now = 0.0
@@ -62,6 +66,8 @@ class Replica(Residents):
 
     def receive(self, entry: Entry) -> bool:
         """A request joins the queue; False if it can never fit and is refused."""
+        if self.cache is not None:
+            self._look(entry)
         for hook in self.hear.arrived:
             hook(entry, entry.queued)
         self.lease.arrival()
@@ -93,6 +99,8 @@ class Replica(Residents):
         """Ask the policy for a plan, check it, and put it into force."""
         self._refresh_view()
         ledger = self.ledger
+        if self.cache is not None and ledger.waiting:
+            self._look(next(iter(ledger.waiting.values())))  # the next in turn sees what is there now
         plan = self.policy.plan(ledger)
         faults = check(plan, ledger) if isinstance(plan, Plan) else [f"{plan!r} is not a Plan"]
         if faults:
@@ -140,11 +148,16 @@ class Replica(Residents):
 
     def _prompt_step(self) -> bool:
         """One step with prompts and, unless the plan holds them, decodes."""
-        ledger = self.ledger
+        ledger, blocks = self.ledger, self.blocks
         decodes = 0 if self.plan.decode is NONE else ledger.rolling
-        if decodes and self.blocks.due(ledger.tick) > self.blocks.free:
+        due = blocks.due(ledger.tick) if decodes else 0
+        if due > blocks.free:
             return False  # decodes come first; without room for them no prompt enters
+        blocks.take(due)  # and what they take, no prompt finds
+        self._composing = decodes > 0
         chosen = self._chunks(decodes)
+        self._composing = False
+        blocks.give(due)
         if not chosen:
             return False
         prefill = behind = 0
@@ -200,12 +213,11 @@ class Replica(Residents):
         room = self._budget() - decodes * ledger.limits.decode_width
         if self.plan.chunk < room:
             room = int(self.plan.chunk)
-        spare = blocks.free - (blocks.due(ledger.tick) if decodes else 0)
         chosen: list[tuple[Entry, int, int]] = []
         while prompts and room > 0:
             entry = prompts[-1]
             if entry.id in ledger.waiting:
-                if not self._admit(entry, spare):
+                if not self._admit(entry):
                     break
             elif entry.id not in ledger.prefilling:  # it left meanwhile
                 prompts.pop()
@@ -214,11 +226,12 @@ class Replica(Residents):
             tokens = todo if todo < room else room
             done = entry.prompt + entry.generated - todo
             need = -(-(done + tokens) // size) - -(-done // size)
-            if need > spare:
+            if need > blocks.free:
                 self._starved_prompt(chosen)
                 break
-            blocks.free -= need
-            spare -= need
+            blocks.take(need)
+            if self.cache is not None:
+                self.cache.learn(entry.id, done + tokens)
             room -= tokens
             chosen.append((entry, tokens, done))
             if tokens == todo:
@@ -230,17 +243,32 @@ class Replica(Residents):
         most = self.ledger.limits.batch_tokens
         return most if self.plan.budget >= most else int(self.plan.budget)
 
-    def _admit(self, entry: Entry, spare: int) -> bool:
+    def _admit(self, entry: Entry) -> bool:
         """A seat for a new prompt, if there is one and all its KV would fit."""
         ledger = self.ledger
         if len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
             return False
-        if self.blocks.of(entry.todo) > spare:
-            return False
+        if self.cache is None:
+            if self.blocks.of(entry.todo) > self.blocks.free:
+                return False
+        else:
+            todo = entry.todo
+            if not self._claim(entry):
+                self._look_again(entry)
+                return False
+            if entry.todo != todo:  # the plan counted on another
+                self.lease.steps = min(self.lease.steps, 1)
         ledger.admit(entry)
         for hook in self.hear.admitted:
             hook(entry, self.now)
         return True
+
+    def _look_again(self, entry: Entry) -> None:
+        """It did not fit; where the policy counted on more than there is, it is asked again."""
+        expected = entry.room
+        self._look(entry)
+        if entry.room != expected:
+            self.asked_now = False
 
     def _complete(self, entry: Entry) -> None:
         """Its prompt is done; the step brought its first token (or, after an eviction, its next)."""

@@ -6,19 +6,31 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 
+from headgate.core.build import mypyc_attr
 from headgate.core.ledger import NOT_ROLLING, Entry, Ledger
 from headgate.core.view import Limits
 from headgate.kv.blocks import Blocks
+from headgate.kv.prefix import Pieces, PrefixBlocks
 from headgate.sim.engine.engine import Engine
 
 SEAT = attrgetter("seat")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Residents:
     """The state of a virtual engine. Every change touches one request: O(1), or O(log n) for its end."""
 
-    def __init__(self, engine: Engine, lengths: Sequence[int]) -> None:
-        self.blocks = Blocks(engine.kv_tokens // engine.block, engine.block)
+    def __init__(
+        self, engine: Engine, lengths: Sequence[int], contents: Sequence[Pieces] | None = None
+    ) -> None:
+        total = engine.kv_tokens // engine.block
+        self.cache: PrefixBlocks | None = None
+        if contents is not None and engine.prefix_cache:
+            self.blocks: Blocks = (cache := PrefixBlocks(total, engine.block, self._written))
+            self.cache, self._contents = cache, contents
+        else:
+            self.blocks = Blocks(total, engine.block)
+        self._composing = False  # a step with decodes, which write a token each before new prompts enter
         limits = Limits(engine.batch_tokens, engine.running, engine.block)
         self.ledger = Ledger(limits, self.blocks.total * engine.block)
         self.longest = engine.longest
@@ -71,7 +83,10 @@ class Residents:
     def _free(self, entry: Entry) -> None:
         """Give its blocks back; call it before the ledger lets it go."""
         blocks, held = self.blocks, entry.held_kv
-        blocks.free += -(-held // blocks.size)
+        if self.cache is None or not self.cache.holds(entry.id):
+            blocks.give(-(-held // blocks.size))
+        else:
+            self.cache.release(entry.id, held - self._unseen(entry), -(-held // blocks.size))
         if entry.rolls:
             blocks.roll(held, self.ledger.tick, by=-1)
         entry.end = NOT_ROLLING
@@ -80,6 +95,45 @@ class Residents:
         """Its KV is given back, and it waits again."""
         self._free(entry)
         self.ledger.evict(entry)
+        if self.cache is not None:
+            self._look(entry)
+
+    # -- the prefix cache ---------------------------------------------------------------------------
+
+    def _look(self, entry: Entry) -> None:
+        """What a waiting request would find now; it may find more or less when its turn comes."""
+        assert self.cache is not None
+        known = entry.todo + entry.hit
+        found = self.cache.find(self._contents[entry.id], known)
+        entry.hit, entry.loose = found.blocks * self.blocks.size, found.loose * self.blocks.size
+        entry.todo = known - entry.hit
+        if not entry.evictions:
+            entry.cached = entry.hit
+
+    def _claim(self, entry: Entry) -> bool:
+        """A waiting request holds what the cache has of it; False: the rest of it does not fit."""
+        cache, pieces = self.cache, self._contents[entry.id]
+        assert cache is not None
+        known = entry.todo + entry.hit
+        found = cache.find(pieces, known)
+        if cache.of(known) - found.blocks + found.loose > cache.free:
+            return False
+        cache.hold(entry, pieces, found)
+        hit = found.blocks * cache.size
+        entry.todo, entry.hit, entry.loose = known - hit, 0, 0
+        if entry.evictions:
+            entry.wasted = max(0, entry.wasted - hit)  # found again: nothing was lost
+        else:
+            entry.cached = hit
+        return True
+
+    def _unseen(self, entry: Entry) -> int:
+        """Tokens whose KV is there or on its way, and which nobody has seen."""
+        return 0
+
+    def _written(self, entry: Entry) -> int:
+        """Tokens of a running request that can be found."""
+        return entry.held_kv - self._unseen(entry) + (self._composing and entry.rolls)
 
     def _pop_finished(self) -> Entry | None:
         """Somebody whose last token has come, with the KV given back; None when there is no one left."""

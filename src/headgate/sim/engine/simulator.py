@@ -6,6 +6,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import RunError, one_line
 from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.watchdog import Watchdog
@@ -21,13 +22,14 @@ MOST_WAITS = 100_000  # plans in a row that run nothing, each for a little time:
 REPORT_EVERY = 256  # requests between two reports of progress
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Simulator:
     """One engine, one policy, one workload.
 
     With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped
     over. Without, the policy is asked at every single step. Both give the same schedule to the last bit.
     With `asynchronous` the engine composes a step while the one before it runs (`Ahead`); with `lost` it
-    forgets so many output tokens of whom it evicts (`Forgetful`).
+    forgets so many output tokens of whom it evicts (`Forgetful`); else it is of the `kind` that is given.
     """
 
     def __init__(
@@ -42,17 +44,19 @@ class Simulator:
         lost: int = 0,
         watchdog: float = PATIENT_DOG,
         progress: Callable[[int], None] | None = None,
+        kind: type[Replica] = Replica,
     ) -> None:
         self.arrivals = Arrivals(workload)
         lengths, returned = workload.output.tolist(), self.arrivals.returned
+        contents = workload.pieces() if engine.prefix_cache else None
         self.replica: Replica
         if asynchronous:
-            self.replica = Ahead(engine, policy, lengths, observers, leases, returned)
+            self.replica = Ahead(engine, policy, lengths, observers, leases, returned, contents)
         elif lost:
             self.replica = forgetful = Forgetful(engine, policy, lengths, observers, leases, returned)
             forgetful.lost = lost
         else:
-            self.replica = Replica(engine, policy, lengths, observers, leases, returned)
+            self.replica = kind(engine, policy, lengths, observers, leases, returned, contents)
         self._watchdog = Watchdog(watchdog)
         self._progress = progress
         self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing

@@ -31,11 +31,11 @@ class StingyEngine(Replica):
         budget = super()._budget()
         return max(len(self.ledger.decoding) + 1, budget // 2) if self.mood() < HALVES else budget
 
-    def _admit(self, entry: Entry, spare: int) -> bool:
+    def _admit(self, entry: Entry) -> bool:
         if self.mood() < REFUSES:
             self.refused = True
             return False
-        return super()._admit(entry, spare)
+        return super()._admit(entry)
 
 
 def serve_stingily(
@@ -46,9 +46,8 @@ def serve_stingily(
     mood: Callable[[], float],
 ) -> None:
     """Serve the workload on a miserly engine."""
-    simulator = Simulator(engine, policy, workload, observers)
+    simulator = Simulator(engine, policy, workload, observers, kind=StingyEngine)
     miser = simulator.replica
-    miser.__class__ = StingyEngine
     assert isinstance(miser, StingyEngine)
     miser.mood = mood
     while True:

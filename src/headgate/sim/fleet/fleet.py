@@ -72,6 +72,7 @@ class FleetSimulator:
         self.dispatch = Dispatch(router, roles, rooms, kinds, *told)
         self._porter = KvHandover(transfer.checked(), self._push_landing, self._reach, self._joined)
         self._lengths: list[int] = workload.output.tolist()
+        self._contents = workload.pieces() if engine.prefix_cache else None
         self.stations: list[FleetEngine] = []
         for seat in self.dispatch.roster.replicas:
             station = self._station(seat.id, engine, policy(seat.role), leases, watchdog)
@@ -107,7 +108,8 @@ class FleetSimulator:
             self.dispatch.parted(entry, id, self.now)
 
         recorder = self.recorder.engines[id]
-        replica = FleetReplica(engine, policy, self._lengths, recorder, leases, on_end, on_part)
+        told = recorder, leases, on_end, on_part, self._contents
+        replica = FleetReplica(engine, policy, self._lengths, *told)
         return FleetEngine(id, replica, watchdog, self._porter)
 
     def run(self) -> None:

@@ -179,7 +179,7 @@ class FleetEngine:
     def lacks_memory(self) -> bool:
         """Does somebody wait for KV here?"""
         blocks, head = self.replica.blocks, next(iter(self.replica.ledger.waiting.values()), None)
-        return bool(self.bound) or (head is not None and blocks.of(head.todo) > blocks.free)
+        return bool(self.bound) or (head is not None and blocks.of(head.todo + head.hit) > blocks.free)
 
     def one_line(self) -> str:
         """Who and in which state, for error messages."""

@@ -9,6 +9,7 @@ from math import inf
 from headgate.core.ledger import Entry
 from headgate.core.plan import NONE, Decodes
 from headgate.core.policy import BatchPolicy, End
+from headgate.kv.prefix import NOTHING, Pieces
 from headgate.record.fleet_recorder import EngineRecorder
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import Replica
@@ -34,6 +35,7 @@ class FleetReplica(Replica):
         leases: bool,
         on_end: Callable[[Entry, End], None],
         on_part: Callable[[Entry], None],
+        contents: Sequence[Pieces] | None = None,
     ) -> None:
         self.done: list[Entry] = []  # prompts that the step under way completes
         self._passing: dict[int, tuple[int, int | None]] = {}  # sent for their prompt: true limit and guess
@@ -41,7 +43,7 @@ class FleetReplica(Replica):
         self._parked: dict[int, int] = {}  # request to the KV blocks kept for it until they are copied
         self._span = 0, 0, 0  # decodes, their context and steps of the span that was put off
         self._recorder, self._on_end, self._on_part = recorder, on_end, on_part
-        super().__init__(engine, policy, lengths, (recorder,), leases)
+        super().__init__(engine, policy, lengths, (recorder,), leases, contents=contents)
 
     @property
     def waiting(self) -> int:
@@ -130,14 +132,29 @@ class FleetReplica(Replica):
         self.policy.finished(entry, now, End.LIMIT)
         entry.limit, entry.guess = passing
         need = self.blocks.of(entry.prompt + entry.generated - 1)
-        self.blocks.free -= need  # settling has just given them back
+        self._keep(entry, need)  # settling has just given them back
         self._parked[entry.id] = need
         self._on_part(entry)
 
     def release(self, id: int) -> None:
         """Its KV has been copied, or nobody wants it any more."""
-        self.blocks.free += self._parked.pop(id)
+        need = self._parked.pop(id)
+        if self.cache is None:
+            self.blocks.give(need)
+        else:
+            self.cache.release(id, 0, need)
         self.lease.ended = True
+
+    def _keep(self, entry: Entry, need: int) -> None:
+        """Hold the blocks of its prompt on, found where they were just released."""
+        cache = self.cache
+        if cache is None:
+            self.blocks.take(need)
+            return
+        pieces = self._contents[entry.id]
+        found = cache.find(pieces, entry.prompt + entry.generated)
+        cache.hold(entry, pieces, found)
+        cache.take(need - found.blocks)
 
     def lose(self, entry: Entry) -> None:
         """The engine has failed: what it had of the request is gone, and the request goes elsewhere."""
@@ -149,6 +166,8 @@ class FleetReplica(Replica):
         if passing is not None:
             entry.limit, entry.guess = passing
         self._brief.discard(entry.id)
+        if self.cache is not None:
+            self.cache.forget()
         self.lease.ended = True
 
     # -- requests that come with their KV ----------------------------------------------------------------
@@ -162,7 +181,7 @@ class FleetReplica(Replica):
         spare = self.blocks.free - self.ledger.rolling
         if need > spare - sum(map(self._still_needs, self._prompts)):
             return False
-        self.blocks.free -= need
+        self.blocks.take(need)
         handover.reserved = need
         self.lease.ended = True
         return True
@@ -180,7 +199,10 @@ class FleetReplica(Replica):
 
     def give_up_reserved(self, handover: Handover) -> None:
         """Nobody comes to use it."""
-        self.blocks.free += handover.reserved
+        if self.cache is not None and self.cache.holds(handover.entry.id):
+            self.cache.release(handover.entry.id, 0, handover.reserved)  # it never left this engine
+        else:
+            self.blocks.give(handover.reserved)
         self.lease.ended = True
 
     def join(self, entry: Entry) -> bool:
@@ -192,6 +214,9 @@ class FleetReplica(Replica):
         rolls = isinstance(self.plan.decode, Decodes)
         ledger.take_in(entry, rolls)
         entry.cached = entry.prompt
+        if self.cache is not None and not self.cache.holds(entry.id):
+            self.cache.hold(entry, self._contents[entry.id], NOTHING)
+            self.cache.learn(entry.id, entry.held_kv)  # KV from elsewhere can be found here
         if rolls:
             self.blocks.roll(entry.held_kv, ledger.tick)
             entry.end = ledger.tick + self._whole(entry) - entry.generated
@@ -207,6 +232,8 @@ class FleetReplica(Replica):
     def take_back(self, entry: Entry) -> None:
         """One whose KV could not come: all its tokens are prefilled again here."""
         self.ledger.take_back(entry)
+        if self.cache is not None:
+            self._look(entry)
         self.lease.ended = True
         self._recorder.came_without(entry)
         self.policy.arrived(entry, self.now)

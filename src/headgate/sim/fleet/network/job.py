@@ -87,6 +87,10 @@ class Job(Identity):
         return self.arrival
 
     @property
+    def room(self) -> int:
+        return self.todo
+
+    @property
     def todo(self) -> int:
         """Prompt tokens still to prefill."""
         return self.prompt if self.state in (WAITS_PROMPT, IN_PREFILL) else 0

@@ -1,0 +1,1 @@
+"""From a trace and a promise to a command line."""

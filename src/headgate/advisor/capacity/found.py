@@ -1,0 +1,73 @@
+"""The searches of all seeds put together: the rate one policy sustains, its interval, what gives way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headgate.advisor.capacity.search import Search
+from headgate.advisor.capacity.slo import Level
+from headgate.advisor.capacity.trials import Answers, Searches
+from headgate.stats.figures import Estimate, Spread
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one policy sustains. `values` are the levels that are checked, at the highest sustained rate."""
+
+    policy: str
+    rate: Estimate
+    share: float  # of λ*
+    by_seed: tuple[float, ...]
+    limited_by: str  # the level that gives way first, "" when the bound is reached
+    values: dict[str, float]
+    runs: int
+    at_edge: int = 0  # seeds whose search ended at λ*, the highest rate there is to try
+
+
+def at_the_edge(found: Sequence[Found]) -> list[str]:
+    """One line where searches ended at their upper edge: their rates are then not measured but the bound."""
+    stuck = [f"{each.policy} ({each.at_edge} of {len(each.by_seed)})" for each in found if each.at_edge]
+    if not stuck:
+        return []
+    return [
+        f"searches that ended at λ*, their upper edge: {'; '.join(stuck)}. These runs are too short to "
+        "overload the engine; take more --requests"
+    ]
+
+
+def put_together(
+    text: str, searches: Searches, answers: Answers, top: float, levels: tuple[Level, ...]
+) -> Found:
+    """The rates of all seeds put together, and what gave way."""
+    mine = {seed: search for (policy, seed), search in searches.items() if policy == text}
+    rates = np.array([search.answer for search in mine.values()])
+    reasons, kept = Counter[str](), []
+    for seed, search in mine.items():
+        if search.missed <= top:
+            reasons[answers[text, seed, search.missed].worst] += 1
+        if search.sustained:
+            kept.append(answers[text, seed, search.sustained].values)
+    rate = _no_finer_than_searched(Spread.of_values(rates).estimate().cut(), list(mine.values()))
+    edge = sum(search.sustained >= search.top for search in mine.values())
+    names = [str(level) for level in levels if level.statistic]
+    values = dict(zip(names, np.mean(kept, axis=0).tolist(), strict=True)) if kept else {}
+    runs = sum(len(search.tried) for search in mine.values())
+    worst = reasons.most_common(1)[0][0] if reasons else ""
+    return Found(text, rate, rate.value / top, tuple(rates.tolist()), worst, values, runs, edge)
+
+
+def _no_finer_than_searched(rate: Estimate, searches: Sequence[Search]) -> Estimate:
+    """Seeds that end in the same bracket agree by the grid, not by what they measured: the interval of the
+    mean is never narrower than the brackets in which the answers were interpolated.
+    """
+    if rate.low is None or rate.high is None:
+        return rate
+    if all(search.sustained >= search.top for search in searches):
+        return Estimate(rate.value)  # all at the edge of the search: nothing was measured
+    below = float(np.mean([search.sustained for search in searches]))
+    above = float(np.mean([min(search.missed, search.top) for search in searches]))
+    return replace(rate, low=min(rate.low, below), high=max(rate.high, above))

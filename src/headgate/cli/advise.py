@@ -1,0 +1,92 @@
+"""`headgate advise`: from a trace and a promise to a command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headgate.advisor.settings import SEARCH, SearchSettings
+from headgate.cli.flags import takes_settings
+from headgate.cli.output import check_json, check_report
+from headgate.cli.pages import Report, tell
+from headgate.cli.plan_capacity import Levels, Policies
+from headgate.cli.progress import bar
+from headgate.core.errors import InputError
+from headgate.experiment.settings import Experiment
+
+EXAMPLES = """The policy, flags and engines that keep a promise, and the lines to paste.
+
+Tries policies (mixed, keep, slai and eb+ unless --policy names others) with several max_num_seqs and
+max_num_batched_tokens on short runs, then the best flags of each on long ones, and the fewest engines
+where one does not bear the load: a trace's own, --scale-rate or --rate. Plain vLLM at its own best flags and
+at its defaults stands beside the answer. Answers are kept under ~/.cache/headgate, so that a second
+question is quick. A level is METRIC=TIME@STATISTIC:CLASS, as for `headgate plan capacity`.
+
+\b
+Examples:
+  headgate advise --trace azure-conv --slo ttft=1s@p95,tbt=100ms@p99
+  headgate advise --trace azure-conv --scale-rate 10 --slo ttft=1s@p95,tbt=100ms@p99 --engines-at-most 32
+  headgate advise --prompt 1000 --output 200 --rate 15 --slo ttft=500ms@p95 --policy keep --policy slai
+"""
+
+AtMost = Annotated[
+    int | None, typer.Option(min=1, help="look no further (default: 32)", rich_help_panel=SEARCH)
+]
+Model = Annotated[str | None, typer.Option(help="the model, for the lines to paste (default: the card's)")]
+Cache = Annotated[
+    str | None,
+    typer.Option(help="folder of answers from before; none: use none", rich_help_panel=SEARCH),
+]
+MOST_ENGINES = 32
+HUGGING_FACE = {"Qwen": "Qwen/"}  # how models of a family are called there
+
+
+@takes_settings
+def advise(
+    words: Experiment,
+    search: SearchSettings,
+    slo: Levels = None,
+    policy: Policies = None,
+    engines_at_most: AtMost = None,
+    model: Model = None,
+    cache: Cache = None,
+    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    report: Report = None,
+) -> None:
+    """Advise."""
+    from headgate.advisor.advise.candidates import POLICIES
+    from headgate.advisor.advise.plan import advise as find
+    from headgate.advisor.capacity.slo import parse_levels
+    from headgate.experiment.assumed import assumed, tried_arrivals
+    from headgate.report.plans.advise import advice_page
+
+    check_json(json)
+    check_report(report)
+    if not slo:
+        raise InputError("advise needs a promise, such as --slo ttft=1s@p95,tbt=100ms@p99")
+    levels = parse_levels(slo)
+    named = policy or list(words.policies) or list(POLICIES)
+    changed = {"jobs": search.jobs or os.cpu_count() or 1, "most_engines": engines_at_most or MOST_ENGINES}
+    found = find(words, named, levels, search.model_copy(update=changed), bar, _folder(cache))
+    setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
+    page = advice_page(found, model or _model(found.start.card.model), sys.argv[1:])
+    tell(page, found.as_dict(), json, report, setup)
+
+
+def _folder(cache: str | None) -> Path | None:
+    from headgate.advisor.advise.memory import default_folder
+
+    if cache == "none":
+        return None
+    return Path(cache) if cache else default_folder()
+
+
+def _model(name: str) -> str:
+    return next((f"{owner}{name}" for family, owner in HUGGING_FACE.items() if name.startswith(family)), name)
+
+
+advise.__doc__ = EXAMPLES

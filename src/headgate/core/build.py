@@ -1,0 +1,23 @@
+"""Which build of headgate runs, compiled by mypyc or plain Python, and the marks that the compiler reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mypy_extensions import mypyc_attr
+else:
+
+    def mypyc_attr(**marks):
+        """Only the compiler reads them."""
+        return lambda kind: kind
+
+
+__all__ = ["compiled", "mypyc_attr"]
+
+
+def compiled() -> bool:
+    """Does the compiled build run?"""
+    from headgate.core import ledger
+
+    return not str(ledger.__file__).endswith(".py")

@@ -1,0 +1,241 @@
+"""vLLM's prefix cache, exact: which blocks of a prompt are there already, and which are evicted for others.
+
+The rules are those of vLLM 0.32 for one group of full-attention layers (`docs/prefix-caching.md` lists them).
+Blocks are kept as runs, so a request costs by the pieces of its content and not by its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from headgate.core.ledger import Entry
+from headgate.kv.blocks import Blocks
+from headgate.kv.runs import FreeQueue, Node, Run
+
+# A request's content: (key, tokens) pieces in order; equal keys behind equal pieces mean equal tokens. The
+# last piece goes on as the request's output. A key below zero is private: only the request itself has it.
+Pieces = Sequence[tuple[int, int]]
+
+
+class Found(NamedTuple):
+    """A look-up's answer: parts (run, first block, end), their blocks in all, and those that nobody holds."""
+
+    parts: list[tuple[Run, int, int]]
+    blocks: int
+    loose: int
+
+
+NOTHING = Found([], 0, 0)
+
+
+class Holder:
+    """What one request in the engine holds of the cache."""
+
+    __slots__ = ("entry", "held", "known", "pieces")
+
+    def __init__(self, entry: Entry, pieces: Pieces) -> None:
+        self.entry = entry
+        self.pieces = pieces
+        self.held: list[tuple[Run, int]] = []  # runs from the first block on, each with the block it ends at
+        self.known = 0  # blocks that can be found
+
+    def runs(self) -> list[Run]:
+        """The runs it holds now, with what was cut off them since."""
+        runs: list[Run] = []
+        for run, end in self.held:
+            runs.append(run)
+            while run.hi < end:
+                assert run.rest is not None
+                run = run.rest
+                runs.append(run)
+        return runs
+
+
+class PrefixBlocks(Blocks):
+    """A pool whose free blocks are blank or cached: blank ones are taken first, cached ones by age.
+
+    Outputs become known block by block while they decode. Nobody looks at most of them before the request
+    leaves, so they are entered then, or when somebody looks for their key (`identified` says how far an
+    entry's tokens have an identity).
+    """
+
+    __slots__ = ("_holders", "_queue", "_root", "_streams", "blank", "evicted", "identified")
+
+    def __init__(self, total: int, size: int, identified: Callable[[Entry], int]) -> None:
+        super().__init__(total, size)
+        self.blank = total
+        self.evicted = 0  # cached blocks that were taken for other content
+        self.identified = identified
+        self._queue = FreeQueue()
+        self._root = Node(None, (0, 0))
+        self._holders: dict[int, Holder] = {}
+        self._streams: dict[int, list[Holder]] = {}  # who goes on writing a key that others may look for
+
+    # -- blocks without a name ------------------------------------------------------------------------
+
+    def take(self, count: int) -> None:
+        """Blank blocks first, then the cached ones that were released first."""
+        self.free -= count
+        if count <= self.blank:
+            self.blank -= count
+            return
+        count -= self.blank
+        self.blank = 0
+        self.evicted += count
+        self._queue.evict(count)
+
+    def give(self, count: int) -> None:
+        self.free += count
+        self.blank += count
+
+    def forget(self) -> None:
+        """Free blocks lose their content."""
+        count = self._queue.blocks
+        self._queue.evict(count)
+        self.blank += count
+
+    # -- look-ups ---------------------------------------------------------------------------------------
+
+    def find(self, pieces: Pieces, known: int) -> Found:
+        """The longest known beginning of `known` tokens; at least the last token is left to compute."""
+        node, start, block = self._root, 0, 0
+        most, last = (known - 1) // self.size, len(pieces) - 1
+        parts: list[tuple[Run, int, int]] = []
+        if self._streams:
+            for key, _ in pieces:
+                if key in self._streams:
+                    self._catch_up(key)
+        for place, (key, tokens) in enumerate(pieces):
+            below = node.children.get((start, key))
+            if below is None:
+                break
+            node = below
+            start += tokens
+            end = most if place == last else min(start // self.size, most)
+            while block < end:
+                run, stop = _first(node.copies, block, end)
+                if run is None:
+                    return _found(parts, block)
+                parts.append((run, block, stop))
+                block = stop
+            if block == most:
+                break
+        return _found(parts, block)
+
+    def hold(self, entry: Entry, pieces: Pieces, found: Found) -> None:
+        """The request enters and holds what was found for it."""
+        holder = self._holders[entry.id] = Holder(entry, pieces)
+        holder.known = found.blocks
+        queue = self._queue
+        for run, start, end in found.parts:
+            while run.hi <= start:  # an earlier part cut it
+                assert run.rest is not None
+                run = run.rest
+            if start > run.lo:
+                run = queue.cut(run, start)
+            if end < run.hi:
+                queue.cut(run, end)
+            if not run.refs:
+                queue.remove(run)
+            run.refs += 1
+            holder.held.append((run, end))
+        self.free -= found.loose
+        key = pieces[-1][0]
+        if key >= 0:
+            if key in self._streams:
+                self._catch_up(key)  # what was written before it came is older than anything it writes
+            self._streams.setdefault(key, []).append(holder)
+
+    def learn(self, id: int, tokens: int) -> None:
+        """Its first `tokens` tokens are computed, or will be by the step that is composed."""
+        self._learn(self._holders[id], tokens // self.size)
+
+    def release(self, id: int, tokens: int, held: int) -> None:
+        """The request leaves: `tokens` of its tokens can be found, `held` blocks come free."""
+        holder = self._holders[id]
+        self._learn(holder, tokens // self.size)
+        del self._holders[id]
+        key = holder.pieces[-1][0]
+        if key >= 0:
+            writers = self._streams[key]
+            writers.remove(holder)
+            if not writers:
+                del self._streams[key]
+        self.give(held - holder.known)
+        queue = self._queue
+        for run in reversed(holder.runs()):
+            run.refs -= 1
+            if not run.refs:
+                run.rest = None
+                queue.append(run)
+                self.free += run.hi - run.lo
+
+    def holds(self, id: int) -> bool:
+        """Does this request hold blocks here?"""
+        return id in self._holders
+
+    # -- how blocks become known --------------------------------------------------------------------------
+
+    def _learn(self, holder: Holder, blocks: int) -> None:
+        if blocks <= holder.known:
+            return
+        node, start, block = self._root, 0, holder.known
+        last = len(holder.pieces) - 1
+        for place, (key, tokens) in enumerate(holder.pieces):
+            name = (start, key)
+            below = node.children.get(name)
+            if below is None:
+                below = node.children[name] = Node(node, name)
+            node = below
+            start += tokens
+            end = blocks if place == last else min(start // self.size, blocks)
+            if block < end:
+                self._enter(holder, node, block, end)
+                block = end
+            if block == blocks:
+                break
+        holder.known = blocks
+
+    def _enter(self, holder: Holder, node: Node, lo: int, hi: int) -> None:
+        """These blocks can be found from now on, behind all copies that are known already."""
+        copies = node.copies
+        if holder.held and copies:
+            run, end = holder.held[-1]
+            if run is copies[-1] and run.refs == 1 and run.hi == end == lo:
+                run.hi = hi
+                holder.held[-1] = run, hi
+                return
+        run = Run(node, lo, hi, refs=1)
+        copies.append(run)
+        holder.held.append((run, hi))
+
+    def _catch_up(self, key: int) -> None:
+        """Outputs under this key that have been written meanwhile become known, in the order of writing."""
+        writers = self._streams[key]
+        if len(writers) == 1:
+            self._learn(writers[0], self.identified(writers[0].entry) // self.size)
+            return
+        pending = []
+        for holder in writers:
+            tokens = self.identified(holder.entry)
+            for block in range(holder.known + 1, tokens // self.size + 1):
+                pending.append((block * self.size - tokens, holder.entry.seat, block, holder))
+        for _, _, block, holder in sorted(pending, key=lambda row: row[:3]):
+            self._learn(holder, block)
+
+
+def _first(copies: list[Run], block: int, end: int) -> tuple[Run | None, int]:
+    """The copy of this block that became known first, and the block up to which that holds."""
+    for run in copies:
+        if run.lo > block:
+            end = min(end, run.lo)
+        elif run.hi > block:
+            return run, min(end, run.hi)
+    return None, block
+
+
+def _found(parts: list[tuple[Run, int, int]], blocks: int) -> Found:
+    if not blocks:
+        return NOTHING
+    return Found(parts, blocks, sum(end - start for run, start, end in parts if not run.refs))

@@ -1,0 +1,213 @@
+"""`headgate advise`: the answer, plain vLLM beside it, and the lines to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from shlex import quote
+
+import numpy as np
+
+from headgate.advisor.advise.candidates import PLAIN
+from headgate.advisor.advise.plan import Advice, Advised
+from headgate.advisor.capacity.found import Found
+from headgate.advisor.capacity.slo import Level
+from headgate.cost.error_bar import throughput_error
+from headgate.report.charts.bars import Bar, Bars
+from headgate.report.charts.chart import COLOURS, Mark
+from headgate.report.document import (
+    PAGE_ONLY,
+    Code,
+    Drawn,
+    Facts,
+    Figure,
+    Grid,
+    Page,
+    Section,
+    row,
+    valued,
+)
+from headgate.report.numbers import interval, number, plural, sentence
+from headgate.report.plans.capacity import asked, bar_of, engines_range
+from headgate.report.runs.origin import answered_page
+from headgate.stats.figures import Spread
+
+CARE = (
+    "λ* is the rate no policy exceeds. Flags were chosen on short runs of one seed; rates and intervals are "
+    "from long runs, over seeds. Runs are finite, so tails (p99) are optimistic."
+)
+
+
+def advice_page(advice: Advice, model: str, command: Sequence[str]) -> Page:
+    """The answer first; then who else was tried, what to paste, and why."""
+    rows = [advice.best, advice.plain, advice.default]
+    sections = (
+        Section("", (_facts(advice),)),
+        Section("Beside plain vLLM", (_beside(advice, rows), Drawn(lambda: (_bars(advice),)))),
+        Section("With headgate", (Code(serve_line(advice, advice.best, model)),)),
+        Section("Plain vLLM at its best flags", (Code(plain_line(advice, advice.plain, model)),)),
+        Section("Every policy at its best flags", (_finals(advice),)),
+        Section("Flags tried on short runs", (_shorts(advice.first_round),), PAGE_ONLY),
+    )
+    about = f"card {advice.start.card.name}, {advice.start.workload}"
+    notes = (*map(sentence, advice.notes), *_known(advice), CARE)
+    return answered_page("Advice", about, answer(advice), sections, notes, command)
+
+
+def answer(advice: Advice) -> str:
+    """One sentence: policy, flags, engines, the load it holds, what gives way first."""
+    best, rate = advice.best, advice.best.found.rate
+    if not rate.value:
+        levels = "; ".join(str(level) for level in advice.levels if level.statistic)
+        return f"No policy keeps {levels} at any rate on one engine: ask for less, or for a faster card."
+    flags = f"--max-num-seqs {best.seats} --max-num-batched-tokens {best.budget}"
+    span = "" if rate.low is None else f" (95 % interval {number(rate.low)} to {number(rate.high or 0.0)})"
+    plain = "plain vLLM, without a plug-in," if best.policy == PLAIN and not best.settings else ""
+    error = throughput_error(advice.start.card)
+    said = f"Run {plain or _named(best)} with {flags}: one engine holds {number(rate.value)} requests/s"
+    said += f"{span}{bar_of(error)}"
+    way = best.found.limited_by
+    said += f", then {way} gives way first" if way else ", as many as any policy can"
+    if error and not plain and advice.plain.found.rate.value >= (1 - error) * rate.value:
+        said += ". Cannot tell it from plain vLLM at its best flags: the card cannot separate them"
+    if advice.load is None:
+        return f"{said}."
+    needs = plural(best.engines, "engine") if best.engines else f"more than {plural(advice.most, 'engine')}"
+    needs += f", {engines_range(best.engines, error)}" if error and best.engines else ""
+    return f"{said}. Your load of {number(advice.load)} requests/s needs {needs}."
+
+
+def _named(each: Advised) -> str:
+    given = ",".join(f"{key}={value}" for key, value in each.settings.items())
+    return f"{each.policy}:{given}" if given else each.policy
+
+
+def _facts(advice: Advice) -> Facts:
+    facts = asked(advice.levels, advice.start.traffic.classes)
+    plain, default = advice.plain, advice.default
+    facts["Plain vLLM"] = (
+        f"at its own best flags {_against(advice, plain)}; at its defaults {_against(advice, default)}"
+    )
+    facts["No policy"] = f"above λ* = {number(advice.bound.rate)} requests/s on one engine"
+    runs = advice.start.traffic.requests
+    facts["Runs"] = f"{runs:,} requests each, {plural(len(advice.start.seeds), 'seed')}"
+    return Facts(tuple(facts.items()))
+
+
+def _against(advice: Advice, other: Advised) -> str:
+    """How the best stands to another."""
+    best, error = advice.best, throughput_error(advice.start.card)
+    mine, theirs = best.found.rate, other.found.rate
+    if best.name == other.name:
+        return "is this answer"
+    if not theirs.value:
+        return "keeps the levels at no rate"
+    less = 1 - theirs.value / mine.value
+    pairs = np.array(best.found.by_seed) - np.array(other.found.by_seed)  # the same requests for both
+    gap = Spread.of_values(pairs).estimate()
+    told = gap.low is not None and gap.high is not None and gap.low * gap.high > 0
+    said = f"{number(theirs.value)} requests/s, {100 * abs(less):.1f} % {'less' if less > 0 else 'more'}"
+    if abs(less) <= error:
+        return f"{said} (within the card's error)"
+    return said if told else f"{said} (not significant)"
+
+
+def _beside(advice: Advice, rows: Sequence[Advised]) -> Grid:
+    words = ("the answer", "plain, best flags", "plain, defaults")
+    cells = [
+        row(
+            word,
+            _named(each),
+            each.seats,
+            each.budget,
+            each.found.rate.value,
+            valued(interval(each.found.rate), each.found.rate.value),
+            _engines(advice, each),
+            each.found.limited_by or "nothing up to λ*",
+        )
+        for word, each in zip(words, rows, strict=True)
+    ]
+    heads = (
+        "",
+        "policy",
+        "seats",
+        "tokens\na step",
+        "requests\nper s",
+        "95 % interval",
+        "engines",
+        "gives way first",
+    )
+    return Grid("", heads, tuple(cells))
+
+
+def _engines(advice: Advice, each: Advised) -> str:
+    if advice.load is None:
+        return "-"
+    return f"{each.engines:,}" if each.engines else f"> {advice.most:,}"
+
+
+def _finals(advice: Advice) -> Grid:
+    rows = []
+    for each in advice.final:
+        share = valued(f"{100 * each.found.share:.0f} %", 100 * each.found.share)
+        span = valued(interval(each.found.rate), each.found.rate.value)
+        engines = _engines(advice, each)
+        rows.append(row(_named(each), each.seats, each.budget, each.found.rate.value, span, share, engines))
+    heads = ("policy", "seats", "tokens\na step", "requests\nper s", "95 % interval", "of λ*", "engines")
+    return Grid("", heads, tuple(rows))
+
+
+def _shorts(found: Sequence[Found]) -> Grid:
+    ranked = sorted(found, key=lambda each: -each.rate.value)
+    rows = [row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
+    return Grid("", ("policy, flags", "requests\nper s", "gives way first"), tuple(rows))
+
+
+def _bars(advice: Advice) -> Figure:
+    bars = [
+        Bar(
+            f"{each.name}",
+            (("holds", f"c{place % COLOURS}", each.found.rate.value),),
+            each.found.rate.low,
+            each.found.rate.high,
+        )
+        for place, each in enumerate(advice.final)
+    ]
+    marks = Mark(f"λ* = {number(advice.bound.rate)}", advice.bound.rate)
+    look = "What one engine holds under the promise; the thin line is the interval over seeds."
+    return Bars("holds", "requests/s", bars, marks).figure("What each policy holds", look)
+
+
+def serve_line(advice: Advice, each: Advised, model: str) -> str:
+    """What to paste to run it; promises of classes need a settings file."""
+    parts = [f"headgate serve {quote(model)} --policy {quote(each.policy)}"]
+    parts += [f"--set {quote(f'{key}={value}')}" for key, value in each.settings.items()]
+    promises = [
+        f"{flag} {_time(limit)}"
+        for flag, metrics in (("--ttft", ("ttft",)), ("--tbt", ("tbt", "tpot")))
+        if (limit := _closest(advice.levels, metrics)) is not None
+    ]
+    tail = f"--card {quote(advice.start.settings.card)} {' '.join(promises)}".rstrip()
+    return " ".join(parts) + f" \\\n    {tail} \\\n    {_limits(advice, each)}"
+
+
+def plain_line(advice: Advice, each: Advised, model: str) -> str:
+    """The same without a plug-in."""
+    return f"vllm serve {quote(model)} {_limits(advice, each)}"
+
+
+def _limits(advice: Advice, each: Advised) -> str:
+    tensor = advice.start.card.tensor_parallel
+    shared = f"--tensor-parallel-size {tensor} " if tensor > 1 else ""
+    return f"{shared}--max-num-seqs {each.seats} --max-num-batched-tokens {each.budget}"
+
+
+def _closest(levels: Sequence[Level], metrics: Sequence[str]) -> float | None:
+    return min((each.limit for each in levels if each.metric in metrics and not each.kind), default=None)
+
+
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:g}ms"
+
+
+def _known(advice: Advice) -> tuple[str, ...]:
+    return (f"{plural(advice.known, 'run')} known from before.",) if advice.known else ()

@@ -1,0 +1,107 @@
+"""Requests drawn one by one become conversations: turns that repeat what was said, behind shared prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.workloads.columns import LONGEST
+from headgate.workloads.contents import PRIVATE, Contents, Piece
+from headgate.workloads.streams import stream
+from headgate.workloads.workload import Workload
+
+
+class SharedPrefix(NamedTuple):
+    """System prompts of one class: each request begins with one of several `different` ones."""
+
+    tokens: int
+    different: int = 1
+
+
+class Talk:
+    """A conversation under way."""
+
+    def __init__(self, left: int, when: float, system: list[Piece], key: int) -> None:
+        self.left, self.when = left, when  # turns to come, and when the newest came
+        self.system, self.key = system, key
+        self.said = 0  # tokens by the user and the model
+
+    def turn(self, added: int, output: int) -> list[Piece]:
+        """The content of its next turn."""
+        pieces = [*self.system, (self.key, self.said + added)]
+        self.said += added + output
+        self.left -= 1
+        return pieces
+
+
+def shared_prefix(text: str) -> SharedPrefix:
+    """From TOKENS or TOKENS:COUNT, such as 2048:20."""
+    tokens, _, count = text.partition(":")
+    if not (tokens.isdecimal() and (count or "1").isdecimal()) or not int(tokens) or not int(count or "1"):
+        raise InputError(f"shared prefix {text!r}: give TOKENS or TOKENS:COUNT, such as 2048:20")
+    if int(tokens) > LONGEST:
+        raise InputError(f"shared prefix {text!r}: a prefix has at most {LONGEST} tokens")
+    return SharedPrefix(int(tokens), int(count or "1"))
+
+
+def as_sessions(
+    workload: Workload,
+    *,
+    seed: int = 0,
+    turns: float = 1.0,
+    think: float = 0.0,
+    prefixes: Sequence[SharedPrefix | None] = (None,),
+) -> Workload:
+    """The drawn requests as turns of conversations.
+
+    A drawn prompt is what the user adds in a turn. A turn's prompt is the system prompt, all turns before it
+    with their outputs, and what is added. The number of turns is geometric with mean `turns`; a conversation
+    begins when its first request was drawn to arrive, and each next turn comes an exponential time of mean
+    `think` after the one before arrived (an open loop: slow answers do not hold users up).
+
+    Args:
+        workload: an open loop.
+        seed: for turns, times and the choice of system prompts.
+        turns: mean turns of a conversation, at least 1.
+        think: mean seconds between two turns.
+        prefixes: the system prompts of each class.
+    """
+    if workload.closed and turns > 1:
+        raise InputError("--turns needs arrival times; give --rate instead of --clients")
+    if not 1 <= turns < np.inf:
+        raise InputError(f"--turns {turns:g}: a conversation has at least 1 turn")
+    draw = stream(seed, "sessions")
+    added, outputs, times = workload.prompt.tolist(), workload.output.tolist(), workload.arrival.tolist()
+    systems = np.cumsum([0, *(prefix.different if prefix else 0 for prefix in prefixes)]).tolist()
+    sessions, rows = systems[-1], list[list[Piece]]()
+    talks: dict[int, Talk] = {}  # the one under way in each class
+    for row, kind in enumerate(workload.kind.tolist()):
+        talk = talks.get(kind)
+        if talk is None or not talk.left:
+            prefix, system = prefixes[kind], list[Piece]()
+            if prefix:
+                system.append((systems[kind] + int(draw.integers(prefix.different)), prefix.tokens))
+            left = int(draw.geometric(1 / turns))
+            talk = talks[kind] = Talk(left, times[row], system, sessions if turns > 1 else PRIVATE)
+            sessions += turns > 1
+        else:
+            talk.when += float(draw.exponential(think)) if think else 0.0
+        rows.append(talk.turn(added[row], outputs[row]))
+        times[row] = talk.when
+    prompts = [sum(tokens for _, tokens in row) for row in rows]
+    if max(prompts) > LONGEST:
+        raise InputError("conversations grow beyond any length; give fewer --turns or shorter lengths")
+    order = np.argsort(times, kind="stable")
+    columns = {name: values[order] for name, values in workload.columns().items()}
+    columns |= {"prompt": np.array(prompts)[order], "arrival": np.array(times)[order]}
+    made = {"turns": turns, "think": think, "prefixes": [list(prefix or ()) for prefix in prefixes]}
+    return replace(
+        workload,
+        **columns,  # type: ignore[arg-type]
+        contents=Contents.of(rows).subset(order),
+        origin={**workload.origin, "sessions": made},
+    )

@@ -1,0 +1,148 @@
+"""Prefix caching: the simulator's hits, preemptions and steps against vLLM's own scheduler and KV manager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import admitted
+from virtual import Virtual
+
+from headgate.core.plan import ALL, Plan
+from headgate.core.policy import BatchPolicy
+from headgate.core.view import View
+from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Simulator
+from headgate.workloads.contents import Contents
+from headgate.workloads.traces import read_trace
+from headgate.workloads.workload import Workload
+from worlds import Line, Log
+
+DATA = Path(__file__).parents[1] / "data"
+PRICES = Line(fixed=1.0, prefill=1 / 64, decode=1 / 16, context=1 / 1024, behind=1 / 2048)
+FIRST_TOKEN = 10  # those below mean something to the tests
+
+
+class Everybody(BatchPolicy):
+    """All decodes, and everybody there is a seat for; memory is the engine's business."""
+
+    def plan(self, view: View) -> Plan:
+        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
+        return Plan(ALL, (*view.prefilling, *[*view.waiting][: max(0, seats)]))
+
+
+class Shared(Virtual):
+    """Prompts and outputs have the tokens their contents say."""
+
+    def __init__(self, engine: Engine, workload: Workload) -> None:
+        super().__init__(engine, Everybody(), workload, caching=True)
+        self.pieces = workload.pieces()
+        self.names: dict[tuple[int, int], int] = {}
+        self.hits: list[tuple[int, int]] = []
+        self.prompts = workload.prompt.tolist()
+
+    def _prompt(self, id, tokens):
+        return [self._at(id, place) for place in range(tokens)]
+
+    def _token(self, name, generated):
+        return self._at(int(name), self.prompts[int(name)] + generated)
+
+    def _at(self, id, place):
+        *before, (key, _) = self.pieces[id]
+        for earlier, tokens in before:
+            if place < tokens:
+                key = earlier
+                break
+            place -= tokens
+        return self.names.setdefault((key, place), FIRST_TOKEN + len(self.names))
+
+    def _run(self, output):
+        new = set(admitted(output))
+        super()._run(output)
+        self.hits += [(id, first - 1) for id, first, _ in self.steps[-1].chunks if str(id) in new]
+
+
+class Hits(Log):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hits: list[tuple[int, int]] = []
+        self.preempted = 0
+
+    def admitted(self, request, now):
+        self.hits.append((request.id, request.prompt + request.generated - request.todo))
+
+    def evicted(self, request, now):
+        self.preempted += 1
+
+
+def compare(engine: Engine, workload: Workload) -> Hits:
+    theirs = Shared(engine, workload)
+    steps = theirs.run()
+    log = Hits()
+    simulator = Simulator(engine, Everybody(), workload, (log,))
+    simulator.run()
+    assert log.hits == theirs.hits
+    ours = [(end, decodes, prefill, behind) for end, decodes, _, prefill, behind in log.steps]
+    assert ours == [
+        (
+            step.end,
+            len(step.decodes),
+            sum(tokens for _, _, tokens in step.chunks),
+            sum(first - 1 for _, first, _ in step.chunks),
+        )
+        for step in steps
+    ]
+    return log
+
+
+def world(seed: int) -> tuple[Engine, Workload]:
+    """Few system prompts and sessions, little memory; most requests share something."""
+    random = Random(seed)
+    block, count = random.choice([4, 8, 16]), random.randint(5, 40)
+    rows, outputs, times, now = [], [], [], 0.0
+    for _ in range(count):
+        row = [(random.randrange(3), random.choice([3, 8, 16, 21]))] if random.random() < 0.7 else []
+        if random.random() < 0.3:
+            row.append((random.randrange(10, 13), random.choice([1, 5, 16])))
+        row.append((random.randrange(20, 24) if random.random() < 0.7 else -1, random.randint(1, 40)))
+        rows.append(row)
+        outputs.append(random.choice([1, 2, 5, 20, 40]))
+        now += random.choice([0.0, 0.0, 1.5, 12.0])
+        times.append(now)
+    prompts = [sum(tokens for _, tokens in row) for row in rows]
+    running = random.randint(1, 6)
+    engine = Engine(
+        PRICES,
+        block * (-(-130 // block) + random.randint(0, 20)),
+        125,
+        random.randint(running, 80),
+        running,
+        block,
+    )
+    limits = {"limit": outputs, "arrival": times}
+    return engine, Workload.of(prompts, outputs, contents=Contents.of(rows), **limits)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_same_hits_and_steps_in_random_worlds(seed):
+    compare(*world(seed))
+
+
+def test_the_worlds_hit_and_preempt():
+    logs = [compare(*world(seed)) for seed in range(20)]
+    assert sum(hit > 0 for log in logs for _, hit in log.hits) > 50
+    assert sum(log.preempted for log in logs) > 10
+
+
+@pytest.mark.parametrize("kv", [40_000, 120_000])
+def test_same_hits_on_rows_of_mooncake(kv):
+    trace, _ = read_trace(next(DATA.rglob("mooncake_conversation_head.jsonl")))
+    trace = trace.cap(prompt=16_000, output=40)
+    columns = {"arrival": (trace.arrival * 4).round() / 4, "limit": trace.output}
+    again = Workload.of(trace.prompt, trace.output, contents=trace.contents, **columns)
+    engine = Engine(PRICES, kv, 20_000, 2048, 4)
+    log = compare(engine, again)
+    assert any(hit for _, hit in log.hits)

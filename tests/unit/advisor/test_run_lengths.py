@@ -1,0 +1,73 @@
+"""Runs are long enough for their answer, or the answer says that they are not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from headgate.advisor.capacity import lengthening
+from headgate.advisor.capacity.found import at_the_edge, put_together
+from headgate.advisor.capacity.search import Search
+from headgate.advisor.capacity.slo import parse_levels
+from headgate.advisor.capacity.trials import Answer
+from headgate.cli import app
+
+WORDS = (
+    "plan capacity --prompt 300 --output 30 --slo ttft=200ms@p95 --policy mixed --seeds 2 --jobs 1 --slots 32"
+)
+
+
+def capacity(*more: str) -> dict:
+    result = CliRunner().invoke(app, [*WORDS.split(), "--jobs", "1", *more, "--json", "-"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(lengthening, "REQUESTS", 60)
+    monkeypatch.setattr(lengthening, "MOST", 480)
+    monkeypatch.setattr("headgate.advisor.capacity.plan.REQUESTS", 60)
+
+
+def test_runs_get_longer_until_the_answer_stays(short):
+    assert capacity()["requests_per_run"] > 60
+    assert capacity("--requests", "60")["requests_per_run"] == 60
+
+
+def test_an_answer_that_is_not_good_enough_says_so(short, monkeypatch):
+    monkeypatch.setattr(lengthening, "TIGHT", 1e-6)
+    assert any("take more --requests or --seeds" in note for note in capacity()["notes"])
+
+
+def test_runs_shorter_than_ten_stays_are_told_of():
+    """Three hundred tokens take seconds, a hundred requests come in five."""
+    notes = capacity("--requests", "40", "--output", "300")["notes"]
+    assert any("times the longest stay" in note for note in notes)
+
+
+def searches(*brackets: tuple[float, float]):
+    found, answers = {}, {}
+    for seed, (low, high) in enumerate(brackets):
+        search = found["mixed", seed] = Search(20.0, 0.04)
+        for rate, ratio in ((low, 0.5), (high, 2.0)):
+            if rate <= 20.0:
+                search.tell(rate, ratio)
+                answers["mixed", seed, rate] = Answer(ratio, "p95", (0.1,))
+    return found, answers
+
+
+def test_an_interval_is_no_narrower_than_the_brackets_it_was_found_in():
+    """Seeds that end in the same bracket agree by the grid: 17.43 .. 17.43 is not what was measured."""
+    found = put_together("mixed", *searches((10.0, 12.0), (10.0, 12.0)), 20.0, parse_levels(["ttft=1s@p95"]))
+    assert (found.rate.low, found.rate.high) == (10.0, 12.0)
+    assert not found.at_edge
+
+
+def test_a_search_that_ends_at_its_edge_says_so_and_has_no_interval():
+    found = put_together("mixed", *searches((20.0, 40.0), (20.0, 40.0)), 20.0, parse_levels(["ttft=1s@p95"]))
+    assert found.rate.low is None and found.at_edge == 2
+    (note,) = at_the_edge([found])
+    assert "ended at λ*, their upper edge: mixed (2 of 2)" in note

@@ -1,0 +1,30 @@
+"""What `headgate serve --dry-run` says and refuses before any engine is there."""
+
+CARD = ("--card", "cal-h200-qwen3-8b")
+
+
+def test_a_card_of_another_model_is_refused(headgate, refused):
+    for model in ("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-4B"):
+        refused(["serve", model, *CARD, "--dry-run"], "is of another model (Qwen3-8B)", "--any-card")
+    assert headgate("serve", "Qwen/Qwen3-4B", *CARD, "--any-card", "--dry-run").code == 0
+
+
+def test_the_policy_is_named(headgate):
+    said = headgate("serve", "Qwen/Qwen3-8B", *CARD, "--ttft", "500ms", "--dry-run")
+    assert "policy slai (auto), step times of card cal-h200-qwen3-8b" in said.out
+    said = headgate("serve", "Qwen/Qwen3-8B", *CARD, "--policy", "eb:refill=48", "--dry-run")
+    assert "policy eb with refill=48, step times of card" in said.out
+
+
+def test_without_a_card_it_serves_and_says_how_to_calibrate(headgate):
+    said = headgate("serve", "some/model", "--dry-run")
+    assert said.code == 0
+    assert "no card: it learns step times while it serves; headgate calibrate some/model" in said.out
+
+
+def test_refuse_with_a_policy_that_ignores_it(headgate, refused):
+    refused(
+        ["serve", "m", "--policy", "mixed", "--refuse", "503", "--dry-run"], "policy mixed refuses nothing"
+    )
+    refused(["serve", "m", "--policy", "vllm", "--refuse", "503", "--dry-run"], "refuses nothing")
+    assert headgate("serve", "m", "--refuse", "503", "--dry-run").code == 0

@@ -1,0 +1,30 @@
+"""Names of models: never another family, generation or size."""
+
+import pytest
+
+from headgate.core.errors import InputError
+from headgate.cost.card import load_card
+from headgate.cost.model_names import differ
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wrong"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen3-8B", False),
+        ("qwen3-8b-instruct", "Qwen3-8B", False),
+        ("meta-llama/Llama-3-8B", "Qwen3-8B", True),
+        ("Qwen/Qwen3-4B", "Qwen3-8B", True),
+        ("Qwen/Qwen2.5-8B", "Qwen3-8B", True),
+        ("/models/mine", "Qwen3-8B", False),
+        ("Qwen3-30B-A3B", "Qwen3-30B-A3B", False),
+    ],
+)
+def test_what_names_tell(one, other, wrong):
+    assert differ(one, other) is wrong
+
+
+def test_a_card_of_another_family_is_never_suggested():
+    with pytest.raises(InputError, match="unknown card 'h200-llama-8b'; choose from: "):
+        load_card("h200-llama-8b")
+    with pytest.raises(InputError, match="did you mean 'cal-h200-qwen3-8b'"):
+        load_card("cal-h20-qwen3-8b")
