@@ -243,6 +243,14 @@ def test_a_reload_is_not_undone_by_a_discovery_that_began_before_it(
                     await go_on.wait()
                 return found
 
+            applied: list[set[str]] = []
+            apply = app._set_engines
+
+            def noted(engines: tuple[EngineAt, ...]) -> None:
+                applied.append({each.url for each in engines})
+                apply(engines)
+
+            monkeypatch.setattr(app, "_set_engines", noted)
             monkeypatch.setattr("headgate.live.route.app.discover", slow)
             await entered.wait()
             write(file, [b.url], more)
@@ -251,9 +259,11 @@ def test_a_reload_is_not_undone_by_a_discovery_that_began_before_it(
                 await asyncio.sleep(0)  # without a lock the reload is over by now, and is undone below
             go_on.set()
             await reload
-            await asyncio.sleep(0.05)  # discovery looks again, and finds what the reload said
-            here = {each.url for each in app.upstreams.values() if not each.retired}
-            assert here == {b.url, c.url}
+            many = len(applied)
+            await until(lambda: len(applied) > many)  # discovery looks again, and finds what the reload said
+            reloaded = applied.index({b.url, c.url})
+            assert all(a.url in each for each in applied[:reloaded])
+            assert not any(a.url in each for each in applied[reloaded:])  # never brought back, not even once
             await app.stop()
 
     run(work())
