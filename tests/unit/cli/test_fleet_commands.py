@@ -93,9 +93,9 @@ def test_words_of_a_file(headgate, tmp_path):
     ("words", "answer"),
     [
         (["--router", "random"], "needs engines to choose from; give --engines"),
-        (["--outages", "0:1:2"], "is about fleets; give --engines"),
-        (["--engines", 2, "--outages", "0:1"], "write ENGINE:START:END"),
-        (["--engines", 2, "--outages", "5:1:2"], "there are 2, numbered from 0"),
+        (["--outages", "0:1s:2s"], "is about fleets; give --engines"),
+        (["--engines", 2, "--outages", "0:1s"], "write ENGINE:START:END"),
+        (["--engines", 2, "--outages", "5:1s:2s"], "there are 2, numbered from 0"),
         (["--bandwidth", 3], "is about fleets; give --engines"),
         (["--engines", 0], "give at least 1"),
         (["--engines", 10_001], "give at most 10000"),

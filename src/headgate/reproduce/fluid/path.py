@@ -90,7 +90,8 @@ def carry_out(jobs: list[PathJob], seed: int, progress: Callable[[int], None] = 
             else:
                 found = {
                     name: tuple(
-                        float(sum(window.mean(level).sum() for level in levels)) for window in windows
+                        max(0.0, float(sum(window.mean(level).sum() for level in levels)))
+                        for window in windows
                     )
                     for name, levels in LEVELS.values()
                 }
@@ -144,7 +145,7 @@ def _section(outcomes: Paths, path: Path, title: str, sizes: tuple[int, int]) ->
     columns = tuple(f"{sign}{size}" for sign in ("", "+") for size in sizes)
     rows = []
     for place, (start, end) in enumerate(pairwise(TIMES)):
-        fluid = float(path.mean(level, start, end).sum())
+        fluid = max(0.0, round(float(path.mean(level, start, end).sum()), 6))
         cells = (Cell(fluid, outcomes.mean(name, size, level, place)) for name in ROUTERS for size in sizes)
         rows.append(Row(f"{start:g} to {end:g} s", tuple(cells)))
     return Section(
