@@ -34,6 +34,6 @@ def test_a_model_that_generates():
 def test_a_pooling_model_on_the_real_engine(tmp_path):
     """Embeddings have no decode; without the plug-in vLLM serves them."""
     model = tiny.model(tmp_path / "model")
-    with pytest.raises(InputError, match="does not generate token by token; drop --scheduler-cls"):
-        with engine(model, False, runner="pooling", convert="embed"):
-            pass
+    refused = pytest.raises(InputError, match="does not generate token by token; drop --scheduler-cls")
+    with refused, engine(model, False, runner="pooling", convert="embed"):
+        pass

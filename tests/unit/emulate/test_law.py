@@ -81,9 +81,10 @@ def same(one, two, asynchronous):
         np.testing.assert_array_equal(one["requests"][name], two["requests"][name], err_msg=name)
     assert one["steps"]["count"].sum() == two["steps"]["count"].sum()
     assert one["steps"]["prefill"].sum() == two["steps"]["prefill"].sum()
-    if asynchronous:
+    if asynchronous:  # the simulator takes equal decode steps together; those with prompts are single ones
         for name in one["steps"]:
-            np.testing.assert_array_equal(one["steps"][name], two["steps"][name], err_msg=name)
+            ours, theirs = (each["steps"][name][each["steps"]["prefill"] > 0] for each in (one, two))
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
 
 POLICIES = ("mixed", "eb:refill=8", "eb+", "slai", "sarathi", "rad", "v0")
