@@ -11,7 +11,7 @@ from pathlib import Path
 from check_wheel import ROOT, install
 
 WORLDS = 50
-SUITES = ("tests/golden", "tests/differential")
+SUITES = ("tests/golden", "tests/differential/test_batch_queue.py")
 NEEDED = ("pytest", "pytest-timeout", "hypothesis")
 
 
