@@ -140,7 +140,7 @@ def leases() -> Result:
 
 
 def asynchronous() -> Result:
-    """(i) 5,000 conversations on an asynchronous engine with a host, in synchronous runs of the same engine."""
+    """(i) 5,000 conversations with asynchronous scheduling and a host, against the same card without."""
     engine, workload = engine_of_card(load_card("cal-h200-qwen3-8b")), worlds.conversations(5000)
     seconds = {False: float("inf"), True: float("inf")}
     for _ in range(5):

@@ -19,6 +19,7 @@ from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.model import Shape, StepCost
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 
@@ -154,30 +155,29 @@ def batches(
     **options: Any,
 ) -> list[Batch]:
     """Serve the workload and say exactly who ran in each step: every request is compared before and after."""
-    simulator = Simulator(engine, policy, workload, (newest := _Newest(), *observers), **options)
-    replica, ledger = simulator.replica, simulator.replica.ledger
-    advance, found = replica.advance, []
+    newest, found = _Newest(), []
 
-    def watched(wake: float = inf) -> bool:
-        todo = [(r, r.todo) for r in (*ledger.prefilling.values(), *ledger.waiting.values())]
-        tokens = [(r, r.generated) for r in ledger.decoding.values()]
-        if not advance(wake):
-            return False
-        steps = newest.steps.pop()
-        order = {id: place for place, id in enumerate(replica.plan.prefill)}
-        ran = sorted(((r, n) for r, n in todo if r.todo < n), key=lambda row: order[row[0].id])
-        chunks = tuple((r.id, 1 + r.prompt + r.generated - (r.todo == 0) - n, n - r.todo) for r, n in ran)
-        decodes = tuple((r.id, r.prompt + n) for r, n in tokens if r.generated > n)
-        assert not newest.steps
-        assert steps.prefill == sum(length for _, _, length in chunks)
-        assert steps.decodes == len(decodes)
-        assert all(r.generated in (n, n + len(steps.ends)) for r, n in tokens)
-        found.append(Batch(steps.start, tuple(steps.ends), decodes, chunks, tuple(newest.out)))
-        newest.out.clear()
-        return True
+    class Watched(Replica):
+        def advance(self, wake: float = inf) -> bool:
+            ledger = self.ledger
+            todo = [(r, r.todo) for r in (*ledger.prefilling.values(), *ledger.waiting.values())]
+            tokens = [(r, r.generated) for r in ledger.decoding.values()]
+            if not super().advance(wake):
+                return False
+            steps = newest.steps.pop()
+            order = {id: place for place, id in enumerate(self.plan.prefill)}
+            ran = sorted(((r, n) for r, n in todo if r.todo < n), key=lambda row: order[row[0].id])
+            chunks = tuple((r.id, 1 + r.prompt + r.generated - (r.todo == 0) - n, n - r.todo) for r, n in ran)
+            decodes = tuple((r.id, r.prompt + n) for r, n in tokens if r.generated > n)
+            assert not newest.steps
+            assert steps.prefill == sum(length for _, _, length in chunks)
+            assert steps.decodes == len(decodes)
+            assert all(r.generated in (n, n + len(steps.ends)) for r, n in tokens)
+            found.append(Batch(steps.start, tuple(steps.ends), decodes, chunks, tuple(newest.out)))
+            newest.out.clear()
+            return True
 
-    replica.advance = watched
-    simulator.run()
+    Simulator(engine, policy, workload, (newest, *observers), kind=Watched, **options).run()
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from check_wheel import ROOT, install
 
 WORLDS = 50
-SUITES = ("tests/golden", "tests/differential")
+SUITES = ("tests/golden", "tests/differential/test_batch_queue.py")
 NEEDED = ("pytest", "pytest-timeout", "hypothesis")
 
 
@@ -19,7 +19,7 @@ def lines(python: Path, folder: Path, pure: bool) -> list[str]:
     """What `digests.py` prints."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env |= {"HEADGATE_PURE": "1" if pure else ""}
-    command = [python, ROOT / "tools" / "digests.py", str(WORLDS)]
+    command: list[str | Path] = [python, ROOT / "tools" / "digests.py", str(WORLDS)]
     ran = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()

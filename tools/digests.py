@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from hashlib import sha256
+from typing import Any
 
 from headgate.core.build import compiled
 from headgate.core.policy import BatchPolicy
@@ -26,6 +27,13 @@ class Own(Mixed):
     name = "own"
 
 
+def made(name: str, slots: int, budget: int) -> BatchPolicy:
+    """A policy by its name."""
+    kind: Any = BATCH[name]
+    policy: BatchPolicy = kind(slots=slots, budget=budget, cost=COST)
+    return policy
+
+
 def policies(at: World) -> list[BatchPolicy]:
     """Compiled ones, one on top of a compiled one, and interpreted ones."""
     slots, budget = at.engine.running, at.engine.batch_tokens
@@ -33,9 +41,9 @@ def policies(at: World) -> list[BatchPolicy]:
         Mixed(slots, budget),
         Own(slots, budget),
         Exclusive(slots, max(1, slots // 2), max_gap=3.0, cost=COST),
-        BATCH["slai"](slots=slots, budget=budget, cost=COST),
-        BATCH["eb+"](slots=slots, budget=budget, cost=COST),
-        BATCH["keep"](slots=slots, budget=budget, cost=COST),
+        made("slai", slots, budget),
+        made("eb+", slots, budget),
+        made("keep", slots, budget),
     ]
 
 
