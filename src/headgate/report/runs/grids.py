@@ -9,13 +9,13 @@ from dataclasses import asdict
 from headgate.core.fleet import PREFILL
 from headgate.report.document import BEST, LEVEL, MARKS, TIED, Cell, Facts, Grid, Row, row, share, valued
 from headgate.report.numbers import change, interval, number, percent, time_unit, timed, whole
-from headgate.stats.prefix_hits import PrefixHits, prefix_hits
 from headgate.stats.comparison import BETTER, WORSE, Comparison
 from headgate.stats.comparison import Row as Compared
 from headgate.stats.figures import Figures
 from headgate.stats.fleet import FleetFigures
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import Engine, Metrics
+from headgate.stats.prefix_hits import PrefixHits, prefix_hits
 
 TONES = {BETTER: "words good", WORSE: "words bad"}
 SHORT = {
