@@ -23,8 +23,8 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] 
     if plan.waiting is not None:
         blocks.append(
             "With this flag vLLM answers 503 to requests that come while so many prompt tokens wait: clients "
-            f"must retry or go elsewhere. Known to vLLM from {QUEUE_SINCE} on. With an older one let the load "
-            "balancer send at most "
+            f"must retry or go elsewhere. Known to vLLM from {QUEUE_SINCE} on. With an older one let the "
+            "load balancer send at most "
             f"{plan.decoding + plan.waiting:,} requests at a time: {plan.decoding:,} decode, "
             f"{plan.waiting:,} are before their first token."
         )
