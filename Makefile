@@ -16,7 +16,7 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::
 
 SOAK ?= 600
 
-.PHONY: demo test test-wheel test-laws reproduce test-browser test-vllm soak soak-route lint docs bench bench-route clean
+.PHONY: demo test test-wheel wheel test-compiled test-laws reproduce test-browser test-vllm soak soak-route lint docs bench bench-route clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -29,6 +29,16 @@ test-wheel: $(READY)
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python tools/check_wheel.py dist
+
+# The wheel with compiled modules; needs a C compiler.
+wheel: $(READY)
+	rm -rf build dist/compiled
+	HEADGATE_COMPILE=1 $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/compiled .
+	rm -rf build
+
+# The same tables from compiled modules and from plain Python, in a bare environment outside this folder.
+test-compiled: wheel
+	$(BIN)/python tools/check_compiled.py dist/compiled
 
 test-laws: $(READY)
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 --timeout 3600 tests/laws tests/differential

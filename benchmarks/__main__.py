@@ -19,12 +19,15 @@ from pathlib import Path
 from benchmarks import worlds
 from benchmarks.many_engines import many_engines
 from benchmarks.plain import PlainEngine
+from headgate.core.build import compiled
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
+from headgate.cost.card import load_card
 from headgate.methods.names import Exclusive, Mixed, Rad, ShortestFirst, Slai
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.of_card import engine_of_card
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 
@@ -136,6 +139,25 @@ def leases() -> Result:
     return {"seconds": leased, "asking at every step takes times": (time.process_time() - began) / leased}
 
 
+def asynchronous() -> Result:
+    """(i) 5,000 conversations on an asynchronous engine with a host, in synchronous runs of the same engine."""
+    engine, workload = engine_of_card(load_card("cal-h200-qwen3-8b")), worlds.conversations(5000)
+    seconds = {False: float("inf"), True: float("inf")}
+    for _ in range(5):
+        for ahead in seconds:
+            began = time.process_time()
+            recorder = Recorder(len(workload))
+            policy = Mixed(engine.running, engine.batch_tokens)
+            Simulator(engine, policy, workload, (recorder,), asynchronous=ahead).run()
+            recorder.tables()
+            seconds[ahead] = min(seconds[ahead], time.process_time() - began)
+    return {
+        "synchronous": seconds[False],
+        "asynchronous": seconds[True],
+        "times": seconds[True] / seconds[False],
+    }
+
+
 def planning() -> Result:
     """(g) Microseconds of plan() while prompts run, and of those per running request; the median call."""
     found: Result = {}
@@ -179,6 +201,7 @@ RACES: dict[str, Callable[[], Result]] = {
     "command-line": command_line,
     "flatness": flatness,
     "leases": leases,
+    "asynchronous": asynchronous,
     "planning": planning,
     "engines": many_engines,
 }
@@ -192,6 +215,7 @@ def main(names: list[str]) -> None:
     if unknown:
         sys.exit(f"unknown race {unknown[0]!r}; choose from: {', '.join(RACES)}")
     found = {}
+    print(f"build: {'compiled' if compiled() else 'pure Python'}")
     for name in names or RACES:
         found[name] = RACES[name]()
         print(f"{name}: {(RACES[name].__doc__ or '').strip()}")

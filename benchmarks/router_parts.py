@@ -76,7 +76,8 @@ async def engine(tokens: int, gap: float) -> None:
 async def client(ports: list[int], streams: int, seconds: float) -> None:
     """So many streams at a time, over these ports in turn; prints events, requests, transit in ms."""
     body = json.dumps({"model": "m", "prompt": "hello " * 50, "stream": True, "max_tokens": 100}).encode()
-    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    request += b"Content-Length: %d\r\n\r\n%b"
     ask, transit, counts = request % (len(body), body), list[float](), [0, 0]
     end = time.monotonic() + seconds
 
@@ -103,7 +104,7 @@ async def client(ports: list[int], streams: int, seconds: float) -> None:
         writer.close()
 
     await asyncio.gather(*(one(number) for number in range(streams)), return_exceptions=True)
-    transit.sort()
+    transit = sorted(transit) or [float("nan")]
     middle, high = (transit[int(share * (len(transit) - 1))] for share in (0.5, 0.99))
     print(json.dumps({"events": counts[0], "requests": counts[1], "p50_ms": middle, "p99_ms": high}))
 

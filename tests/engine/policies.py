@@ -26,7 +26,7 @@ def engine_of(shape: EngineShape) -> Engine:
 
 def gated(shape: EngineShape, policy: BatchPolicy, watchdog: float = 1e9) -> Any:
     """headgate's scheduler with that policy; some starve by design, so the watchdog sleeps."""
-    made = scheduler(shape, {"policy": "mixed", "watchdog": watchdog})
+    made = scheduler(shape, {"policy": "mixed", "watchdog": f"{watchdog}s"})
     made._headgate.take_over(policy)
     return made
 

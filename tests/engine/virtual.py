@@ -71,7 +71,7 @@ class Virtual:
         self.engine = engine
         self.now = 0.0
         self.policy = Asked(policy)
-        self.scheduler = made = scheduler(shape, {"policy": "mixed", "watchdog": 1e9})
+        self.scheduler = made = scheduler(shape, {"policy": "mixed", "watchdog": "1000000000s"})
         made._headgate.clock = made._headgate_books.wall = lambda: self.now
         made._headgate.origin = 0.0
         made._headgate.take_over(self.policy)

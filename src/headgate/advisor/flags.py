@@ -8,6 +8,7 @@ from math import floor, sqrt
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
+from headgate.advisor.queue_limit import Limited
 from headgate.advisor.situation import Situation, card_situation
 from headgate.advisor.threshold import MISS
 from headgate.core.errors import InputError, RunError
@@ -107,7 +108,6 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
         queue, waiting = _queue(about, rate, per_token, settings.ttft)
     decoding = floor(sustained(about, seats.value, budget.value))
     targets = {"tpot": settings.tpot, "ttft": settings.ttft}
-    tensor = (card.provenance.settings or {}).get("tensor parallel", "1")
     return FlagsPlan(
         about,
         card.model,
@@ -120,7 +120,7 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
         rate,
         per_token,
         targets,
-        int(tensor) if tensor.isdigit() else 1,
+        card.tensor_parallel,
     )
 
 
@@ -220,17 +220,18 @@ def _ms(seconds: float) -> str:
 # -- the advice, tried out ---------------------------------------------------------------------------
 
 
+ADVISED, LIMITED = "advised", "advised, 503"
 Progress = Callable[[str, int], Any]  # a context manager that yields a function to report to
 
 
 def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tuple[list[Checked], str]:
     """Mixed batching simulated with the advice and with defaults, on the same requests; and under what load.
 
-    The simulator turns nobody away, so the queue limit is not part of it.
+    The advice with its queue limit is a run of its own, which turns requests away as vLLM does (503).
     """
     settings, load = _loaded(settings, plan)
     advised = (plan.seats.value, plan.budget.value)
-    tried = {advised: "advised", (DEFAULT_SLOTS, DEFAULT_BUDGET): "headgate's"}
+    tried = {advised: ADVISED, (DEFAULT_SLOTS, DEFAULT_BUDGET): "headgate's"}
     tried.setdefault(LARGE_GPU, "vLLM's")
     found = []
     for (seats, budget), label in tried.items():
@@ -241,6 +242,9 @@ def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tu
         if run.meta["outcome"] != "finished":
             raise RunError(f"--check, {label}: the run was {run.meta['outcome']}")
         found.append(Checked(label, limits["slots"], limits["budget"], summarise(run)))
+        if label == ADVISED and plan.queue is not None:
+            limited = carry_out(prepared, "mixed", {}, make=Limited(prepared.engine, plan.queue.value))
+            found.append(Checked(LIMITED, limits["slots"], limits["budget"], summarise(limited)))
     return found, load
 
 

@@ -98,7 +98,10 @@ def main() -> None:
         if not isinstance(error, UsageFault):
             raise
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        code = _say(f"{message}; see headgate --help", 2) if message else 2  # the help was shown instead
+        path = str(getattr(getattr(error, "ctx", None), "command_path", None) or "").split(" ")[1:]
+        code = (
+            _say(f"{message}; see {' '.join(['headgate', *path, '--help'])}", 2) if message else 2
+        )  # the help was shown instead
     sys.exit(code if isinstance(code, int) else 0)
 
 

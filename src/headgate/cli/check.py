@@ -75,17 +75,17 @@ def check(
 def _print(trial: Trial) -> None:
     """One line per law; a broken one with the first world it was broken in."""
     for verdict in trial.verdicts:
-        word = "BROKEN" if verdict.broken else "kept" if verdict.worlds else "-"
+        word = "BROKEN" if verdict.broken else "kept" if trial.keeps(verdict) else "-"
         print(f"{verdict.law:12} {word:7} {verdict.says}")
         if verdict.broken:
             said = f"in {verdict.broken} of {verdict.worlds} worlds; {verdict.first}"
             print(fill(said, 80, initial_indent=INDENT, subsequent_indent=INDENT))
-    kept = sum(verdict.worlds > 0 and not verdict.broken for verdict in trial.verdicts)
+    kept = sum(map(trial.keeps, trial.verdicts))
     tried = trial.worlds - trial.refused
     print(f"{trial.policy}: {kept} of {len(trial.verdicts)} laws kept in {tried} worlds")
     first, *others = trial.verdicts
     if first.broken:
-        print(f"note: the other laws were tried where the first is kept, in {others[0].worlds} worlds")
+        print(f"note: -: not told, the other laws were tried in {others[0].worlds} of {tried} worlds only")
     if trial.refused:
         print(f"note: its parameters do not fit the engines of {trial.refused} more worlds")
 

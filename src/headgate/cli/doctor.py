@@ -16,7 +16,15 @@ from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 
 NEEDED = ("numpy", "scipy", "pydantic", "typer", "rich")
-OPTIONAL = {"prometheus_client": "metrics inside vLLM"}
+OPTIONAL = {
+    "prometheus_client": "metrics inside vLLM",
+    "aiohttp": "headgate route and headgate emulate",
+    "tokenizers": "real token counts in headgate emulate",
+    "msgspec": "headgate route and headgate emulate",
+    "uvloop": "faster headgate route and headgate emulate",
+    "pandas": "Run.to_dataframe",
+    "polars": "Run.to_dataframe",
+}
 
 
 def doctor(

@@ -160,6 +160,12 @@ class Card(_Part):
         terms = self.coefficients
         return LinearCost(terms.decode, terms.prefill, terms.mixed)
 
+    @property
+    def tensor_parallel(self) -> int:
+        """GPUs that share every matrix, as far as the card says."""
+        said = (self.provenance.settings or {}).get("tensor parallel", "1")
+        return int(said) if said.isdigit() else 1
+
     def text(self) -> str:
         """The card as it stands in a file."""
         document = self.model_dump(mode="json")
@@ -214,7 +220,7 @@ def load_card(card: str | Path) -> Card:
         near = nearest(text, known)
         if near is None:
             raise InputError(
-                f"unknown card {text!r}, and none is of that model; choose from: {', '.join(sorted(known))}; "
+                f"unknown card {text!r}; choose from: {', '.join(sorted(known))}; "
                 "or derive one from the model's config.json (headgate card --help), or calibrate"
             )
         raise InputError(f"unknown card {text!r}; did you mean {near!r}?")

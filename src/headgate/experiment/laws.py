@@ -155,6 +155,10 @@ class Trial:
     def kept(self) -> bool:
         return not any(verdict.broken for verdict in self.verdicts)
 
+    def keeps(self, verdict: Verdict) -> bool:
+        """Whether a law was tried in every world that fits, and held there."""
+        return not verdict.broken and 0 < verdict.worlds == self.worlds - self.refused
+
 
 def try_laws(
     name: str,
@@ -164,32 +168,47 @@ def try_laws(
     progress: Callable[[int], None] = lambda done: None,
 ) -> Trial:
     """Every law in worlds `seed`, `seed + 1`, ..."""
-    trial = Trial(name, worlds, seed)
-    trial.verdicts = [Verdict(law, (holds.__doc__ or "").strip()) for law, holds in LAWS.items()]
-    for number in range(worlds):
-        _try_all(trial, settings, world(seed + number))
+
+    def make(at: World) -> BatchPolicy:
+        return make_policy(name, settings, at.engine)[0]
+
+    return try_worlds(Trial(name, worlds, seed), LAWS, world, make, progress)
+
+
+def try_worlds(
+    trial: Trial,
+    laws: Mapping[str, Callable[[Callable[[], Any], Any], None]],
+    drawn: Callable[[int], Any],
+    make: Callable[[Any], Any],
+    progress: Callable[[int], None],
+) -> Trial:
+    """Every law of policies or routers in every world; where none fits, the first says why."""
+    trial.verdicts = [Verdict(law, (holds.__doc__ or "").strip()) for law, holds in laws.items()]
+    for number in range(trial.worlds):
+        _try_all(trial, laws, drawn(trial.seed + number), make)
         progress(number + 1)
-    if trial.refused == worlds:
-        make_policy(name, settings, world(seed).engine)  # its own words say why
+    if trial.refused == trial.worlds:
+        make(drawn(trial.seed))
     return trial
 
 
-def _try_all(trial: Trial, settings: dict[str, Any], at: World) -> None:
+def _try_all(
+    trial: Trial,
+    laws: Mapping[str, Callable[[Callable[[], Any], Any], None]],
+    at: Any,
+    make: Callable[[Any], Any],
+) -> None:
     """Every law in one world; where the first is broken the others would only say the same."""
-
-    def make() -> BatchPolicy:
-        return make_policy(trial.policy, settings, at.engine)[0]
-
     try:
-        make()
+        make(at)
     except InputError:
         trial.refused += 1
         return
     for verdict in trial.verdicts:
         verdict.worlds += 1
         try:
-            LAWS[verdict.law](make, at)
-        except (BrokenLawError, RunError) as error:
+            laws[verdict.law](lambda: make(at), at)
+        except (BrokenLawError, RunError, InputError) as error:
             cause = error.__cause__ if isinstance(error.__cause__, BrokenLawError) else error
             verdict.broken += 1
             verdict.first = verdict.first or f"{at}: {cause}"

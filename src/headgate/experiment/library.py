@@ -114,6 +114,7 @@ def simulate(
         >>> int(run.completed().sum())
         100
     """
+    _check_requests(workload)
     if lost < 0:
         raise InputError(f"lost={lost} output tokens; expect 0 or more")
     if lost and asynchronous:
@@ -172,6 +173,7 @@ def simulate_fleet(
         >>> sorted(set(run.requests["replica"].tolist()))
         [0, 1, 2, 3]
     """
+    _check_requests(workload)
     if engines < 1:
         raise InputError(f"engines={engines}; a fleet needs at least 1")
     ahead = composes_ahead(asynchronous, engine.cost.host)
@@ -189,6 +191,15 @@ def simulate_fleet(
     if outcome != "finished":
         raise RunError(outcome.removeprefix("failed: "))
     return run
+
+
+def _check_requests(workload: object) -> None:
+    if isinstance(workload, Workload):
+        return
+    remedy = "give headgate.generate(...) or headgate.Workload.of(...)"
+    if isinstance(workload, tuple):
+        remedy = "read_trace gives two things; write requests, bad_rows = headgate.read_trace(FILE)"
+    raise InputError(f"the requests are a {type(workload).__name__}, not a Workload; {remedy}")
 
 
 def compare(
@@ -214,6 +225,10 @@ def compare(
     """
     from headgate.stats import comparison  # intervals take scipy, which takes a while to import
 
+    if not isinstance(runs, Mapping):
+        raise InputError(
+            'compare takes runs by name, not a list; write compare({"mixed": run, "eb+": other})'
+        )
     if not runs:
         raise InputError("no runs to compare; give at least two")
     each = {name: [own] if isinstance(own, Run) else list(own) for name, own in runs.items()}

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.experiment.fleet import FleetSetup
-from headgate.experiment.laws import BrokenLawError, Trial, Verdict
+from headgate.experiment.laws import BrokenLawError, Trial, try_worlds
 from headgate.experiment.worlds import World, world
 from headgate.kv.transfer import Transfer
 from headgate.methods.names import Mixed
@@ -97,32 +96,8 @@ def try_router_laws(
     progress: Callable[[int], None] = lambda done: None,
 ) -> Trial:
     """Every law in fleets `seed`, `seed + 1`, ..."""
-    trial = Trial(name, worlds, seed)
-    trial.verdicts = [Verdict(law, (holds.__doc__ or "").strip()) for law, holds in LAWS.items()]
-    for number in range(worlds):
-        _try_all(trial, settings, fleet_world(seed + number))
-        progress(number + 1)
-    if trial.refused == worlds:
-        fleet_world(seed).router(name, settings)  # its own message says why
-    return trial
 
+    def make(at: FleetWorld) -> RoutePolicy:
+        return at.router(name, settings)
 
-def _try_all(trial: Trial, settings: dict[str, Any], at: FleetWorld) -> None:
-    """Every law before one fleet; where the first is broken the others would only say the same."""
-
-    def make() -> RoutePolicy:
-        return at.router(trial.policy, settings)
-
-    try:
-        make()
-    except InputError:
-        trial.refused += 1
-        return
-    for verdict in trial.verdicts:
-        verdict.worlds += 1
-        try:
-            LAWS[verdict.law](make, at)
-        except (BrokenLawError, RunError, InputError) as error:
-            verdict.broken += 1
-            verdict.first = verdict.first or f"{at}: {error}"
-            return
+    return try_worlds(Trial(name, worlds, seed), LAWS, fleet_world, make, progress)

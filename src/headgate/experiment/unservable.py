@@ -34,5 +34,8 @@ def unservable_said(number: int, total: int, longest: int) -> str:
 def unservable_in(settings: Experiment) -> str:
     """The same of the requests that settings describe, or of the whole trace that a plan draws from."""
     engine = make_engine(settings, load_card(settings.card))
-    workload, _ = make_workload(settings.model_copy(update={"requests": None} if settings.trace else {}))
+    changed: dict[str, object] = {"requests": None} if settings.trace else {}
+    if settings.turns and not settings.rate:
+        changed["rate"] = 1.0  # conversations need times; lengths do not depend on them
+    workload, _ = make_workload(settings.model_copy(update=changed))
     return unservable_said(too_long(workload, engine), len(workload), engine.longest)

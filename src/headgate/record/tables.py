@@ -161,6 +161,12 @@ class Run:
             return read_live_trace(source)
         if not source.is_dir():
             raise InputError(f"no run folder {source}; give the folder a run was written to")
+        inside = sorted(place.parent.name for place in source.glob(f"*/{RECORD}"))
+        if inside and not (source / RECORD).exists():
+            raise InputError(
+                f"{source} holds {len(inside)} runs, of a comparison or sweep; load one, such as "
+                f"{source / inside[0]}"
+            )
         meta = _read_json(source / RECORD)
         found = meta.pop("format", FORMAT)
         if not isinstance(found, int) or found > FORMAT:

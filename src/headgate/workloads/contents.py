@@ -101,7 +101,8 @@ def private(prompts: Whole) -> Contents:
 
 
 def _cut(row: Sequence[Piece], most: int) -> list[Piece]:
-    kept, left = [], most
+    kept: list[Piece] = []
+    left = most
     for key, tokens in row:
         if tokens > left:
             return [*kept, (key, left), (PRIVATE, 0)] if left else [*kept, (PRIVATE, 0)]

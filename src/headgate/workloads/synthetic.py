@@ -101,6 +101,11 @@ def generate(
         >>> len(requests)
         1000
     """
+    for side, law in (("prompt", prompt), ("output", output)):
+        if law is not None and not hasattr(law, "draw"):
+            raise InputError(
+                f'{side}={law!r} is no length law; write {side}=headgate.length_law("fixed", 512)'
+            )
     stages = tuple(stages) or (Stage(_count(requests)),)
     recipe = Recipe(seed, arrivals, prompt, output, pairs, tuple(classes), clients, stages)
     _check(recipe, requests)

@@ -181,3 +181,13 @@ def test_rescaling_needs_a_derived_card(refused, slower):
         ["calibrate", "--from-bench", "b.json", "--like", "cal-h200-qwen3-8b", "--rescale"],
         "--rescale needs --like with a derived card",
     )
+
+
+def test_advice_on_a_derived_card(headgate):
+    load = ("--prompt", 512, "--output", 32, "--requests", 60, "--seeds", 1, "--jobs", 1, "--rate", 20)
+    levels = ("--slo", "ttft=5s@p95", "--policy", "mixed", "--policy", "keep", "--cache", "none")
+    said = headgate("advise", "--card", CARD, *levels, *load)
+    assert said.code == 0, said.err
+    text = " ".join(said.out.split())
+    assert "(±15 %, derived card)" in text and "--tensor-parallel-size 4" in text
+    assert "with the error of ±15 % of a derived card" in text and SAYS in text

@@ -120,8 +120,26 @@ LOOPS = "    def plan(self, view):\n        while True:\n            pass\n"
 def test_a_policy_that_quits_or_never_ends_keeps_no_law(headgate, tmp_path):
     (tmp_path / "quits.py").write_text(HEAD + QUITS)
     said = headgate("check", "quits.py:Mine", "--worlds", 5)
-    assert said.code == 1 and "SystemExit" in said.out and "tried where the first is kept, in" in said.out
+    assert said.code == 1 and "SystemExit" in said.out and "the other laws were tried in" in said.out
     (tmp_path / "loops.py").write_text(HEAD + LOOPS)
     said = headgate("check", "loops.py:Mine", "--worlds", 5, "--seconds", 1)
     assert said.code == 1 and said.err.count("\n") == 1
     assert "one world takes longer than 1 s, last seen in" in said.err and "loops.py:1" in said.err
+
+
+RAISES = """
+from headgate import BatchPolicy
+class Raises(BatchPolicy):
+    def __init__(self, slots: int, budget: int) -> None: pass
+    def plan(self, view): return 1 / 0
+"""
+
+
+def test_a_policy_that_raises_keeps_no_law(headgate, tmp_path):
+    (tmp_path / "raises.py").write_text(RAISES)
+    said = headgate("check", "raises.py:Raises", "--worlds", 10)
+    assert (
+        said.code == 1
+        and "0 of 6 laws kept" in said.out
+        and " kept " not in said.out.replace("laws kept", "")
+    )

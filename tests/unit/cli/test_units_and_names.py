@@ -45,3 +45,13 @@ def test_too_many_requests_for_memory(refused):
     refused(
         ["simulate", "--requests", "100000000"], "need about 100 GB of memory; ask for at most 10,000,000"
     )
+
+
+def test_a_wrong_flag_names_the_help_to_read(refused):
+    refused(["simulate", "--nope"], "see headgate simulate --help")
+    refused(["plan", "flags", "--nope"], "see headgate plan flags --help")
+
+
+def test_doctor_lists_optional_packages(headgate):
+    said = headgate("doctor", "--no-seams")
+    assert all(name in said.out for name in ("aiohttp", "tokenizers", "msgspec", "uvloop", "polars"))

@@ -24,7 +24,7 @@ def test_what_names_tell(one, other, wrong):
 
 
 def test_a_card_of_another_family_is_never_suggested():
-    with pytest.raises(InputError, match="unknown card 'h200-llama-8b', and none is of that model"):
+    with pytest.raises(InputError, match="unknown card 'h200-llama-8b'; choose from: "):
         load_card("h200-llama-8b")
     with pytest.raises(InputError, match="did you mean 'cal-h200-qwen3-8b'"):
         load_card("cal-h20-qwen3-8b")

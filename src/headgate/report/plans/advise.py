@@ -11,6 +11,7 @@ from headgate.advisor.advise.candidates import PLAIN
 from headgate.advisor.advise.plan import Advice, Advised
 from headgate.advisor.capacity.found import Found
 from headgate.advisor.capacity.slo import Level
+from headgate.cost.error_bar import throughput_error
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.chart import COLOURS, Mark
 from headgate.report.document import (
@@ -26,7 +27,7 @@ from headgate.report.document import (
     valued,
 )
 from headgate.report.numbers import interval, number, plural, sentence
-from headgate.report.plans.capacity import asked
+from headgate.report.plans.capacity import asked, bar_of, engines_range
 from headgate.report.runs.origin import answered_page
 from headgate.stats.figures import Spread
 
@@ -43,7 +44,7 @@ def advice_page(advice: Advice, model: str, command: Sequence[str]) -> Page:
         Section("", (_facts(advice),)),
         Section("Beside plain vLLM", (_beside(advice, rows), Drawn(lambda: (_bars(advice),)))),
         Section("With headgate", (Code(serve_line(advice, advice.best, model)),)),
-        Section("Plain vLLM at its best flags", (Code(plain_line(advice.plain, model)),)),
+        Section("Plain vLLM at its best flags", (Code(plain_line(advice, advice.plain, model)),)),
         Section("Every policy at its best flags", (_finals(advice),)),
         Section("Flags tried on short runs", (_shorts(advice.first_round),), PAGE_ONLY),
     )
@@ -61,12 +62,17 @@ def answer(advice: Advice) -> str:
     flags = f"--max-num-seqs {best.seats} --max-num-batched-tokens {best.budget}"
     span = "" if rate.low is None else f" (95 % interval {number(rate.low)} to {number(rate.high or 0.0)})"
     plain = "plain vLLM, without a plug-in," if best.policy == PLAIN and not best.settings else ""
-    said = f"Run {plain or _named(best)} with {flags}: one engine holds {number(rate.value)} requests/s{span}"
+    error = throughput_error(advice.start.card)
+    said = f"Run {plain or _named(best)} with {flags}: one engine holds {number(rate.value)} requests/s"
+    said += f"{span}{bar_of(error)}"
     way = best.found.limited_by
     said += f", then {way} gives way first" if way else ", as many as any policy can"
+    if error and not plain and advice.plain.found.rate.value >= (1 - error) * rate.value:
+        said += ". Cannot tell it from plain vLLM at its best flags: the card cannot separate them"
     if advice.load is None:
         return f"{said}."
     needs = plural(best.engines, "engine") if best.engines else f"more than {plural(advice.most, 'engine')}"
+    needs += f", {engines_range(best.engines, error)}" if error and best.engines else ""
     return f"{said}. Your load of {number(advice.load)} requests/s needs {needs}."
 
 
@@ -77,9 +83,9 @@ def _named(each: Advised) -> str:
 
 def _facts(advice: Advice) -> Facts:
     facts = asked(advice.levels, advice.start.traffic.classes)
-    best, plain, default = advice.best, advice.plain, advice.default
+    plain, default = advice.plain, advice.default
     facts["Plain vLLM"] = (
-        f"at its own best flags {_against(best, plain)}; at its defaults {_against(best, default)}"
+        f"at its own best flags {_against(advice, plain)}; at its defaults {_against(advice, default)}"
     )
     facts["No policy"] = f"above λ* = {number(advice.bound.rate)} requests/s on one engine"
     runs = advice.start.traffic.requests
@@ -87,8 +93,9 @@ def _facts(advice: Advice) -> Facts:
     return Facts(tuple(facts.items()))
 
 
-def _against(best: Advised, other: Advised) -> str:
+def _against(advice: Advice, other: Advised) -> str:
     """How the best stands to another."""
+    best, error = advice.best, throughput_error(advice.start.card)
     mine, theirs = best.found.rate, other.found.rate
     if best.name == other.name:
         return "is this answer"
@@ -99,6 +106,8 @@ def _against(best: Advised, other: Advised) -> str:
     gap = Spread.of_values(pairs).estimate()
     told = gap.low is not None and gap.high is not None and gap.low * gap.high > 0
     said = f"{number(theirs.value)} requests/s, {100 * abs(less):.1f} % {'less' if less > 0 else 'more'}"
+    if abs(less) <= error:
+        return f"{said} (within the card's error)"
     return said if told else f"{said} (not significant)"
 
 
@@ -178,16 +187,18 @@ def serve_line(advice: Advice, each: Advised, model: str) -> str:
         if (limit := _closest(advice.levels, metrics)) is not None
     ]
     tail = f"--card {quote(advice.start.settings.card)} {' '.join(promises)}".rstrip()
-    return " ".join(parts) + f" \\\n    {tail} \\\n    {_limits(each)}"
+    return " ".join(parts) + f" \\\n    {tail} \\\n    {_limits(advice, each)}"
 
 
-def plain_line(each: Advised, model: str) -> str:
+def plain_line(advice: Advice, each: Advised, model: str) -> str:
     """The same without a plug-in."""
-    return f"vllm serve {quote(model)} {_limits(each)}"
+    return f"vllm serve {quote(model)} {_limits(advice, each)}"
 
 
-def _limits(each: Advised) -> str:
-    return f"--max-num-seqs {each.seats} --max-num-batched-tokens {each.budget}"
+def _limits(advice: Advice, each: Advised) -> str:
+    tensor = advice.start.card.tensor_parallel
+    shared = f"--tensor-parallel-size {tensor} " if tensor > 1 else ""
+    return f"{shared}--max-num-seqs {each.seats} --max-num-batched-tokens {each.budget}"
 
 
 def _closest(levels: Sequence[Level], metrics: Sequence[str]) -> float | None:

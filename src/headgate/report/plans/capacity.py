@@ -44,7 +44,7 @@ def _verdict(plan: CapacityPlan) -> str:
     best = max(plan.found, key=lambda each: each.rate.value)
     if not best.rate.value:
         return "No policy keeps these levels at any rate: ask for less."
-    share = f"{100 * best.share:.0f} % of λ*{_bar(plan.error)}"
+    share = f"{100 * best.share:.0f} % of λ*{bar_of(plan.error)}"
     if len(plan.found) == 1:
         return f"{best.policy} sustains {number(best.rate.value)} requests/s, {share}."
     others = [each for each in plan.found if each is not best]
@@ -60,7 +60,7 @@ def _verdict(plan: CapacityPlan) -> str:
     return f"{said}; no significant difference from {', '.join(alike)}." if alike else f"{said}."
 
 
-def _bar(error: float) -> str:
+def bar_of(error: float) -> str:
     """The error of a derived card's throughput; "" for one that was measured."""
     return f" (±{100 * error:.0f} %, derived card)" if error else ""
 
@@ -145,10 +145,14 @@ def _fewest(plan: EnginesPlan) -> str:
     gap = "as few as any fleet can have" if not over else f"{over} more than any fleet must have"
     many = "are" if best > 1 else "is"
     said = f"{plural(best, 'engine')} {many} enough with {' or '.join(names)}, {gap}"
-    if plan.error:  # speed off by so much, either way
-        least, most = (max(1, ceil(best / (1 + plan.error))), ceil(best / (1 - plan.error)))
-        said += f"; {least} to {most} with the error of ±{100 * plan.error:.0f} % of a derived card"
+    said += f"; {engines_range(best, plan.error)}" if plan.error else ""
     return f"{said}."
+
+
+def engines_range(engines: int, error: float) -> str:
+    """How many it may be if a derived card is too slow or too fast by its error."""
+    least, most = max(1, ceil(engines / (1 + error))), ceil(engines / (1 - error))
+    return f"{least} to {most} with the error of ±{100 * error:.0f} % of a derived card"
 
 
 def _fleet_facts(plan: EnginesPlan) -> Facts:

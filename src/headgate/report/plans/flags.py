@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headgate.advisor.budget_search import BudgetsTried
 from headgate.advisor.capacity.slo import Level
-from headgate.advisor.flags import LARGE_GPU, QUEUE_SINCE, Checked, FlagsPlan
+from headgate.advisor.flags import LARGE_GPU, LIMITED, QUEUE_SINCE, Checked, FlagsPlan
 from headgate.report.document import Block, Cell, Code, Facts, Grid, Page, Section, row, share, valued
 from headgate.report.numbers import interval, number, sentence
 from headgate.report.plans.capacity import asked
@@ -22,9 +22,9 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] 
     blocks.append(Grid("", ("flag", "why"), tuple(rows)))
     if plan.waiting is not None:
         blocks.append(
-            "With this flag vLLM answers 503 to requests that come while so many prompt tokens wait: clients "
-            f"must retry or go elsewhere. Known to vLLM from {QUEUE_SINCE} on. With an older one let the "
-            "load balancer send at most "
+            "With --max-num-queued-tokens vLLM answers 503 to requests that come while so many prompt tokens "
+            f"wait: clients must retry or go elsewhere. Known to vLLM from {QUEUE_SINCE} on. With an older "
+            "one let the load balancer send at most "
             f"{plan.decoding + plan.waiting:,} requests at a time: {plan.decoding:,} decode, "
             f"{plan.waiting:,} are before their first token."
         )
@@ -95,6 +95,9 @@ def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> Sectio
     said += "; kept: requests that met both targets." if promised else "."
     if any(run.label == "vLLM's" for run in runs):
         said += " vLLM's: what `vllm serve` takes by itself on GPUs of 70 GiB or more."
-    if plan.queue is not None:
-        said += " Without the queue limit: the simulator refuses no request."
+    for run in runs:
+        if run.label == LIMITED:
+            counts = run.metrics.counts
+            away = f"{counts.refused:,} of {counts.total:,} requests"
+            said += f" {LIMITED}: with --max-num-queued-tokens, where vLLM answers 503 to {away}."
     return Section("Simulated", (Grid("", heads, tuple(rows), (said,)),))

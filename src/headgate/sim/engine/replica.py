@@ -99,6 +99,8 @@ class Replica(Residents):
         """Ask the policy for a plan, check it, and put it into force."""
         self._refresh_view()
         ledger = self.ledger
+        if self.cache is not None and ledger.waiting:
+            self._look(next(iter(ledger.waiting.values())))  # the next in turn sees what is there now
         plan = self.policy.plan(ledger)
         faults = check(plan, ledger) if isinstance(plan, Plan) else [f"{plan!r} is not a Plan"]
         if faults:
@@ -249,9 +251,13 @@ class Replica(Residents):
         if self.cache is None:
             if self.blocks.of(entry.todo) > self.blocks.free:
                 return False
-        elif not self._claim(entry):
-            self._look_again(entry)
-            return False
+        else:
+            todo = entry.todo
+            if not self._claim(entry):
+                self._look_again(entry)
+                return False
+            if entry.todo != todo:  # the plan counted on another
+                self.lease.steps = min(self.lease.steps, 1)
         ledger.admit(entry)
         for hook in self.hear.admitted:
             hook(entry, self.now)

@@ -1,0 +1,60 @@
+"""The compiled build is optional: marks do nothing, and plain Python can be forced."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headgate.core.build import compiled, mypyc_attr
+from headgate.pure import SourcesOnly
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tools"))
+from check_compiled import differences  # noqa: E402
+
+
+def test_every_compiled_module_exists():
+    names = re.findall(r'^    "([a-z_/]+)",$', (ROOT / "setup.py").read_text(), re.M)
+    assert len(names) > 10
+    assert [name for name in names if not (ROOT / "src" / "headgate" / f"{name}.py").is_file()] == []
+
+
+def test_a_mark_changes_nothing():
+    assert mypyc_attr(allow_interpreted_subclasses=True)(Path) is Path
+
+
+def test_sources_are_found_and_compiled_modules_are_not(tmp_path):
+    (tmp_path / "both.py").write_text("")
+    (tmp_path / "both.cpython-311-x86_64-linux-gnu.so").write_bytes(b"")
+    (tmp_path / "alone.abi3.so").write_bytes(b"")
+    spec = SourcesOnly.find_spec("headgate.both", [str(tmp_path)])
+    assert spec is not None and spec.origin == str(tmp_path / "both.py")
+    assert SourcesOnly.find_spec("headgate.alone", [str(tmp_path)]) is None
+    assert SourcesOnly.find_spec("numpy.both", [str(tmp_path)]) is None
+
+
+@pytest.mark.parametrize(("said", "forced"), [("1", True), ("0", False), ("", False)])
+def test_plain_python_is_forced_by_the_environment(said, forced):
+    code = "import sys, headgate; print('headgate.pure' in sys.modules)"
+    env = os.environ | {"HEADGATE_PURE": said}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == str(forced)
+
+
+def test_a_source_tree_runs_plain_python():
+    import headgate
+
+    if Path(headgate.__file__).is_relative_to(ROOT / "src"):
+        assert not compiled()
+
+
+def test_differences_are_named():
+    assert differences(["compiled", "0 a 1"], ["pure Python", "0 a 1"]) == []
+    assert "0 a 2" in differences(["compiled", "0 a 1"], ["pure Python", "0 a 2"])[0]
+    assert "builds that ran" in differences(["pure Python"], ["pure Python"])[0]
+    assert "runs compiled" in differences(["compiled", "0 a 1"], ["pure Python"])[0]

@@ -1,0 +1,66 @@
+"""The tables of random worlds in short: run by both builds of headgate, whose lines must be equal."""
+
+from __future__ import annotations
+
+import sys
+from hashlib import sha256
+
+from headgate.core.build import compiled
+from headgate.core.policy import BatchPolicy
+from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.experiment.worlds import COST, World, world
+from headgate.methods.names import BATCH, Exclusive, Mixed
+from headgate.record.recorder import Recorder
+from headgate.sim.engine.simulator import Simulator
+
+HOSTED = WorkCost(
+    WorkTerms(constant=0.4, per_token=0.01, per_decode=0.02, per_context=0.001, switch=0.1),
+    HostTerms(constant=0.2, per_request=0.05, prompts=0.5, ungraphed=2.0, graph=24),
+)
+
+
+class Own(Mixed):
+    """A user's subclass, never compiled."""
+
+    name = "own"
+
+
+def policies(at: World) -> list[BatchPolicy]:
+    """Compiled ones, one on top of a compiled one, and interpreted ones."""
+    slots, budget = at.engine.running, at.engine.batch_tokens
+    return [
+        Mixed(slots, budget),
+        Own(slots, budget),
+        Exclusive(slots, max(1, slots // 2), max_gap=3.0, cost=COST),
+        BATCH["slai"](slots=slots, budget=budget, cost=COST),
+        BATCH["eb+"](slots=slots, budget=budget, cost=COST),
+        BATCH["keep"](slots=slots, budget=budget, cost=COST),
+    ]
+
+
+def digest(at: World, policy: BatchPolicy, asynchronous: bool) -> str:
+    """A fingerprint of all tables of one run, to the last bit."""
+    recorder = Recorder(len(at.workload), [kind.name for kind in at.workload.kinds])
+    engine = at.engine._replace(cost=HOSTED) if asynchronous and at.number % 2 else at.engine
+    Simulator(engine, policy, at.workload, (recorder,), asynchronous=asynchronous).run()
+    found = sha256()
+    for table, columns in recorder.tables().items():
+        for name, column in columns.items():
+            found.update(f"{table}.{name}".encode())
+            found.update(column.tobytes())
+    return found.hexdigest()[:16]
+
+
+def main() -> None:
+    """A line for the build, and one for each run."""
+    print("compiled" if compiled() else "pure Python")
+    for number in range(int(sys.argv[1])):
+        at = world(number)
+        for asynchronous in (False, True):
+            for policy in policies(at):
+                print(number, type(policy).__name__, asynchronous, digest(at, policy, asynchronous))
+
+
+if __name__ == "__main__":
+    main()
