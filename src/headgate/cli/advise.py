@@ -33,7 +33,7 @@ Examples:
   headgate advise --prompt 1000 --output 200 --rate 15 --slo ttft=500ms@p95 --policy keep --policy slai
 """
 
-AtMost = Annotated[
+EnginesAtMost = Annotated[
     int | None, typer.Option(min=1, help="look no further (default: 32)", rich_help_panel=SEARCH)
 ]
 Model = Annotated[str | None, typer.Option(help="the model, for the lines to paste (default: the card's)")]
@@ -51,7 +51,7 @@ def advise(
     search: SearchSettings,
     slo: Levels = None,
     policy: Policies = None,
-    engines_at_most: AtMost = None,
+    engines_at_most: EnginesAtMost = None,
     model: Model = None,
     cache: Cache = None,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,

@@ -34,7 +34,7 @@ def test_answer_first_then_plain_vllm_then_lines_to_paste(headgate, tmp_path):
     ):
         assert part in said
     page = (tmp_path / "advice.html").read_text()
-    assert flat(answer).split(" (95 %")[0] in flat(page)
+    assert f"<strong>{flat(answer).split(' (95 %')[0].split('. Your')[0]}" in flat(page)
 
 
 def test_lines_it_prints_are_taken(headgate):
