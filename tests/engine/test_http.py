@@ -109,8 +109,9 @@ def total(server: Server, name: str, labels: str = "") -> float:
 
 
 def test_what_is_on_is_said_at_the_start(server):
-    (line,) = server.said("headgate: policy ")
-    assert f"policy eb(slots={SEATS}, refill=4)" in line
+    command, engine = server.said("headgate: policy ")
+    assert "policy eb" in command
+    assert f"policy eb(slots={SEATS}, refill=4)" in engine
     assert server.said("headgate: trace in steps.jsonl")
     assert total(server, "headgate_threshold") == 0  # no plan yet
     assert total(server, "headgate_fallen") == 0

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import check
 from headgate.core.policy import BatchPolicy, End
-from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
+from headgate.sim.engine.stingy_engine import serve_stingily
 from worlds import POLICIES, TESTING, Log, engines, run, workloads
 
 ALL_NAMES = [*POLICIES, *TESTING]
@@ -95,34 +95,13 @@ def test_everybody_is_served_or_leaves(name, data, engine, workload):
             assert room < 1
 
 
-class StingyEngine(Replica):
-    """An engine that at random gives less than was asked: a smaller budget, or no seat."""
-
-    moods: st.DataObject
-
-    def _budget(self) -> int:
-        budget = super()._budget()
-        return max(len(self.ledger.decoding) + 1, budget // 2) if self.moods.draw(st.booleans()) else budget
-
-    def _admit(self, entry, spare):
-        return not self.moods.draw(st.sampled_from([False, False, True])) and super()._admit(entry, spare)
-
-
 @pytest.mark.parametrize("name", list(POLICIES))
 @given(data=st.data(), engine=engines(), workload=workloads())
 def test_refusal_breaks_nothing(name, data, engine, workload):
-    simulator = Simulator(engine, MAKE[name](data.draw, engine), workload, (log := Log(),))
-    simulator.replica.__class__ = StingyEngine
-    simulator.replica.moods = data
-    simulator.patient = True
-    while True:
-        try:
-            simulator.run()
-            break
-        except Exception as stop:
-            if "runs nothing" not in str(stop):
-                raise
-            simulator.replica.lease.ended = True  # refused out of spite: ask again
+    def mood() -> float:
+        return data.draw(st.sampled_from([0.9, 0.4, 0.0]))
+
+    serve_stingily(engine, MAKE[name](data.draw, engine), workload, (log := Log(),), mood)
     assert served(log, len(workload))
 
 

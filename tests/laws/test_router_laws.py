@@ -24,6 +24,7 @@ STORIES = (
     ["arrived", "moved prefill", "prefilled", "moved decode", "finished"],
 )
 BALANCE = ("round-robin", "random", "least-loaded", "least-pending", "power-of-two", "affinity", "split")
+BALANCE += ("prefix-aware", "overlap")
 half_as_many = settings(max_examples=settings.default.max_examples // 2)  # each world is met by all
 
 

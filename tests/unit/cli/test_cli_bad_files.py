@@ -37,7 +37,7 @@ MOON = '{"timestamp": 1, "input_length": 3, "output_length": 1}\n'
         (VIDUR + "-1,1,1\n", "t.csv:2: arrived_at is -1, before the start"),
         (VIDUR + "1e309,1,1\n", "t.csv:2: arrived_at is 1e309, not a finite number"),
         (VIDUR + "5,1,1\n4,1,1\n", "t.csv:3: arrives before the row above it"),
-        (VIDUR + "0,1,1\n1e11,1,1\n", "arrival at row 1 is 100000000000.0; times are seconds"),
+        (VIDUR + "0,1,1\n1e29,1,1\n", "arrival at row 1 is 9.999999999999998e+19; times are seconds"),
         (MOON + "[1]\n", "t.csv:2: not a JSON object"),
         (MOON + '{"timestamp": NaN, "input_length": 3, "output_length": 1}\n', "t.csv:2: timestamp is nan"),
         (MOON[:-2], "t.csv:1: not a known trace format"),

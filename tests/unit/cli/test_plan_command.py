@@ -49,7 +49,7 @@ def test_threshold_says_all_of_it() -> None:
     for part in (
         "card cal-h200-qwen3-8b, uniform lengths",
         "Lengths prompt 51",
-        "Prefill step 4.046 ms + 22.87 us per prompt token",
+        "Prefill step 2.536 ms + 22.66 us per prompt token",
         "Decode step",
         "Mixed step",
         "812,144 KV tokens: safe for",
@@ -112,7 +112,7 @@ def test_threshold_json(tmp_path) -> None:
 def test_flags_say_why_and_print_the_command() -> None:
     out = run("flags", "--trace", "azure-conv", "--tpot", "50ms", "--ttft", "500ms")
     for name in ("--max-num-seqs", "--max-num-batched-tokens", "--max-num-queued-tokens"):
-        assert out.count(name) == 2  # with its reason, and in the command
+        assert out.count(name) >= 2  # with its reason, and in the command
     assert "vllm serve MODEL --max-num-seqs" in out
     assert "Known to vLLM from 0.29 on" in flat(out)
     without = run("flags", "--trace", "azure-conv")
@@ -127,7 +127,12 @@ def test_flags_check_and_json() -> None:
     assert max(len(line) for line in text.splitlines()) <= 80
     found = json.loads(run(*words, "--requests", "200", "--check", "--json", "-"))
     assert found["check"]["load"].endswith("requests/s")
-    assert [each["label"] for each in found["check"]["runs"]] == ["advised", "headgate's", "vLLM's"]
+    assert [each["label"] for each in found["check"]["runs"]] == [
+        "advised",
+        "advised, 503",
+        "headgate's",
+        "vLLM's",
+    ]
     assert found["flags"]["--max-num-seqs"]["value"] == found["check"]["runs"][0]["seats"]
 
 

@@ -10,8 +10,9 @@ from headgate.advisor.fluid.demand import named_apart
 from headgate.cli import app
 from headgate.cli.plan_fluid import EXAMPLES
 from headgate.methods.fluid.flows import Flow
+from router_logs import written
 
-COSTS = shlex.split("--mixed-fixed 17.4ms --mixed-per-token 6.2e-5 --solo-step 0.02200220022")
+COSTS = shlex.split("--mixed-fixed 17.4ms --mixed-per-token 6.2e-5 --solo-step 0.02200220022s")
 CODE, PAPER = "code:prompt=300,output=1000,rate=10", "paper:prompt=3000,output=400,rate=10"
 BASE = [*COSTS, "--engines", "20", "--patience", "10s", "--class", CODE, "--class", PAPER]
 MONEY = ["--prompt-price", "0.1", "--output-price", "0.2"]
@@ -37,7 +38,9 @@ def examples() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", examples(), ids=lambda words: " ".join(words)[:30])
-def test_examples_of_the_help_work_and_fit(words):
+def test_examples_of_the_help_work_and_fit(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "router.jsonl", 300.0)
     out = run(*words)
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "…" not in out
