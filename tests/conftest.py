@@ -12,7 +12,7 @@ COMMON = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
     "print_blob": True,
 }
-settings.register_profile("ci", max_examples=60, derandomize=True, **COMMON)
+settings.register_profile("ci", max_examples=25, derandomize=True, **COMMON)
 settings.register_profile("long", max_examples=250, derandomize=True, **COMMON)
 settings.register_profile("night", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
