@@ -16,13 +16,17 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::
 
 SOAK ?= 600
 
-.PHONY: demo test test-wheel wheel test-compiled test-laws reproduce test-browser test-vllm soak soak-route lint docs bench bench-route clean
+.PHONY: demo test test-live test-wheel wheel test-compiled test-laws reproduce test-browser test-vllm soak soak-route lint docs bench bench-route clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
 
 test: $(READY) lint
 	$(BIN)/pytest -n 2
+
+# The router and the emulator on real sockets.
+test-live: $(READY)
+	$(BIN)/pytest -n 2 tests/unit/live/route tests/unit/emulate
 
 # Builds dist/, installs the wheel in a bare environment outside this folder and runs it there.
 test-wheel: $(READY)
@@ -42,6 +46,7 @@ test-compiled: wheel
 
 test-laws: $(READY)
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 --timeout 3600 tests/laws tests/differential
+	$(BIN)/pytest -n 2 tests/unit/reproduce
 
 # Every published table in full, against docs/reproductions.md; about an hour. NAME=eb-table3 for one of them.
 reproduce: $(READY)
