@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
+from headgate.advisor.advise.plan import seen_on_gpus
 from headgate.advisor.capacity.trials import Case
 
 SMALL = ["--prompt", 600, "--output", 40, "--seeds", 2, "--jobs", 1, "--requests", 90, "--precision", 0.1]
@@ -83,3 +85,10 @@ def test_a_load_beyond_one_engine_is_a_fleet(headgate):
 
 def test_a_promise_is_needed(refused):
     refused(["advise", "--prompt", 100, "--output", 10], "advise needs a promise, such as --slo ttft=1s@p95")
+
+
+def test_what_the_gpu_showed_of_keep_is_said_where_it_is_the_answer():
+    keep, slai = (SimpleNamespace(policy=name) for name in ("keep", "slai"))
+    assert seen_on_gpus([slai, keep]) == []
+    (said,) = seen_on_gpus([keep, slai])
+    assert "slai" in said
