@@ -138,8 +138,8 @@ def advise(
 
 # Measured through the HTTP server (benchmarks/h200/README.md); the simulator does not show it.
 KEEP_ON_GPU = (
-    "near capacity on a real H200 keep kept fewer promises than slai (99.7 against 96.9 % at 20 requests/s, 64 "
-    "against 27 % at 22): leave headroom, or run slai"
+    "near capacity on a real H200 keep kept fewer promises than slai (96.9 against 99.7 % at 20 requests/s, "
+    "27 against 64 % at 22): leave headroom, or run slai"
 )
 
 
