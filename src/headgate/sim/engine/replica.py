@@ -112,7 +112,9 @@ class Replica(Residents):
         self.asked_now = True
         for id in plan.reject:
             self.leave(ledger.known(id), self.now, End.REFUSED)
-        self.lease.begin(plan.until if self._leases else EACH_STEP)
+        # A step may bring blocks into the cache with which the next in the queue needs less: look at each.
+        lasts = self._leases and (self.cache is None or not ledger.waiting)
+        self.lease.begin(plan.until if lasts else EACH_STEP)
         for id in plan.evict:
             self.evict(ledger.known(id))
         if plan.decode is not ALL or ledger.held:
