@@ -28,7 +28,7 @@ from headgate.report.document import (
 )
 from headgate.report.numbers import interval, number, plural, sentence
 from headgate.report.plans.capacity import asked, bar_of, engines_range
-from headgate.report.runs.origin import answered_page
+from headgate.report.runs.origin import plan_page
 from headgate.stats.figures import Spread
 
 CARE = (
@@ -50,7 +50,7 @@ def advice_page(advice: Advice, model: str, command: Sequence[str]) -> Page:
     )
     about = f"card {advice.start.card.name}, {advice.start.workload}"
     notes = (*map(sentence, advice.notes), *_known(advice), CARE)
-    return answered_page("Advice", about, answer(advice), sections, notes, command)
+    return plan_page("Advice", about, answer(advice), sections, notes, command, answer_first=True)
 
 
 def answer(advice: Advice) -> str:

@@ -11,7 +11,7 @@ from headgate.report.document import Block, Cell, Code, Facts, Grid, Page, Secti
 from headgate.report.numbers import interval, number, sentence
 from headgate.report.plans.capacity import asked
 from headgate.report.plans.threshold import lengths
-from headgate.report.runs.origin import answered_page, plan_page
+from headgate.report.runs.origin import plan_page
 
 
 def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] = ()) -> Page:
@@ -61,7 +61,8 @@ def promised_page(
         Section("Searched", (Grid("", heads, tuple(rates)),)),
     )
     named, notes = f"{plan.situation.source}, {plan.situation.workload}", [*map(sentence, tried.notes)]
-    return answered_page("Flags for plain vLLM", named, _against_others(tried), sections, notes, command)
+    answer = _against_others(tried)
+    return plan_page("Flags for plain vLLM", named, answer, sections, notes, command, answer_first=True)
 
 
 def _against_others(tried: BudgetsTried) -> str:

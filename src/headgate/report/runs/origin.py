@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from shlex import join as shell
 
 from headgate.core.version import VERSION
@@ -44,25 +43,16 @@ def plan_page(
     sections: Sequence[Section],
     notes: Sequence[str],
     command: Sequence[str],
+    answer_first: bool = False,
 ) -> Page:
-    """The document of a plan, which has no run: one chapter and how it was made."""
+    """The document of a plan, which has no run: one chapter and how it was made.
+
+    `answer_first`: its answer stands before everything else, on a terminal too.
+    """
     versions = f"headgate {VERSION}, Python {platform.python_version()}"
     facts = ("Command", shell(["headgate", *command])), ("Versions", versions)
-    return Page(title, about, (Chapter("", verdict, tuple(sections), tuple(notes)),), facts, "plan")
-
-
-def answered_page(
-    title: str,
-    about: str,
-    verdict: str,
-    sections: Sequence[Section],
-    notes: Sequence[str],
-    command: Sequence[str],
-) -> Page:
-    """The same with its answer before everything else, on a terminal too."""
-    page = plan_page(title, about, verdict, sections, notes, command)
-    (chapter,) = page.chapters
-    return replace(page, chapters=(replace(chapter, answer_first=True),))
+    chapter = Chapter("", verdict, tuple(sections), tuple(notes), answer_first=answer_first)
+    return Page(title, about, (chapter,), facts, "plan")
 
 
 def warnings(runs: Iterable[Run]) -> tuple[str, ...]:
