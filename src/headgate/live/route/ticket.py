@@ -9,6 +9,7 @@ from headgate.core.fleet import Move
 from headgate.core.request import Slo
 
 NO_SLO = Slo()
+NOWHERE: frozenset[int] = frozenset()
 
 
 class State(Enum):
@@ -95,7 +96,7 @@ class Ticket:
         self.state = State.QUEUED
         self.engine = -1  # where it is; for HANDED_OVER where its KV is
         self.tries = 0  # engines it was sent to that failed
-        self.avoid: set[int] = set()  # those engines
+        self.avoid = NOWHERE  # those engines
         self.generated = 0
         self.last_token: float | None = None
         self.deadline = 0.0  # of its state: the end of its time in the queue, or of its KV
