@@ -133,9 +133,8 @@ def _check(config: Config) -> None:
     policy = LivePolicy(config, max(len(engines), 1))
     keys = read_keys(config.front.key_file)
     print(f"listen on {config.front.host}:{config.front.port}, admin on {config.front.admin}")
-    print(
-        f"{rests_on(config, [each.seats for each in engines])}; {len(engines)} engine{'s' * (len(engines) != 1)}:"
-    )
+    many = f"{len(engines)} engine{'s' * (len(engines) != 1)}"
+    print(f"{rests_on(config, [each.seats for each in engines])}; {many}:")
     for each in engines:
         group = f", KV group {each.kv_group}" if each.kv_group else ""
         prompts = each.prompts_at_once or policy.prompts_at_once(each.seats)

@@ -91,7 +91,7 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
-        document = {
+        document: dict[str, Any] = {
             "card": self.start.card.name,
             "workload": self.start.workload,
             "levels": [level._asdict() for level in self.levels],
