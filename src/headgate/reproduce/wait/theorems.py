@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isfinite, log, nan
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.core.errors import RunError
 from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options, Outcomes, partly
+from headgate.reproduce.serving import Options, Outcomes
 from headgate.reproduce.wait.runs import FOR_EVER, Machine, Mix, draw
 from headgate.reproduce.wait.study import by_type, nested
 
@@ -92,30 +90,15 @@ def _seeds(options: Options) -> range:
     return QUICK_SEEDS if options.quick else SEEDS
 
 
-def carry_out(
-    jobs: list[HorizonJob], seed: int, progress: Callable[[int], None] = lambda done: None
-) -> Outcomes:
-    """All of them, one after the other."""
-    outcomes = Outcomes()
-    with partly(jobs, outcomes.failures) as done:
-        for number, job in enumerate(jobs):
-            try:
-                outcomes.add(job.key, _run(job, seed))
-            except RunError as error:
-                outcomes.failures[job.key] = str(error)
-            done.append(job.key)
-            progress(number + 1)
-    return outcomes
-
-
-def _run(job: HorizonJob, seed: int) -> Loss:
+def run(job: HorizonJob, seed: int) -> Loss:
+    """One of them."""
     _, horizon, scale, place = job.key
     seconds = horizon / scale
     requests = draw(job.mix, seconds, 1000 * seed + place)
     engine = job.machine.engine()
     policy, _ = make_policy(job.policy, dict(job.settings), engine)
-    run = simulate(engine, policy, requests, watchdog=1e12)
-    table, done = run.requests, run.completed()
+    found = simulate(engine, policy, requests, watchdog=1e12)
+    table, done = found.requests, found.completed()
     offered = float((requests.output - 1).sum())
     served = float((table["output"][done] - 1).sum())
     latency = (table["finished"] - table["arrival"])[done]
