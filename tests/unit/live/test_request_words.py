@@ -72,7 +72,7 @@ def test_nothing_at_all_is_the_clients_word_where_the_operator_says_so():
 def test_times_have_a_floor_and_a_ceiling_and_a_guess_is_bounded():
     said = promises({"headgate_ttft": 1e-9, "headgate_tbt": "0.001ms", "headgate_guess": 1e300}, OPEN)
     assert said == ("", Slo(0.1, 0.02), requests.MOST_TOKENS)
-    own = Settings(clients_may=CLIENTS_MAY, floor={"tbt": "50ms"})
+    own = Settings(clients_may=CLIENTS_MAY, delivery=0, floor={"tbt": "50ms"})
     assert promises({"headgate_ttft": 1e-9, "headgate_tbt": 1e-9}, own).slo == Slo(0.1, 0.05)
     assert promises({"headgate_ttft": 1e300, "headgate_tbt": 10**400}, OPEN).slo == Slo(86_400.0, 86_400.0)
     assert promises({"headgate_guess": 10**5000}, OPEN).guess == requests.MOST_TOKENS
