@@ -7,6 +7,7 @@ from enum import Enum
 
 from headgate.core.fleet import Move
 from headgate.core.request import Slo
+from headgate.live.route.prompt_content import Content
 
 NO_SLO = Slo()
 
@@ -51,6 +52,7 @@ class Ticket:
         "answer",
         "arrival",
         "avoid",
+        "content",
         "deadline",
         "ended",
         "engine",
@@ -86,7 +88,9 @@ class Ticket:
         priority: int = 0,
         slo: Slo = NO_SLO,
         whole: bool = False,
+        content: Content | None = None,
     ) -> None:
+        self.content = content  # None: nobody asks what it shares with others
         self.id, self.kind, self.arrival = id, kind, arrival
         self.queued = arrival  # when it entered its queue; later where a failed leg brought it back
         self.prompt, self.limit, self.guess = prompt, limit, guess
