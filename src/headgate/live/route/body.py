@@ -62,8 +62,8 @@ class Asked(msgspec.Struct, frozen=True):
     field_class: str | None  # metadata.class
     prompt_tokens: int | None = None  # exact, where the prompt is a list of token ids
     text: msgspec.Raw = ABSENT  # the prompt or the messages as JSON
-    salt: int = 0  # of what else decides whether two equal prompts have the same KV
-    session: bytes = b""  # prompt_cache_key or user, as JSON
+    salt: tuple[msgspec.Raw, ...] = ()  # what else decides whether two equal prompts have the same KV
+    session: msgspec.Raw = ABSENT  # prompt_cache_key or user
 
 
 def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
@@ -89,8 +89,8 @@ def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
         field_class=field_class if isinstance(field_class, str) else None,
         prompt_tokens=_token_ids(fields.prompt),
         text=text,
-        salt=hash((bytes(fields.cache_salt), bytes(fields.tools))),
-        session=bytes(fields.prompt_cache_key) or bytes(fields.user),
+        salt=(fields.cache_salt, fields.tools),
+        session=fields.user if fields.prompt_cache_key is ABSENT else fields.prompt_cache_key,
     )
 
 

@@ -42,7 +42,7 @@ def content_of(asked: Asked) -> Content:
     data, tokens = _measured(asked)
     pieces: list[tuple[int, int]] = []
     start, length = 0, FIRST * BYTES
-    first: object = (asked.model, asked.salt)
+    first: object = (asked.model, *map(bytes, asked.salt))
     while start < len(data):
         part = data[start : start + length]
         pieces.append((hash((first, part)) & KEY, max(1, len(part) // BYTES)))
@@ -51,7 +51,8 @@ def content_of(asked: Asked) -> Content:
             length *= 2
     rest = max(0, tokens - sum(size for _, size in pieces))
     pieces.append((-next(_numbers), rest))  # what it puts out, and what was not looked at
-    return Content(pieces, sum(size for _, size in pieces), asked.session[:LONGEST_SESSION] or None)
+    session = bytes(asked.session)[:LONGEST_SESSION]
+    return Content(pieces, sum(size for _, size in pieces), session or None)
 
 
 def _measured(asked: Asked) -> tuple[bytes, int]:
