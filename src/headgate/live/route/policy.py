@@ -65,6 +65,7 @@ class LivePolicy:
                     "rate": flow.rate * newest.engines,
                     "prompt": flow.prompt,
                     "output": flow.output,
+                    "cached": flow.cached,
                     "impatience": flow.impatience,
                     "served": served * newest.engines,
                     "worth": worth,

@@ -272,4 +272,5 @@ class _Handling:
         """Close the connection, then free the seat."""
         self._drop_call()
         if not self._detached:
+            self.ticket.cached = self.job.cached
             self.service.gate.end(self.ticket, self.how, self.job.output)

@@ -52,6 +52,7 @@ class Ticket:
         "answer",
         "arrival",
         "avoid",
+        "cached",
         "content",
         "deadline",
         "ended",
@@ -75,7 +76,6 @@ class Ticket:
 
     evictions = 0
     wasted = 0
-    cached = 0
 
     def __init__(
         self,
@@ -101,6 +101,7 @@ class Ticket:
         self.tries = 0  # engines it was sent to that failed
         self.avoid: set[int] = set()  # those engines
         self.generated = 0
+        self.cached = 0  # prompt tokens its engine had, where it says so at the end
         self.last_token: float | None = None
         self.deadline = 0.0  # of its state: the end of its time in the queue, or of its KV
         self.ended = False  # its handler said so
