@@ -210,8 +210,8 @@ def instance_of(like: Instance, seen: Mapping[str, Seen], engines: int) -> Insta
     flows = []
     for kind, (rate, prompt, output, impatience, cached) in seen.items():
         before = known.get(kind, Flow(kind, prompt, output, 0.0))
-        sizes = {"prompt": prompt, "output": output, "cached": cached}
-        flows.append(replace(before, rate=rate / engines, impatience=impatience, **sizes))
+        sized = replace(before, prompt=prompt, output=output, cached=cached)
+        flows.append(replace(sized, rate=rate / engines, impatience=impatience))
     return replace(like, flows=tuple(flows))
 
 
