@@ -203,10 +203,10 @@ class PrefixAware(KnowsPrefixes):
 
     def cost(self, request: Request, engine: int, cached: int) -> float:
         backlog, own = self._backlog(engine), self.work(request, cached)
-        others = min(self.loads.load[engine], self.sharing.seats - 1)
+        output = self._output(request)
+        others = self._decoding(backlog, self.loads.load[engine], output)
         if self.sharing.cost is None:
             return backlog.waits + (1 + others) * own
-        output = self._output(request)
         context = backlog.context + others * output / 2
         alone = others * self._step(others, context)
         together = (others + 1) * self._step(others + 1, context + request.prompt + output / 2)
@@ -223,6 +223,13 @@ class PrefixAware(KnowsPrefixes):
         tokens, requests = self._outputs.get(request.kind, (0, 0))
         self._outputs[request.kind] = tokens + request.generated, requests + 1
         super().finished(request, replica, now)
+
+    def _decoding(self, backlog: Backlog, there: int, output: float) -> int:
+        """Requests that its prefill would stall: those there, as far as seats and KV let them run at once."""
+        if not there:
+            return 0
+        each = backlog.context / there + output / 2
+        return min(there, self.sharing.seats - 1, int(self.sharing.kv_tokens / max(each, 1.0)))
 
     def _output(self, request: Request) -> float:
         """Tokens it will probably have."""
