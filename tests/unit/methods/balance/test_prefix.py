@@ -78,6 +78,15 @@ def test_its_own_decode_slows_others_by_what_the_card_says():
     assert front.router.cost(request(1, 10), 0, 0) == pytest.approx(1.0 + 2 * 1.0 + 100 * (4.0 - 1.5))
 
 
+def test_a_prefill_stalls_no_more_than_can_run_at_once():
+    router = Front({}, memory=1000).router
+    backlog = router.backlogs[0]
+    backlog.context = 4000
+    assert router._decoding(backlog, 0, 100.0) == 0
+    assert router._decoding(backlog, 20, 100.0) == 4  # 200 tokens and half an output each
+    assert router._decoding(backlog, 20_000, 0.0) == 255  # all seats but its own
+
+
 def test_outputs_are_learned_by_class():
     front = Front({})
     done = request(0, 10)
