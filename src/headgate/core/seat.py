@@ -27,8 +27,9 @@ class Inside(Protocol):
 class Nothing:
     """An engine without a queue and with endless memory."""
 
-    waiting = 0
-    kv_free = ENDLESS
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.kv_free = ENDLESS
 
 
 class Stay:
