@@ -27,9 +27,8 @@ class Inside(Protocol):
 class Nothing:
     """An engine without a queue and with endless memory."""
 
-    def __init__(self) -> None:
-        self.waiting = 0
-        self.kv_free = ENDLESS
+    waiting = 0
+    kv_free = ENDLESS
 
 
 class Stay:

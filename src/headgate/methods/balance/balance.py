@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from zlib import crc32
 
-from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.fleet import STAY, Fleet, Move, RoutePolicy, Routing
 from headgate.core.policy import End
@@ -22,7 +21,6 @@ POINTS = 64  # of each engine on the ring
 TOO_FULL = 1.25  # times the mean load, beyond which an engine passes its sessions on
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Balance(RoutePolicy):
     """Chooses an engine when a request arrives; it is sent there as soon as there is room.
 
@@ -136,7 +134,6 @@ class Balance(RoutePolicy):
         return engine
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RoundRobin(Balance):
     """One engine after the other."""
 
@@ -151,7 +148,6 @@ class RoundRobin(Balance):
         return self.open[place]
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class AtRandom(Balance):
     """Any engine with the same chance."""
 
@@ -163,7 +159,6 @@ class AtRandom(Balance):
         return self.open[int(self.draw() * len(self.open))]
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LeastLoaded(Balance):
     """The engine with the fewest requests: join the shortest queue."""
 
@@ -172,7 +167,6 @@ class LeastLoaded(Balance):
         return self.loads.least()
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LeastPending(LeastLoaded):
     """The engine with the fewest prompt tokens to prefill; a prompt counts in full until it is done."""
 
@@ -187,7 +181,6 @@ class LeastPending(LeastLoaded):
             self._weights[request.id] = engine, 0
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class PowerOfTwo(AtRandom):
     """Two engines are drawn, the one with fewer requests takes it (Mitzenmacher 2001)."""
 
@@ -197,7 +190,6 @@ class PowerOfTwo(AtRandom):
         return second if self.loads.load[second] < self.loads.load[first] else first
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Affinity(LeastLoaded):
     """Requests of one kind keep to one engine, unless that is too full: then the least loaded takes it.
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from itertools import islice
 from math import inf
 
-from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End, Steps
@@ -29,7 +28,6 @@ REFUSE = ("never", "predicted")
 MOST_PIECES = 32  # of prompts in a row while decodes wait, whatever they cost
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Keep(BatchPolicy):
     """Choose tokens, prompts and their order in each step so that both promises of each request are kept.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End
@@ -16,7 +15,6 @@ from headgate.estimators.averages import Window
 REMEMBERED = 500  # completions from which the expected output comes
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Rad(BatchPolicy):
     """Prefill prompts one after the other until the decodes fill their tiles, then decode them all.
 

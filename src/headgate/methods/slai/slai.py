@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import nsmallest
 from math import inf
 
-from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import End, Steps
@@ -24,7 +23,6 @@ COARSE = 32  # the largest chunk is found to this part of the budget
 NOBODY_WAITS = Until(arrivals=1)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Slai(Ordered):
     """Give tokens first to decodes that would be late otherwise, then run prompts, then the other decodes.
 

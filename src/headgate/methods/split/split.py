@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.fleet import DECODE, PREFILL, STAY, Fleet, Move, Replica, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
@@ -12,7 +11,6 @@ from headgate.core.request import Request
 from headgate.methods.balance.assigned import Assigned, Loads
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Split(RoutePolicy):
     """The first `prefill` engines do prompts only, the others outputs only; KV is handed over in between.
 
