@@ -1,6 +1,6 @@
-"""The same requests through headgate and through NVIDIA's DynoSim: `python -m benchmarks.peers NAME REQUESTS`.
+"""The same requests through headgate and NVIDIA's DynoSim: `python -m benchmarks.peers NAME REQUESTS`.
 
-NAME is `headgate` or `dynosim`; the latter runs where `pip install --no-deps ai-dynamo-runtime==1.3.1` was done
+NAME is `headgate` or `dynosim`; the latter needs `pip install --no-deps ai-dynamo-runtime==1.3.1`
 (later releases leave the offline replay to a package that is not on the index). Both get 1,024 prompt and 256
 output tokens per request at 6.45/s, one engine, 512 seats, 16,384 tokens a step, no prefix cache. Each prices
 steps by a law of its own, so only the time they take is compared.

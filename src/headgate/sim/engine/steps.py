@@ -51,7 +51,8 @@ def step_ends(
     span = cost.span(decodes, context, most)
     span[0] += more
     sums = np.cumsum(np.concatenate(([start], span)))
-    return sums[1 : int(np.searchsorted(sums, stop)) + 1].tolist()
+    long: list[float] = sums[1 : int(np.searchsorted(sums, stop)) + 1].tolist()
+    return long
 
 
 class Pace:
