@@ -10,7 +10,7 @@ import numpy as np
 
 from headgate.advisor.capacity.slo import Level, promise
 from headgate.core.errors import InputError
-from headgate.experiment.build import make_workload
+from headgate.experiment.build import make_workload, refuse_many
 from headgate.experiment.settings import Experiment
 from headgate.experiment.unservable import servable
 from headgate.methods.bounds.capacity import Requests
@@ -123,6 +123,7 @@ def make_traffic(
         raise InputError(
             "--arrivals all-at-once has no rate to search for; choose poisson, gamma or constant"
         )
+    refuse_many(words.requests or 0)
     trace = None
     if words.trace is not None:
         own = words.requests if recorded else None
