@@ -15,7 +15,7 @@ SHARED = 5  # a flag that so many commands take with the same meaning stands in 
 TOP = """# All commands and flags
 
 This page is made from `headgate COMMAND --help`. The other pages explain when to use which.
-A duration needs its unit (`500ms`, `2s`). A setting has the same name in an experiment file, with `_` for `-`.
+A duration needs its unit (`500ms`, `2s`). Experiment files use the same names, with `_` for `-`.
 """
 
 

@@ -24,6 +24,16 @@ def test_columns_by_name_with_classes(tmp_path):
     assert [workload.kinds[place].name for place in workload.kind] == ["paid", "free"]
 
 
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_columns_between_other_separators(tmp_path, between):
+    text = "Start Time,tenant,input,out\n2026-11-02T09:00:00,a b,100,20\n2026-11-02T09:00:01.5,c,200,30\n"
+    path = written(tmp_path, text.replace(",", between))
+    workload, _ = read_trace(path, columns="arrival=Start Time,prompt=input,output=out,class=tenant")
+    assert workload.arrival.tolist() == [0, 1.5] and workload.prompt.tolist() == [100, 200]
+    with pytest.raises(InputError, match="it has Start Time, tenant, input, out"):
+        read_trace(path)
+
+
 def test_columns_of_json_lines(tmp_path):
     path = written(tmp_path, '{"ts": 1, "input": 3, "out": 4, "tenant": 7}\n', "mine.jsonl")
     workload, _ = read_trace(path, columns=COLUMNS)
