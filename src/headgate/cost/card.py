@@ -175,6 +175,7 @@ class Card(_Part):
         document = self.model_dump(mode="json")
         optional = (
             (document, (*LAWS, "send", "host", "expected_error")),
+            (document["region"], ("behind",)),
             (document["provenance"], (*MEASURED, *DERIVED)),
         )
         for part, names in optional:

@@ -177,7 +177,7 @@ class EmulatedEngine:
             self.tally.late.add(max(0.0, late))
             replica.settle()
             self._hand_out()
-            asyncio.get_running_loop().call_soon(self._written, replica.now)  # after the loop has written
+            self.tally.written.add(max(0.0, self.clock.late(replica.now)))
         elif replica.asked_now:
             self._hand_out()
             await self._idle(min(self._next(), replica.plan.until.time))
@@ -191,9 +191,6 @@ class EmulatedEngine:
         if self.tally.generation_tokens >= self.crash_at:
             self.crash_at = inf
             self.on_crash()
-
-    def _written(self, due: float) -> None:
-        self.tally.written.add(max(0.0, self.clock.late(due)))
 
     async def _idle(self, until: float) -> None:
         """Nothing can run before that moment, unless something comes or goes."""

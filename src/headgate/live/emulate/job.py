@@ -34,9 +34,9 @@ class Job:
     """
 
     __slots__ = (
-        "admitted", "arrival", "choice", "entry", "error", "evictions", "export", "finished", "first",
-        "guess", "how", "id", "kind", "length", "limit", "loaded", "made", "mark", "newest", "priority",
-        "prompt", "sent", "sink", "slo", "stop_reason", "stops", "text",
+        "admitted", "arrival", "choice", "entry", "error", "events", "evictions", "export", "finished",
+        "first", "guess", "how", "id", "kind", "length", "limit", "loaded", "made", "mark", "newest",
+        "priority", "prompt", "sent", "sink", "slo", "stop_reason", "stops", "text",
     )  # fmt: skip
 
     def __init__(self, prompt: int, length: int, limit: int, text: Text, sink: Sink, choice: int = 0) -> None:
@@ -52,6 +52,7 @@ class Job:
         self.entry: Entry | None = None
         self.arrival = self.admitted = self.first = self.newest = self.finished = -1.0  # emulated seconds
         self.made = self.sent = self.evictions = 0
+        self.events: list[bytes] = []  # of its next tokens, ready to be written, the next one last
         self.how: End | None = None
         self.error: str | None = None  # the engine failed it
 
