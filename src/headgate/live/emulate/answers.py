@@ -31,6 +31,7 @@ class Wanted(NamedTuple):
     logprobs: int | None = None
     echo: tuple[str, ...] = ()  # texts of the prompts, to stand before the answer
     stamps: bool = False  # emulated times
+    cached: bool = False  # prompt tokens that were found in the prefix cache
 
     @property
     def plain(self) -> bool:
@@ -72,10 +73,18 @@ class Answer:
         made = sum(job.made for job in self.jobs)
         more: dict[str, Any] = {"emulated": self._times(self.jobs[0])} if self.wanted.stamps else {}
         ids = self._prompts[0].tolist() if self.wanted.ids else None
-        return shapes.whole(
+        found = shapes.whole(
             self.head, choices, self.prompt_tokens, made,
             kv_transfer_params=params, prompt_token_ids=ids, **more,
         )  # fmt: skip
+        found["usage"] |= self._cached()
+        return found
+
+    def _cached(self) -> dict[str, Any]:
+        """Prompt tokens of the last prompt that were not computed, where vLLM would say so."""
+        if not self.wanted.cached:
+            return {}
+        return {"prompt_tokens_details": {"cached_tokens": self.jobs[-1].cached + self.jobs[-1].loaded}}
 
     def _choice(self, job: Job, begin: int, end: int, shape: Callable[..., dict[str, Any]]) -> dict[str, Any]:
         """Positions from `begin` to `end` of one of its jobs, with all that is wanted of them."""
@@ -205,7 +214,7 @@ class Stream(Answer):
         made = sum(job.made for job in self.jobs)
         event = self.head.fields(True) | {
             "choices": [],
-            "usage": shapes.usage(self.prompt_tokens, made, details=False),
+            "usage": shapes.usage(self.prompt_tokens, made, details=False) | self._cached(),
             "system_fingerprint": self.head.fingerprint,
         }
         return b"data: " + encode(event) + b"\n\n" + DONE

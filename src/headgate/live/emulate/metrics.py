@@ -35,7 +35,11 @@ NIXL = {
     "kv_expired_reqs": "Requests whose KV expired before it was read.",
     "notifications_after_expiry": "Reads of KV whose lease had ended.",
 }
-CACHE = ("prefix_cache", "external_prefix_cache", "mm_cache")
+CACHE_COUNTS = {
+    "prefix_cache": ("cache_queries", "cache_hits"),
+    "external_prefix_cache": ("loaded_tokens", "loaded_tokens"),
+    "mm_cache": ("", ""),
+}
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
 SLEEP = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
@@ -75,23 +79,29 @@ class PlaceMetrics:
             for state, value in SLEEP.items():
                 sleep.add_metric([*labels, state], value)
             blocks = str(each.replica.blocks.total)
-            cache.add_metric([labels[1], str(engine.block), blocks, str(engine.kv_tokens), "False"], 1)
+            told = [str(engine.block), blocks, str(engine.kv_tokens), str(engine.prefix_cache)]
+            cache.add_metric([labels[1], *told], 1)
         yield from (running, waiting, reasons, usage, sleep, cache)
 
     def _counters(self) -> Iterator[Gauge]:
         plain = {
             "num_preemptions": ("Cumulative number of preemption from the engine.", "preemptions"),
             "prompt_tokens": ("Number of prefill tokens processed.", "prompt_tokens"),
-            "prompt_tokens_cached": ("Number of cached prompt tokens (local + external).", "loaded_tokens"),
             "generation_tokens": ("Number of generation tokens processed.", "generation_tokens"),
         }
         for name, (about, attribute) in plain.items():
             yield self._counter(name, about, lambda tally, key=attribute: {"": getattr(tally, key)})
-        for name in CACHE:
-            hits = "loaded_tokens" if name == "external_prefix_cache" else None
-            count = lambda tally, key=hits: {"": getattr(tally, key) if key else 0}  # noqa: E731
-            yield self._counter(f"{name}_queries", "Cache queries, in tokens.", count)
-            yield self._counter(f"{name}_hits", "Cache hits, in tokens.", count)
+        yield self._counter(
+            "prompt_tokens_cached",
+            "Number of cached prompt tokens (local + external).",
+            lambda tally: {"": tally.loaded_tokens + tally.cached_tokens},
+        )
+        looks = self._place.made.engine.prefix_cache
+        for name in CACHE_COUNTS:
+            queries, hits = CACHE_COUNTS[name] if looks or name != "prefix_cache" else ("", "")
+            for what, key in (("queries", queries), ("hits", hits)):
+                count = lambda tally, key=key: {"": getattr(tally, key) if key else 0}  # noqa: E731
+                yield self._counter(f"{name}_{what}", f"Cache {what}, in tokens.", count)
         yield self._counter("prompt_tokens_by_source", "Prompt tokens by source.", _by_source, "source")
         yield self._counter(
             "prompt_tokens_cached_by_source", "Prefix-cache hits by tier.", _by_tier, "source"
@@ -152,12 +162,12 @@ def _gauge(name: str, about: str, *more: str) -> Gauge:
 
 
 def _by_source(tally: Tally) -> dict[str, int]:
-    loaded = tally.loaded_tokens
-    return dict(zip(SOURCES, (tally.prompt_tokens - loaded, 0, loaded), strict=True))
+    loaded, cached = tally.loaded_tokens, tally.cached_tokens
+    return dict(zip(SOURCES, (tally.prompt_tokens - loaded - cached, cached, loaded), strict=True))
 
 
 def _by_tier(tally: Tally) -> dict[str, int]:
-    return dict.fromkeys(TIERS, 0) | {"p2p": tally.loaded_tokens}
+    return dict.fromkeys(TIERS, 0) | {"device": tally.cached_tokens, "p2p": tally.loaded_tokens}
 
 
 def _by_reason(tally: Tally) -> dict[str, int]:
