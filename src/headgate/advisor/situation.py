@@ -136,7 +136,7 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
         )
     running = decodes[decodes > 0]
     lengths = Lengths(*(float(x) for x in (prompts.mean(), decodes.mean(), prompts.std(), decodes.std())))
-    notes = [f"left out {bad.count} bad rows"] if bad.count else []
+    notes = [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
     if refused:
         notes.append(f"left out {refused} of {len(workload)} requests: too long for the engine")
     return Situation(

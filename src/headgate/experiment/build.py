@@ -78,7 +78,7 @@ def too_long(workload: Workload, engine: Engine) -> int:
 
 def _drawn(words: Experiment, seed: int) -> Workload:
     clients, process = _load(words)
-    _refuse_many(words.requests or sum(stage.requests for stage in words.stages))
+    refuse_many(words.requests or sum(stage.requests for stage in words.stages))
     requests = words.requests or (None if words.stages else DEFAULT_REQUESTS)
     stages = [_stage(words, stage) for stage in words.stages]
     name = words.workload if not words.classes else "mix"
@@ -111,7 +111,8 @@ def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload
     )
 
 
-def _refuse_many(requests: int) -> None:
+def refuse_many(requests: int) -> None:
+    """More than fit into memory, said before any work."""
     if requests > MOST_REQUESTS:
         raise InputError(
             f"{requests:,} requests are too many for one run: they need about "

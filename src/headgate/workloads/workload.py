@@ -184,6 +184,11 @@ class Workload:
         """Whether clients, not a clock, decide when the next request is sent."""
         return bool(self.clients[0] != OPEN_LOOP)
 
+    @property
+    def remarks(self) -> list[str]:
+        """How a trace's times were read, where that may be wrong: their unit, and coarse ticks."""
+        return [str(self.origin[key]) for key in ("times", "ticks") if key in self.origin]
+
     def head(self, requests: int) -> Workload:
         """The first requests, or all of them when there are fewer."""
         if requests < 1:

@@ -167,7 +167,11 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
     card = load_card(settings.card)
     engine = make_engine(settings, card)
     workload, bad = make_workload(enough(settings))
-    notes = (*error_bar(card), *_notes(bad.count, too_long(workload, engine), len(workload), wishes))
+    notes = (
+        *error_bar(card),
+        *workload.remarks,
+        *_notes(bad.count, too_long(workload, engine), len(workload), wishes),
+    )
     mix = gathered_mix(settings, wishes, workload, engine)
     lines = lines_of(engine.cost, mix.parts, engine.kv_tokens)
     most = mix.rate * most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
