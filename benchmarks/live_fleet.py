@@ -1,10 +1,13 @@
 """The same router, the same requests: live before emulated engines, and in the simulator. Revenue of both.
 
-Run: python -m benchmarks.live_fleet [--seconds 120 --engines 8 --router least-loaded --router density-deep]
+Run: python -m benchmarks.live_fleet [--virtual --seconds 120 --engines 8 --router least-loaded]
 
-Two classes arrive at 1.3 times what the fleet can serve; patience in the queue is limited. The card's steps
-are slowed down so that one shared core can emulate all engines, route and be the clients. Engines, router and
-clients run in one process; a request's revenue counts when its last token came before the end.
+Two classes arrive at 1.3 times what the fleet can serve; patience in the queue is limited. Live and simulated
+have the same policy object: it begins with the plan of the configuration and plans again while it runs. The
+simulator's policy that knows the true rates beforehand stands beside it. A request's revenue counts when its
+last token came before the end. Engines, router and clients run in one process. On the wall clock the card's
+steps are slowed down so that shared cores keep up; KV leases and patience grow with them. With `--virtual`
+time jumps, and nothing is ever late.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import argparse
 import asyncio
 import json
 import logging
+import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,11 +28,13 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from benchmarks.virtual_loop import run_virtual
 from headgate.cost.card import load_card
 from headgate.experiment.fleet import FleetSetup
 from headgate.live.emulate import emulated
 from headgate.live.route.app import RouterApp
-from headgate.live.route.config import checked
+from headgate.live.route.config import Config, checked
+from headgate.live.route.policy import made as live_policy
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.make import make_policy
 from headgate.record.tables import Run
@@ -37,6 +44,7 @@ from headgate.workloads.workload import Kind, Workload
 CARD, SLOTS = "linear-h200-qwen3-8b", 8
 CLASSES = {"chat": (160, 80, 0.6), "batch": (2400, 30, 0.4)}  # prompt, output, share of the arrivals
 PRICES = Prices(0.0, 1.0)  # output tokens are paid
+LEASE = 30.0  # seconds that KV is kept at full speed, vLLM's default
 PATIENCE = 1.2  # seconds in the queue at full speed: simulated clients leave, the live router refuses them
 
 
@@ -82,10 +90,16 @@ def _workload(draw: np.random.Generator, rate: float, seconds: float, patience: 
     )
 
 
-def simulated(engines: int, card: Path, workload: Workload, router: str) -> Run:
+def simulated(given: argparse.Namespace, card: Path, workload: Workload, router: str, known: bool) -> Run:
+    """The live policy, or the one that knows the true rates."""
     engine = engine_of_card(load_card(card), SLOTS, 2048)
-    setup = FleetSetup(engine, engines, prices=PRICES)
-    made, _ = setup.router(router, {}, workload)
+    setup = FleetSetup(engine, given.engines, prices=PRICES)
+    random.seed(given.seed)
+    if known:
+        made, _ = setup.router(router, {}, workload, given.seed)
+    else:
+        urls = [f"http://127.0.0.1:{port}" for port in range(1, given.engines + 1)]
+        made = live_policy(configured(given, card, workload, router, urls), given.engines)
     return setup.run(lambda role: make_policy("mixed", {}, engine)[0], made, workload)
 
 
@@ -96,39 +110,57 @@ def revenue(run: Run, seconds: float) -> tuple[float, float]:
     return float(worth.sum()) / seconds, float(done.mean())
 
 
-async def live(
-    engines: int, card: Path, workload: Workload, router: str, seconds: float
-) -> tuple[float, float]:
-    """The same before emulated engines: revenue, and the share served."""
-    async with emulated(engines=engines, card=str(card), slots=SLOTS, budget=2048, model="m") as fleet:
-        rate = len(workload) / seconds
-        classes = [
-            {"name": name, "match": {"header": name}, "prompt": prompt, "output": output,
-             "rate": share * rate, "patience": 1000.0, "queue": 100_000}
-            for name, (prompt, output, share) in CLASSES.items()
-        ]  # fmt: skip
-        prices = {"prompt": PRICES.prompt, "output": PRICES.output}
-        given = {
+def configured(
+    given: argparse.Namespace, card: Path, workload: Workload, router: str, urls: Sequence[str]
+) -> Config:
+    """What a user would write of these requests and engines."""
+    rate = len(workload) / given.seconds
+    classes = [
+        {"name": name, "match": {"header": name}, "prompt": prompt, "output": output,
+         "rate": share * rate, "queue": 100_000}
+        for name, (prompt, output, share) in CLASSES.items()
+    ]  # fmt: skip
+    return checked(
+        {
             "front": {"port": 0, "admin": "127.0.0.1:0"},
             "limits": {
                 "queue_ttl": float(workload.patience[0]),
                 "inflight": 100_000,
-                "first_token": 1000,
-                "idle": 1000,
+                "first_token": 1000.0,
+                "idle": 1000.0,
             },
-            "router": {"name": router, "card": str(card), "prices": prices},
+            "router": {
+                "name": router,
+                "card": str(card),
+                "prices": {"prompt": PRICES.prompt, "output": PRICES.output},
+            },
             "classes": classes,
-            "engines": [{"url": url, "seats": SLOTS} for url in fleet],
-            "health": {"fails": 1000, "timeout": 60},
+            "engines": [{"url": url, "seats": SLOTS} for url in urls],
+            "kv": {"lease": LEASE * given.slow},
+            "health": {"fails": 1000, "timeout": 60.0},
         }
-        app = RouterApp(checked(given))
+    )
+
+
+async def live(given: argparse.Namespace, card: Path, workload: Workload, router: str) -> tuple[float, float]:
+    """The same before emulated engines: revenue, and the share served."""
+    random.seed(given.seed)
+    async with emulated(
+        engines=given.engines,
+        card=str(card),
+        slots=SLOTS,
+        budget=2048,
+        model="m",
+        kv_lease=LEASE * given.slow,
+    ) as fleet:
+        app = RouterApp(configured(given, card, workload, router, fleet))
         await app.start()
         try:
-            worth, served = await _clients(app, workload, seconds)
+            worth, served = await _clients(app, workload, given.seconds)
             assert app.gate.fallen is None, app.gate.fallen
         finally:
             await app.stop()
-        return worth / seconds, served / len(workload)
+        return worth / given.seconds, served / len(workload)
 
 
 async def _clients(app: RouterApp, workload: Workload, seconds: float) -> tuple[float, int]:
@@ -166,9 +198,12 @@ def compare(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         card = slow_card(Path(scratch), given.slow)
         workload = requests(given, card)
         for router in given.router:
-            worth, share = revenue(simulated(given.engines, card, workload, router), given.seconds)
-            real, served = asyncio.run(live(given.engines, card, workload, router, given.seconds))
+            same, ideal = (simulated(given, card, workload, router, known) for known in (False, True))
+            work = live(given, card, workload, router)
+            real, served = run_virtual(work) if given.virtual else asyncio.run(work)
+            worth, share = revenue(same, given.seconds)
             found[router] = {"simulated": worth, "live": real, "share": share, "live_share": served}
+            found[router]["known"] = revenue(ideal, given.seconds)[0]
     return found
 
 
@@ -182,15 +217,18 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=1.3, help="times the fleet's capacity")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--router", action="append")
+    parser.add_argument("--virtual", action="store_true", help="on a clock that jumps")
     given = parser.parse_args()
     given.router = given.router or ["least-loaded", "density-deep"]
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     for router, each in compare(given).items():
         ratio = each["live"] / each["simulated"]
         print(
-            f"{router:<16} revenue/s simulated {each['simulated']:8.1f}  live {each['live']:8.1f}  ", end=""
+            f"{router:<16} revenue/s simulated {each['simulated']:6.1f} (rates known {each['known']:6.1f})  "
+            f"live {each['live']:6.1f}  live/simulated {ratio:.3f}  "
+            f"served {each['share']:.3f}, live {each['live_share']:.3f}",
+            flush=True,
         )
-        print(f"live/simulated {ratio:.3f}  served {each['share']:.3f}, live {each['live_share']:.3f}")
 
 
 if __name__ == "__main__":

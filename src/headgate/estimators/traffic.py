@@ -52,8 +52,10 @@ class Decaying:
 
     def lasted(self, level: float, since: float, now: float) -> None:
         """A level that lasted from `since` to now, as an integral over time."""
-        held = self._seconds * -_shrunk(now - since, self._seconds)
-        self.add(level * held, now)
+        left = exp((self._at - now) / self._seconds)
+        passed = left if since == self._at else exp((since - now) / self._seconds)
+        self._value = self._value * left + level * (self._seconds * (1.0 - passed))
+        self._at = now
 
     def value(self, now: float) -> float:
         """What is left of it."""

@@ -50,6 +50,25 @@ def test_a_whole_request():
     sound(made)
 
 
+def test_a_router_learns_patience_from_requests_whose_time_in_the_queue_is_over():
+    class Listens(RoutePolicy):
+        def __init__(self):
+            self.ends = []
+
+        def route(self, fleet):
+            return STAY
+
+        def left(self, request, now, how):
+            self.ends.append(how)
+
+    router = Listens()
+    made, loop = gate(router, limits={"chat": ClassLimits(8, 5.0)})
+    made.arrive("chat", 10, 100)
+    loop.go(6.0)
+    assert made.refused == {"queue time": 1}
+    assert router.ends == [End.ABANDONED]
+
+
 def test_the_least_loaded_engine_takes_it_and_full_ones_make_it_wait():
     made, loop = gate(seats=2)  # and one more inside each engine's own queue
     tickets = [made.arrive("chat", 10, 100) for _ in range(7)]

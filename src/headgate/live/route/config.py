@@ -223,13 +223,16 @@ def read_config(
         if not isinstance(listed, list):
             raise InputError(f"{where}engines is not a list of tables; write [[engines]]")
         listed.extend(engines)
-    return checked(given, where)
+    return checked(given, where, written=path is not None)
 
 
-def checked(given: dict[str, Any], where: str = "") -> Config:
-    """A configuration from its tables; the first mistake is said in one line."""
+def checked(given: dict[str, Any], where: str = "", written: bool = False) -> Config:
+    """A configuration from its tables; the first mistake is said in one line.
+
+    `written` in a file a duration needs a unit; from Python a number is seconds.
+    """
     try:
-        return Config.model_validate(given)
+        return Config.model_validate(given, context=written or None)
     except ValidationError as error:
         raise InputError(where + first_fault(error.errors(include_url=False), _fields)) from None
 

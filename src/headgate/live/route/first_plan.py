@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.error_bar import error_bar
-from headgate.live.route.config import Class, Config
+from headgate.live.route.config import Config
 from headgate.methods.fluid.engine_pace import pace_of
 from headgate.methods.fluid.flows import Flow, Instance, Prices
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from headgate.methods.fluid.plan import FluidPlan
 
 log = logging.getLogger("headgate.route")
-PROMPT, OUTPUT, RATE = 512.0, 256.0, 1.0  # of a class of which the configuration says nothing
+PROMPT, OUTPUT, RATE = 512.0, 256.0, 1.0  # where the configuration says nothing of any class
+OTHERS = 0.05  # of the rates that are given: the rate of a class without one
 BUDGET = 8192  # tokens of one step
 
 
@@ -33,7 +34,7 @@ def first_plan(config: Config, engines: int) -> FluidPlan:
     card = load_card(router.card)
     for line in error_bar(card):
         log.warning("%s", line)
-    flows = tuple(_flow(each, engines) for each in (config.default, *config.classes))
+    flows = _flows(config, engines)
     total = sum(flow.rate for flow in flows)
     prompt = sum(flow.rate * flow.prompt for flow in flows) / total
     outputs = sum(flow.rate * flow.output for flow in flows)
@@ -45,8 +46,26 @@ def first_plan(config: Config, engines: int) -> FluidPlan:
     return plan_fluid(Instance(flows, pace, prices).checked())
 
 
-def _flow(each: Class, engines: int) -> Flow:
-    impatience = 0.0 if each.patience is None else 1 / each.patience
-    return Flow(
-        each.name, each.prompt or PROMPT, each.output or OUTPUT, (each.rate or RATE) / engines, impatience
+def _flows(config: Config, engines: int) -> tuple[Flow, ...]:
+    """What is not said of a class is as in the mean of the others; nobody waits longer than `queue_ttl`."""
+    classes = (config.default, *config.classes)
+    rates = [each.rate for each in classes if each.rate]
+    rate = OTHERS * sum(rates) if rates else RATE
+    prompt = _mean([each.prompt for each in classes], PROMPT)
+    output = _mean([each.output for each in classes], OUTPUT)
+    ttl = config.limits.queue_ttl
+    return tuple(
+        Flow(
+            each.name,
+            each.prompt or prompt,
+            each.output or output,
+            (each.rate or rate) / engines,
+            1 / min(each.patience or ttl, ttl),
+        )
+        for each in classes
     )
+
+
+def _mean(given: list[float | None], unsaid: float) -> float:
+    said = [each for each in given if each]
+    return sum(said) / len(said) if said else unsaid

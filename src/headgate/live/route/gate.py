@@ -138,7 +138,7 @@ class Gate(GuardedRouter):
         if ticket.state is State.QUEUED or ticket.state is State.GONE:
             raise RunError(f"{ticket} is on no engine and cannot come back from one")
         ticket.tries += 1
-        ticket.avoid.add(ticket.engine)
+        ticket.avoid |= {ticket.engine}
         self._take_back(ticket, self._look(), ticket.whole if whole is None else whole)
         self._settle_soon()
 

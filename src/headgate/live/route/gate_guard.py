@@ -130,7 +130,10 @@ class GuardedRouter:
 
     def _look(self) -> float:
         """What time is it? Never earlier than before."""
-        self.roster.now = now = max(self._clock() - self._origin, self.roster.now)
+        now, roster = self._clock() - self._origin, self.roster
+        if now < roster.now:
+            return roster.now
+        roster.now = now
         return now
 
     def _settle_soon(self) -> None:
@@ -233,7 +236,9 @@ class GuardedRouter:
         self._tell(self.desk.returned, ticket, now)
         self._queued(ticket, now)
 
-    def _refuse(self, ticket: Ticket, now: float, reason: str, tell_router: bool = True) -> None:
+    def _refuse(
+        self, ticket: Ticket, now: float, reason: str, how: End = End.REFUSED, tell_router: bool = True
+    ) -> None:
         """It is not served, and is told when to come again."""
         up = any(state.up for state in self.desk.engines.values()) and not self.closed
         reason = reason if up or self.closed else "no engines"
@@ -242,7 +247,7 @@ class GuardedRouter:
         ticket.state = State.GONE
         del self.tickets[ticket.id]
         if tell_router:
-            self._tell(self.desk.left, ticket, now, End.REFUSED)
+            self._tell(self.desk.left, ticket, now, how)
         else:
             self.roster.leave(ticket)
         ticket.tell(Refused(429 if up else 503, reason, self.waits.retry_after(ticket.kind, ahead, now)))
@@ -267,7 +272,7 @@ class GuardedRouter:
         now = self._look()
         for ticket in self._deadlines.due(now, self.tickets):
             if ticket.state is State.QUEUED:
-                self._refuse(ticket, now, "queue time")
+                self._refuse(ticket, now, "queue time", End.ABANDONED)  # routers learn patience from it
             elif ticket.state is State.HANDED_OVER:
                 self.counts["lapsed"] += 1
                 ticket.lapsed = True

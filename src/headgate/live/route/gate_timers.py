@@ -38,7 +38,8 @@ class Deadlines:
     @property
     def next_look(self) -> float:
         """When to look again at the latest."""
-        return min(self._heap[0][0] if self._heap else inf, self._dog())
+        dog = self._dog()
+        return self._heap[0][0] if self._heap and self._heap[0][0] < dog else dog
 
     def due(self, now: float, tickets: Mapping[int, Ticket]) -> list[Ticket]:
         """Those whose time is over. Their state tells what that means."""
@@ -58,4 +59,5 @@ class Deadlines:
         return True
 
     def _dog(self) -> float:
-        return max(self._held_since, self._moved) + self.watchdog
+        since = self._held_since if self._held_since > self._moved else self._moved
+        return since + self.watchdog

@@ -10,6 +10,7 @@ from headgate.core.request import Slo
 from headgate.live.route.prompt_content import Content
 
 NO_SLO = Slo()
+NOWHERE: frozenset[int] = frozenset()
 
 
 class State(Enum):
@@ -99,7 +100,7 @@ class Ticket:
         self.state = State.QUEUED
         self.engine = -1  # where it is; for HANDED_OVER where its KV is
         self.tries = 0  # engines it was sent to that failed
-        self.avoid: set[int] = set()  # those engines
+        self.avoid = NOWHERE  # those engines
         self.generated = 0
         self.cached = 0  # prompt tokens its engine had, where it says so at the end
         self.last_token: float | None = None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from headgate.workloads.durations import duration
+from headgate.settings_base import seconds
 
 SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _WRITTEN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
@@ -25,12 +25,8 @@ def _size(value: object) -> object:
     return size(value) if isinstance(value, str) else value
 
 
-def _seconds(value: object) -> object:
-    return duration(value) if isinstance(value, str) else float(value) if type(value) is int else value
-
-
 Bytes = Annotated[int, BeforeValidator(_size), Field(strict=True, ge=1)]
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(strict=True, gt=0, allow_inf_nan=False)]
-Delay = Annotated[float, BeforeValidator(_seconds), Field(strict=True, ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, BeforeValidator(seconds), Field(strict=True, gt=0, allow_inf_nan=False)]
+Delay = Annotated[float, BeforeValidator(seconds), Field(strict=True, ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]

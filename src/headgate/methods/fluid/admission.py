@@ -37,6 +37,9 @@ class Admission:
     def adopt(self, fleet: Fleet, before: Admission | None) -> None:
         """It takes over a running fleet, perhaps from another gate."""
 
+    def engines_changed(self, fleet: Fleet) -> None:
+        """Engines came, went, or have another role or room."""
+
     def wake(self, fleet: Fleet) -> float:
         """When to ask again although nothing happens."""
         return inf
@@ -79,6 +82,10 @@ class Occupancy(Admission):
     kind the plan does not serve (x* = 0, or not in the plan) is closed; those of it that never give up are
     turned away, and so is what a throttled kind of that sort has waiting beyond some seconds of its rate.
     With `spill` a closed kind enters while no other could and decode seats are plenty.
+
+    Ours: where engines take several prompts at once (real ones do), prompts of all kinds stand in one queue
+    inside the engine and are in service equally long. Shares of engines would then give a kind with long
+    prompts as many times more admissions as its prompts are longer. The planned rates take their place.
     """
 
     def __init__(self, plan: FluidPlan, engines: int, spill: bool = False) -> None:
@@ -86,6 +93,7 @@ class Occupancy(Admission):
         self.spill = spill
         self.closes = not spill
         self.targets: dict[str, tuple[float, float]] = {}  # x*, and the planned queue of the whole fleet
+        self._shares: dict[str, tuple[float, float]] = {}  # the same by name, x* and planned rate
         self.throttled: dict[str, float] = {}  # admissions per second planned for kinds not served in full
         self._shed: dict[str, int] = {}  # the most that may wait of kinds that never give up
         self._patient = {flow.name for flow in flows if flow.impatience > 0}
@@ -95,10 +103,17 @@ class Occupancy(Admission):
             if share <= 0:
                 continue
             self.targets[flow.name] = (share, engines * waiting)
+            self._shares[flow.name] = (share, rate)
             if throttled:
                 self.throttled[flow.name] = engines * rate
                 if flow.impatience == 0:
                     self._shed[flow.name] = max(1, ceil(engines * rate * SHED_AFTER))
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        """Shares of engines are the targets while each takes one prompt at a time, else rates."""
+        several = any(replica.room.prompts > 1 for replica in fleet.replicas)
+        for kind, (share, rate) in self._shares.items():
+            self.targets[kind] = (rate if several else share, self.targets[kind][1])
 
     def choose(self, fleet: Fleet) -> str | None:
         """The smallest index among waiting kinds that are admitted."""

@@ -83,7 +83,8 @@ class Gated(RoutePolicy):
         self.engines_changed(fleet)
 
     def engines_changed(self, fleet: Fleet) -> None:
-        """The placement rule may have looked at roles."""
+        """The placement rule may have looked at roles, the gate at rooms."""
+        self.admission.engines_changed(fleet)
         if self.placement is not None:
             self.placement.engines_changed(fleet)
 

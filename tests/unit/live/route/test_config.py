@@ -51,6 +51,29 @@ def test_units() -> None:
     assert (config.limits.idle, config.limits.queue_ttl, config.kv.lease) == (0.5, 3.0, 60.0)
 
 
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("[limits]\nidle = 60\n", "limits.idle: '60' has no unit; write 60ms or 60s"),
+        ("[kv]\nlease = 0.5\n", "kv.lease: '0.5' has no unit; write 0.5ms or 0.5s"),
+        ('[router]\nreplan = "10"\n', "router.replan: '10' has no unit; write 10ms or 10s"),
+    ],
+)
+def test_a_duration_in_a_file_needs_a_unit(tmp_path: Path, table: str, said: str) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text('[[engines]]\nurl = "http://a:1/"\n' + table)
+    with pytest.raises(InputError) as caught:
+        read_config(file, {}, [])
+    assert str(caught.value) == f"{file}: {said}"
+
+
+def test_no_time_needs_no_unit(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text('[[engines]]\nurl = "http://a:1/"\n[front]\ndrain_delay = 0\ndrain_timeout = "2min"\n')
+    front = read_config(file, {}, []).front
+    assert (front.drain_delay, front.drain_timeout) == (0.0, 120.0)
+
+
 def test_flags_over_file(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(

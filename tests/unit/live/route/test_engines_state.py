@@ -64,6 +64,25 @@ def test_rooms_start_lowered_by_what_others_have_there() -> None:
     run(work())
 
 
+def test_an_engine_with_a_full_queue_gets_nothing_until_the_next_scrape() -> None:
+    async def full(call: Call) -> None:
+        await call.answer(503, b'{"error": {"type": "Service Unavailable"}}')
+
+    async def work() -> None:
+        async with routed(full, stream, health={"every": 1000.0}) as world:
+            first, second = world.engines
+            for _ in range(4):
+                assert (await world.stream()).events[-1] == b"[DONE]"
+            assert (len(first.seen), len(second.seen)) == (1, 4)
+            upstream = world.app.upstreams[0]
+            assert upstream.busy and world.app.gate.roster.replicas[0].room.total == 0
+            await world.app.watch._probe(upstream)
+            world.app.watch.tell(upstream)
+            assert not upstream.busy and world.app.gate.roster.replicas[0].room.total > 0
+
+    run(work())
+
+
 def test_an_open_breaker_lets_one_probe_through() -> None:
     async def work() -> None:
         broken = True

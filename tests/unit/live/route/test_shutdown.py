@@ -1,11 +1,15 @@
 """The end of a router: requests that wait are refused, nothing new is begun, the process exits soon."""
 
 import asyncio
+import os
+import signal
 import time
 
-from fake_engines import Call, stream
+from fake_engines import Call, FakeEngine, stream
 from headgate.live.route.app import LAST_WORDS
-from router_world import routed, run, until
+from headgate.live.route.config import checked
+from headgate.live.route.run import _serve
+from router_world import PATIENCE, routed, run, until
 
 
 async def never(call: Call) -> None:
@@ -83,5 +87,20 @@ def test_the_router_stops_although_clients_do_not_read_and_engines_do_not_answer
             assert time.monotonic() - began < 10 * LAST_WORDS
             for _, writer in readers:
                 writer.close()
+
+    run(work())
+
+
+def test_a_second_signal_exits_at_once() -> None:
+    async def work() -> None:
+        async with FakeEngine(never) as engine:
+            front = {"port": 0, "admin": "127.0.0.1:0", "drain_delay": 1000.0, "drain_timeout": 1000.0}
+            config, said = checked({"engines": [{"url": engine.url}], "front": front}), list[str]()
+            router = asyncio.create_task(_serve(config, lambda: config, None, said.append))
+            await until(lambda: len(said) == 2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: said[-1].startswith("draining"))
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(router, PATIENCE)
 
     run(work())

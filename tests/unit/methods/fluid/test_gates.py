@@ -61,6 +61,26 @@ def test_occupancy_gate(running, waiting, chosen):
     assert Occupancy(BASE, 200).choose(fleet(running, waiting)) == chosen
 
 
+def test_where_engines_take_several_prompts_kinds_enter_at_their_planned_rates():
+    """By shares of engines the kind with the longer prompts would come in more often than planned."""
+    plan, many = plan_fluid(instance()), fleet((3, 3), (1, 1))
+    shares, rates = plan.prefill, plan.prompts
+    assert shares[0] / shares[1] != pytest.approx(rates[0] / rates[1], rel=0.5)
+    gate, running, entered = Occupancy(plan, 200), [0, 0], Counter()
+    many.replicas[0].room = Room(6, 7, 8)
+    gate.engines_changed(many)
+    for _ in range(1000):  # all prompts inside have the same time left, whatever their kind
+        many.prefilling = {f"class{place}": count for place, count in enumerate(running)}
+        kind = gate.choose(many)
+        entered[kind] += 1
+        running[int(kind[-1])] += 1
+        if sum(running) > 30:
+            running = [count // 2 for count in running]
+    assert entered["class0"] / entered["class1"] == pytest.approx(rates[0] / rates[1], rel=0.1)
+    gate.engines_changed(fleet())
+    assert [gate.targets[f"class{place}"][0] for place in range(2)] == list(shares)
+
+
 def test_ties_go_to_the_first_class():
     twins = plan_fluid(instance(1, 1, sizes=(CODE, CODE)))
     level = Occupancy(twins, 10)
