@@ -154,6 +154,8 @@ class Live:
                 for entry in self._last_tokens.due():  # they get none in the next; the engine knows that
                     ledger.retire(entry)
         ledger.now, ledger.kv_free = now, kv_free
+        known = ledger.context + sum(entry.held_kv for entry in ledger.prefilling.values())
+        ledger.kv_shared = max(0, known - (ledger.kv_total - kv_free))
         if self.policy is None or self.fallen is not None:
             return None
         if now >= self._watchdog.next_look:

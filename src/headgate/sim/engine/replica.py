@@ -323,6 +323,8 @@ class Replica(Residents):
     def _refresh_view(self) -> None:
         self.ledger.now = self.now
         self.ledger.kv_free = self.blocks.free * self.blocks.size
+        if self.cache is not None:
+            self.ledger.kv_shared = self.cache.shared * self.cache.size
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         for hook in self.hear.finished:
