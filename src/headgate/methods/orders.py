@@ -10,7 +10,7 @@ from math import inf, isfinite
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import EACH_STEP, Until
 from headgate.core.policy import BatchPolicy, End
-from headgate.core.request import Request
+from headgate.core.request import Request, uncached
 from headgate.core.view import View
 
 Key = tuple[float, ...]  # compared; the last two are arrival and number, so that no two are equal
@@ -123,7 +123,7 @@ class ShortestPrompt(Order):
         return self._sorted.ids()
 
     def _key(self, request: Request) -> Key:
-        return (_uncached(request) + self._ageing * request.arrival, request.arrival, request.id)
+        return (uncached(request) + self._ageing * request.arrival, request.arrival, request.id)
 
 
 class ByPriority(ShortestPrompt):
@@ -174,11 +174,7 @@ class EarliestDeadline(ShortestPrompt):
         promise = request.slo.first_token
         if promise is None:
             promise = self._promise
-        return (request.arrival + promise - self._pace * _uncached(request), request.arrival, request.id)
-
-
-def _uncached(request: Request) -> int:
-    return request.prompt - request.cached
+        return (request.arrival + promise - self._pace * uncached(request), request.arrival, request.id)
 
 
 ORDERS = ("arrival", "shortest", "priority", "deadline")

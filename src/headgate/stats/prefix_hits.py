@@ -10,7 +10,7 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.cost.card import recorded_card
 from headgate.cost.model import Chunk, Shape
-from headgate.record.tables import Flags, Floats, Run
+from headgate.record.tables import Flags, Floats, Integers, Run
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class PrefixHits:
 
 def prefix_hits(run: Run) -> PrefixHits | None:
     """None: the requests shared nothing that was known, or the engine had no cache."""
-    rows = run.requests
+    rows, prompt = run.requests, run.requests["prompt"]
+    cached = np.where(rows["cached"] < prompt, rows["cached"], 0)  # a whole prompt is KV from another engine
     evicted: Sequence[int] | None = run.meta.get("prefix_evicted")
-    if evicted is None and not rows["cached"].any():
+    if evicted is None and not cached.any():
         return None
-    served = np.isfinite(rows["admitted"])
-    cached, prompt, saved = rows["cached"], rows["prompt"], _saved(run)
+    served, saved = np.isfinite(rows["admitted"]), _saved(run, cached)
 
     def found(part: Flags) -> Found:
         tokens, whole = int(cached[part].sum()), int(prompt[part].sum())
@@ -60,19 +60,19 @@ def prefix_hits(run: Run) -> PrefixHits | None:
     )
 
 
-def _saved(run: Run) -> Floats | None:
+def _saved(run: Run, cached: Integers) -> Floats | None:
     """Seconds of prefill that each request was spared; None where the card is not there any more."""
     try:
         seconds = recorded_card(run.meta["card"]).cost.seconds
     except (InputError, KeyError, TypeError):
         return None
-    rows, saved = run.requests, np.zeros(len(run.requests["cached"]))
+    saved = np.zeros(len(cached))
     prices: dict[tuple[int, int], float] = {}
-    for row in np.flatnonzero(rows["cached"]).tolist():
-        prompt, cached = pair = int(rows["prompt"][row]), int(rows["cached"][row])
+    for row in np.flatnonzero(cached).tolist():
+        prompt, there = pair = int(run.requests["prompt"][row]), int(cached[row])
         if pair not in prices:
             whole = Shape(prefill=prompt, chunks=(Chunk(0, prompt),))
-            rest = Shape(prefill=prompt - cached, behind=cached, chunks=(Chunk(cached, prompt - cached),))
+            rest = Shape(prefill=prompt - there, behind=there, chunks=(Chunk(there, prompt - there),))
             prices[pair] = seconds(whole) - seconds(rest)
         saved[row] = prices[pair]
     return saved

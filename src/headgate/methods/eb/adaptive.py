@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 from headgate.core.errors import InputError, unknown
 from headgate.core.policy import End, Steps
-from headgate.core.request import Request
+from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.estimators.averages import Window
@@ -131,7 +131,7 @@ class AdaptiveExclusive(Exclusive):
         self._hazard.update(decoded, how in (End.STOPPED, End.LIMIT), self._iterations)
         self._completed.update(decoded, how in (End.STOPPED, End.LIMIT))
         self._prompts.update(request.prompt)
-        self._computed.update(request.prompt - request.cached)
+        self._computed.update(uncached(request))
         self._left += 1
         if self._left >= self.review and len(self._hazard) >= self.warm and self._memory:
             self._left = 0

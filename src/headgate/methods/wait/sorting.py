@@ -7,7 +7,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from headgate.core.errors import InputError
-from headgate.core.request import Request
+from headgate.core.request import Request, uncached
 
 BY_VALUE = ("prompt", "output")
 
@@ -38,7 +38,7 @@ class Sorting(NamedTuple):
             return ""
         if self.by == "kind":
             return request.kind
-        value = request.prompt - request.cached if self.by == "prompt" else request.guess
+        value = uncached(request) if self.by == "prompt" else request.guess
         if value is None:
             return "unknown"
         return next((str(bound) for bound in self.bounds if value <= bound), "more")

@@ -8,7 +8,7 @@ from math import inf
 from headgate.core.errors import InputError
 from headgate.core.plan import Plan
 from headgate.core.policy import End
-from headgate.core.request import Request
+from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.methods.wait.census import Census
@@ -101,7 +101,8 @@ class Wait(Lockstep):
     def arrived(self, request: Request, now: float) -> None:
         """Count it; review the thresholds when enough have come."""
         super().arrived(request, now)
-        self._census.came(self._name(request), request.prompt, request.queued, request.cached)
+        cached = request.prompt - uncached(request)
+        self._census.came(self._name(request), request.prompt, request.queued, cached)
         self._came += 1
         if not self.fixed and self._came >= self.review and self._memory and self._census.ended >= self.warm:
             self._came = 0

@@ -161,7 +161,11 @@ def _hits(hits: PrefixHits) -> str:
         parts += f", {percent(min(shares))} to {percent(max(shares))} by engine"
     if hits.all.saved is not None:
         parts += f"; {number(hits.all.saved)} s of prefill saved"
-    return parts if hits.evicted is None else f"{parts}; {hits.evicted:,} cached blocks evicted"
+    return (
+        f"{parts}; as recorded"
+        if hits.evicted is None
+        else f"{parts}; {hits.evicted:,} cached blocks evicted"
+    )
 
 
 def prefix_grid(metrics: Mapping[str, Metrics], by_engine: bool = False) -> list[Grid]:

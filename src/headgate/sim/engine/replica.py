@@ -251,8 +251,11 @@ class Replica(Residents):
         if len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
             return False
         if self.cache is None:
-            if self.blocks.of(entry.todo) > self.blocks.free:
+            if self.blocks.of(entry.todo + entry.hit) > self.blocks.free:
                 return False
+            if entry.hit:  # recorded, not looked up
+                self.blocks.take(self.blocks.of(entry.hit))
+                entry.hit = entry.loose = 0
         else:
             todo = entry.todo
             if not self._claim(entry):

@@ -188,7 +188,9 @@ class FleetReplica(Replica):
 
     def _still_needs(self, prompt: Entry) -> int:
         """Blocks that a prompt of the plan has yet to take."""
-        if prompt.id not in self.ledger.waiting and prompt.id not in self.ledger.prefilling:
+        if prompt.id in self.ledger.waiting:
+            return self.blocks.of(prompt.room)
+        if prompt.id not in self.ledger.prefilling:
             return 0
         known = prompt.prompt + prompt.generated
         return self.blocks.of(known) - self.blocks.of(known - prompt.todo)
