@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappush
 from math import inf
 
 from headgate.core.ledger import Entry
@@ -221,8 +220,7 @@ class FleetReplica(Replica):
             self.cache.learn(entry.id, entry.held_kv)  # KV from elsewhere can be found here
         if rolls:
             self.blocks.roll(entry.held_kv, ledger.tick)
-            entry.end = ledger.tick + self._whole(entry) - entry.generated
-            heappush(self._ends, (entry.end, entry.id))
+            self._ends_in(entry, self._whole(entry) - entry.generated)
         self.lease.ended = True
         self._recorder.joined(entry, self.now, rolls)
         for tell in (self.policy.arrived, self.policy.admitted, self.policy.prefilled):
