@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError
 from headgate.cost.laws.linear import LinearCost
@@ -38,6 +38,14 @@ class Lengths(NamedTuple):
     def cached(self) -> float:
         """Mean prompt tokens that stand before those."""
         return self.prompt - self.computed
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain numbers; those of the cache only where it finds anything."""
+        plain: dict[str, Any] = self._asdict()
+        del plain["uncached"]
+        if self.uncached is not None:
+            plain |= {"computed": self.computed, "computed_sd": self.computed_sd}
+        return plain
 
     def longer(self, tokens: float) -> Lengths:
         """So many more prompt tokens to compute."""

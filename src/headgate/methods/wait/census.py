@@ -67,6 +67,6 @@ class Census:
             survival, share = known.hazard.survival(ages), decoding.decoding.value
             if survival is not None and share is not None:
                 count = len(theirs)
-                mean, there = sum(theirs) / count + longer, cached[name] / count
-                found[name] = Seen(count / span, mean, survival, share, there)
+                mean, found_there = sum(theirs) / count + longer, cached[name] / count
+                found[name] = Seen(count / span, mean, survival, share, found_there)
         return found
