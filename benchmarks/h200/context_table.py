@@ -1,4 +1,4 @@
-"""Results of `benchmarks.h200.context` beside the simulator's: `python -m benchmarks.h200.context_table FILE`."""
+"""Results of `benchmarks.h200.context` beside the simulator's, from files named on the command line."""
 
 from __future__ import annotations
 

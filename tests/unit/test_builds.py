@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -22,6 +23,22 @@ def test_every_compiled_module_exists():
     names = re.findall(r'^    "([a-z_/]+)",$', (ROOT / "setup.py").read_text(), re.M)
     assert len(names) > 10
     assert [name for name in names if not (ROOT / "src" / "headgate" / f"{name}.py").is_file()] == []
+
+
+def test_compiled_classes_with_plain_subclasses_are_marked():
+    """Such a class cannot be made in the compiled build unless the compiler was told."""
+    compiled = set(re.findall(r'^    "([a-z_/]+)",$', (ROOT / "setup.py").read_text(), re.M))
+    marked, bare, subclassed = set(), set(), set()
+    for path in (ROOT / "src" / "headgate").rglob("*.py"):
+        own = str(path.relative_to(ROOT / "src" / "headgate").with_suffix("")) in compiled
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and own:
+                marks = [ast.unparse(each) for each in node.decorator_list]
+                (marked if any("allow_interpreted" in each for each in marks) else bare).add(node.name)
+            elif isinstance(node, ast.ClassDef):
+                subclassed |= {ast.unparse(base) for base in node.bases}
+    assert "Identity" in marked & subclassed
+    assert bare & subclassed == set()
 
 
 def test_a_mark_changes_nothing():

@@ -24,6 +24,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is rea
     "int": (int, "a whole number"),
     "float": (float, "a finite number"),
     "bool": ({"true": True, "false": False}.__getitem__, "true or false"),
+    "_empty": (lambda text: _number(text), "text"),  # compiled classes keep no annotations
 }
 Kind = TypeVar("Kind")
 
@@ -160,6 +161,16 @@ def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     if found is None or (isinstance(found, float) and not isfinite(found)):
         raise InputError(f"{about}: {parameter.name}={text!r} is not {what}; fix it")
     return found
+
+
+def _number(text: str) -> int | float | str:
+    """What the text reads as: a whole number, a number, or itself."""
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _found(what: str, name: str, ours: Mapping[str, type[Kind]], base: type[Kind]) -> type[Kind]:

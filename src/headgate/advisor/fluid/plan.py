@@ -49,6 +49,11 @@ class FluidAnswer:
     def engines(self) -> int:
         return self.staffing.engines
 
+    @property
+    def per_engine(self) -> float:
+        """Requests per second that each engine is offered."""
+        return sum(flow.rate for flow in self.plan.instance.flows)
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
         plan, pace = self.plan, self.plan.instance.pace

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
+from headgate.cost.card import load_card
 from headgate.live.route.config import Config
 from headgate.live.route.first_plan import first_plan
 from headgate.live.route.gate import Gate
@@ -65,6 +67,15 @@ class LivePolicy:
                 for flow, served, worth in columns
             },
         }
+
+
+def rests_on(config: Config, seats: Collection[int]) -> str:
+    """The router, the card it plans with, and the seats it counts on, in one line."""
+    name = config.router.card
+    card = None if name is None else load_card(name)
+    planned = f"card {card.name} ({card.model} on {card.gpu})" if card else "no card"
+    each = " or ".join(f"{number:,}" for number in sorted(set(seats))) or "no"
+    return f"router {config.router.name}, {planned}, {each} seats an engine"
 
 
 def made(config: Config, engines: int) -> RoutePolicy:

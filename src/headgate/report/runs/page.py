@@ -8,6 +8,7 @@ from typing import Any
 
 from headgate.experiment.assumed import said
 from headgate.experiment.asynchrony import engine_kind
+from headgate.experiment.fleet_plan import recorded_path
 from headgate.report.document import FOLDED, PAGE_ONLY, Block, Chapter, Drawn, Page, Section
 from headgate.report.numbers import number, plural, sentence
 from headgate.report.runs.alarms import alarms
@@ -22,7 +23,14 @@ from headgate.report.runs.grids import (
     rates,
     run_facts,
 )
-from headgate.report.runs.groups import class_figures, class_grid, fleet_figures, tenant_figures, tenant_grid
+from headgate.report.runs.groups import (
+    class_figures,
+    class_grid,
+    fleet_figures,
+    path_line,
+    tenant_figures,
+    tenant_grid,
+)
 from headgate.report.runs.latency import distributions
 from headgate.report.runs.load import against_load, comparable, load_grid
 from headgate.report.runs.origin import made, warnings
@@ -67,7 +75,9 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
     found, head, first, runs = scene.comparison, scene.compared.head, scene.first, scene.tables
     machine = "What the engines did" if scene.engines > 1 else "What the engine did"
     pools = {name: one.fleet for name, one in first.items() if one.fleet is not None}
-    fleet = [fleets(pools)] if pools else []
+    paths = {name: path for name, run in runs.items() if (path := recorded_path(run))}
+    fleet: list[Block] = [fleets(pools)] if pools else []
+    fleet += [path_line(name, first[name], path) for name, path in paths.items()]
     sections = [
         Section("", tuple(_numbers(scene))),
         Section("Promises", (Drawn(lambda: promise_panel(first)),)),
@@ -77,7 +87,7 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
         Section("By tenant", (*tenant_grid(first), Drawn(lambda: tenant_figures(first)))),
         Section("Prefix cache", tuple(prefix_grid(scene.metrics))),
         Section("Prefix cache by engine", tuple(prefix_grid(scene.metrics, by_engine=True)), PAGE_ONLY),
-        Section("The fleet", (*fleet, Drawn(lambda: fleet_figures(runs)))),
+        Section("The fleet", (*fleet, Drawn(lambda: fleet_figures(runs, paths)))),
         Section("What the policies estimated", (Drawn(lambda: gauge_blocks(runs)),)),
     ]
     if isinstance(found, Comparison):
