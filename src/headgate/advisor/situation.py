@@ -141,7 +141,8 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
             "first token and hardly anything would decode: choose longer outputs"
         )
     running = decodes[decodes > 0]
-    lengths = Lengths(*(float(x) for x in (prompts.mean(), decodes.mean(), prompts.std(), decodes.std())))
+    means = float(prompts.mean()), float(decodes.mean())
+    lengths = Lengths(*means, float(prompts.std()), float(decodes.std()))
     notes = [f"left out {bad.count} bad rows"] if bad.count else []
     if engine.prefix_cache and (hits := _hits(workload, engine, kv_tokens)).any():
         computed = prompts - hits
