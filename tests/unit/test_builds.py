@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from headgate.core.build import compiled, mypyc_attr
+from headgate.core.errors import InputError
+from headgate.methods.make import typed
 from headgate.pure import SourcesOnly
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +42,15 @@ def test_compiled_classes_with_plain_subclasses_are_marked():
                 subclassed |= {ast.unparse(base) for base in node.bases}
     assert "Identity" in marked & subclassed
     assert bare & subclassed == set()
+
+
+def test_parameters_without_annotations_are_read_as_numbers_where_they_look_like_one():
+    """As compiled classes have them: no annotation is left."""
+    bare = inspect.Parameter("refill", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = [typed("policy eb", bare, text) for text in ("24", 24, "0.5", "arrival")]
+    assert found == [24, 24, 0.5, "arrival"] and [type(each) for each in found] == [int, int, float, str]
+    with pytest.raises(InputError, match="refill='nan' is not"):
+        typed("policy eb", bare, "nan")
 
 
 def test_a_mark_changes_nothing():

@@ -72,6 +72,8 @@ def make_policy(
         if given not in wanted or given == "cost":
             raise unknown(f"parameter of policy {name}", given, [each for each in wanted if each != "cost"])
     for parameter in wanted.values():
+        if parameter.name in limits:  # whole numbers, also in a class without annotations
+            parameter = parameter.replace(annotation=int)
         if parameter.name in settings:
             values[parameter.name] = typed(f"policy {name}", parameter, settings[parameter.name])
         elif parameter.name in limits:

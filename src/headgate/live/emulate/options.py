@@ -38,6 +38,12 @@ class Options(SettingsModel):
     model_len: Count | None = declared(
         ENGINE, "most tokens of one request, prompt and output (default: the card's)"
     )
+    prefix_cache: Switch = declared(
+        ENGINE,
+        "find KV of equal prompts again, vLLM's --enable-prefix-caching",
+        True,
+        flag="--prefix-cache/--no-prefix-cache",
+    )
     asynchronous: Switch | None = declared(
         ENGINE,
         "compose a step while the one before runs, as vLLM does (default: where the card has a host)",
@@ -60,7 +66,7 @@ class Options(SettingsModel):
     shutdown_timeout: Delay = declared(SERVER, "time to drain after SIGTERM (default: 30s)", 30.0)
     out: str | None = declared(SERVER, "folder for what was served: traces, and run folders at the end")
     admin_port: Port | None = declared(SERVER, "port of the admin calls (default: none)")
-    admin_host: str = declared(SERVER, "its address", "127.0.0.1")
+    admin_host: str = declared(SERVER, "address of the admin calls", "127.0.0.1")
 
     model: str | None = declared(OUTPUT, "name of the model (default: the card's)")
     tokenizer: str | None = declared(OUTPUT, "tokenizer.json or its folder (default: 4 bytes are a token)")
@@ -70,12 +76,18 @@ class Options(SettingsModel):
     )
     trace: str | None = declared(OUTPUT, "output lengths drawn from a trace, such as azure-conv")
     echo: Switch = declared(OUTPUT, "answer with the prompt", False)
+    prompt_tokens_details: Switch = declared(
+        OUTPUT,
+        "usage says how many prompt tokens were cached, as vLLM does with the same flag",
+        False,
+        flag="--enable-prompt-tokens-details",
+    )
 
     fail_rate: Share = declared(FAULTS, "this share of the requests gets --fault", 0.0)
-    fault: str = declared(FAULTS, "503, drop=20, stall=5, ...", "500")
+    fault: str = declared(FAULTS, "503, drop=20, stall=5, ...: see docs/emulate.md", "500")
     stall_at: Count | None = declared(FAULTS, "every stream stops after so many tokens")
     crash_after: Count | None = declared(FAULTS, "the engine dies after so many tokens")
-    slow_start: Delay = declared(FAULTS, "seconds before anything listens", 0.0)
+    slow_start: Delay = declared(FAULTS, "time before anything listens, such as 20s", 0.0)
     fault_header: Switch = declared(FAULTS, "requests may name their fault: x-emulate-fault", True)
 
     kv_connector: Switch = declared(KV, "answer kv_transfer_params, as with NixlConnector", True)
