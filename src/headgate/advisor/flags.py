@@ -73,7 +73,7 @@ class FlagsPlan:
             "model": self.model,
             "gpu": self.gpu,
             "targets": self.targets,
-            "lengths": {**lengths._asdict(), "output_tokens": lengths.output + 1},
+            "lengths": {**lengths.as_dict(), "output_tokens": lengths.output + 1},
             "flags": {flag.name: {"value": flag.value, "why": flag.why} for flag in self.flags},
             "queued_requests": self.waiting,
             "decoding": self.decoding,
@@ -126,7 +126,7 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
 
 def sustained(about: Situation, running: float, budget: int) -> float:
     """How many of `running` requests decode at once: prompts must enter as fast, within the same budget."""
-    return max(1.0, min(running, budget / (1 + about.lengths.prompt / about.lengths.output)))
+    return max(1.0, min(running, budget / (1 + about.lengths.computed / about.lengths.output)))
 
 
 def step_mean(about: Situation, running: float, budget: int) -> float:
@@ -169,7 +169,7 @@ def _seats(about: Situation, tpot: float | None) -> Flag:
 def _budget(about: Situation, seats: int, tpot: float | None) -> Flag:
     """The most tokens that keep a step of all seats within the TPOT target; never below the seats."""
     name = "--max-num-batched-tokens"
-    needed = seats * (1 + about.lengths.prompt / about.lengths.output)
+    needed = seats * (1 + about.lengths.computed / about.lengths.output)
     steady = f"in a steady state a step holds {needed:,.0f} tokens"
     if tpot is None:
         usual = max(seats, min(DEFAULT_BUDGET, about.budget))

@@ -13,7 +13,9 @@ from headgate.core.errors import InputError, unknown
 from headgate.core.request import Slo
 from headgate.cost.card import Card
 from headgate.experiment.conflicts import at_once, refuse_conflicts
+from headgate.experiment.replay import as_workload
 from headgate.experiment.settings import ClassSettings, Experiment, Lengths, StageSettings
+from headgate.record.live_trace import is_live_trace, read_live_trace
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.of_card import DEFAULT_BUDGET, DEFAULT_SLOTS, engine_of_card
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process
@@ -196,6 +198,8 @@ def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
     """A bundled trace by its name, any other by its path."""
     if trace in BUNDLED:
         return bundled(trace), BadRows()
+    if is_live_trace(trace):
+        return as_workload(read_live_trace(trace), Path(trace)), BadRows()
     if "/" not in trace and "." not in trace and not (trace and Path(trace).exists()):
         raise unknown("trace", trace, BUNDLED)
     return read_trace(

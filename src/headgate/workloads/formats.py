@@ -108,7 +108,7 @@ FORMATS: dict[str, Format] = {
 
 
 # Columns that say what a request shares with others; any format may have them.
-SHARING = ("hash_ids", "chat_id", "parent_chat_id", "prefix", "prefix_tokens", "session")
+SHARING = ("hash_ids", "chat_id", "parent_chat_id", "prefix", "prefix_tokens", "session", "cached")
 NOTHING_SHARED: Mapping[str, object] = {}
 
 

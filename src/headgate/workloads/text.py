@@ -59,6 +59,11 @@ def as_text(path: str | os.PathLike[str], content: bytes) -> str:
     return text
 
 
+def tokens_or_none(value: object, what: str) -> int:
+    """A number of tokens, 0 included."""
+    return 0 if value in (0, "0") else tokens(value, what)
+
+
 def tokens(value: object, what: str) -> int:
     """A length of at least one token; whole numbers written as 512.0 are taken too."""
     # Almost every field is plain digits, and a trace has many of them: try that first.

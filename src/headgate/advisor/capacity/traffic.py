@@ -78,11 +78,13 @@ class Traffic:
     def sharing_said(self, engine: Engine) -> str:
         """Whether prompts are found in the prefix cache; empty where none share anything."""
         found = self.trace if self.trace is not None else self.at(1.0, self.words.seed)
-        if found.contents is None or not engine.prefix_cache:
+        if not engine.prefix_cache or (found.contents is None and not found.cached.any()):
             return ""
         if self.trace is not None and not self.recorded:
             return "rows drawn from the trace share nothing: no prompt is found in a cache; see --as-recorded"
         share = found_again(found, engine.block).sum() / found.prompt.sum()
+        if found.contents is None:
+            return f"prefix caching is on: {share:.1%} of the prompt tokens are found, as recorded"
         return f"prefix caching is on: an endless cache would find {share:.1%} of the prompt tokens"
 
     def _resampled(self, trace: Workload, rate: float, seed: int) -> Workload:

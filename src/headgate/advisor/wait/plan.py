@@ -143,7 +143,7 @@ class WaitPlan:
             "pace": {"shortest": self.pace.shortest, "longest": self.pace.longest},
             "wait": {
                 "types": [
-                    {"name": name, **part._asdict(), "threshold": size}
+                    {"name": name, **_plain(part), "threshold": size}
                     for name, part, size in zip(
                         self.mix.names, self.mix.parts, self.thresholds.sizes, strict=True
                     )
@@ -285,3 +285,8 @@ def _sizes(thresholds: Thresholds | None) -> list[float] | None:
 
 def _total(choice: Choice) -> float | None:
     return None if choice.bound is None else _finite(choice.bound.total)
+
+
+def _plain(part: Part) -> dict[str, float]:
+    """Its numbers; a plan is made for whole prompts, so none is cached."""
+    return {name: value for name, value in part._asdict().items() if name != "cached"}

@@ -120,7 +120,7 @@ class Ahead(Replica):
         """The tokens of the step before the newest are seen; who has all of them goes."""
         self._see()
         while self._ends and self._ends[0][0] <= self.ledger.tick:
-            end, id = heappop(self._ends)
+            end, _, id = heappop(self._ends)
             entry = self.ledger.decoding.get(id)
             if entry is not None and entry.end == end:
                 known = entry.generated >= min(entry.limit, self.longest - entry.prompt)
