@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.error_bar import error_bar
-from headgate.live.route.config import Class, Config
+from headgate.live.route.config import Class, GateConfig
 from headgate.methods.fluid.engine_pace import pace_of
 from headgate.methods.fluid.flows import Flow, Instance, Prices
 
@@ -20,7 +20,7 @@ PROMPT, OUTPUT, RATE = 512.0, 256.0, 1.0  # of a class of which the configuratio
 BUDGET = 8192  # tokens of one step
 
 
-def first_plan(config: Config, engines: int) -> FluidPlan:
+def first_plan(config: GateConfig, engines: int) -> FluidPlan:
     """Solved once; the online router replaces it as soon as enough requests of a class were seen."""
     from headgate.methods.fluid.planner import plan_fluid  # the solver takes a while to import
 
@@ -38,8 +38,7 @@ def first_plan(config: Config, engines: int) -> FluidPlan:
     prompt = sum(flow.rate * flow.prompt for flow in flows) / total
     outputs = sum(flow.rate * flow.output for flow in flows)
     context = sum(flow.rate * flow.output * (flow.prompt + flow.output / 2) for flow in flows) / outputs
-    seats = min((each.seats for each in config.engines), default=config.discovery.seats)
-    seats = max(1, min(seats, int(card.kv_tokens / max(context, 1.0))))
+    seats = max(1, min(config.fewest_seats, int(card.kv_tokens / max(context, 1.0))))
     pace = pace_of(card.cost, seats, min(BUDGET, card.max_batch_tokens), prompt, context)
     prices = Prices(router.prices.prompt, router.prices.output)
     return plan_fluid(Instance(flows, pace, prices).checked())

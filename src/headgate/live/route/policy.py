@@ -7,7 +7,7 @@ from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
-from headgate.live.route.config import Config
+from headgate.live.route.config import GateConfig
 from headgate.live.route.first_plan import first_plan
 from headgate.live.route.gate import Gate
 from headgate.methods.balance.prefix import PrefixAware
@@ -21,16 +21,16 @@ PROMPTS = 16  # at once, where nothing is known of prompts
 class LivePolicy:
     """Owns the router policy. Routers with a plan get one that is solved again while they run."""
 
-    def __init__(self, config: Config, engines: int) -> None:
+    def __init__(self, config: GateConfig, engines: int) -> None:
         self.config = config
         self.router = made(config, engines)
 
-    def check(self, new: Config, engines: int) -> None:
+    def check(self, new: GateConfig, engines: int) -> None:
         """Refuses a configuration whose router cannot be made."""
         if new.router != self.config.router or new.classes != self.config.classes:
             made(new, engines)
 
-    def swap(self, new: Config, engines: int, gate: Gate) -> None:
+    def swap(self, new: GateConfig, engines: int, gate: Gate) -> None:
         """Another router takes over what is inside."""
         self.config, self.router = new, made(new, engines)
         gate.swap(self.router)
@@ -67,7 +67,7 @@ class LivePolicy:
         }
 
 
-def made(config: Config, engines: int) -> RoutePolicy:
+def made(config: GateConfig, engines: int) -> RoutePolicy:
     """The router of a configuration, for so many engines."""
     name, own = split_name(config.router.name, "router")
     settings: dict[str, Any] = {**own, **config.router.settings}
