@@ -15,6 +15,8 @@ from headgate.live.route.ray_gate import Answer, Event, Heard, SharedGate
 from headgate.live.route.ticket import Refused
 
 log = logging.getLogger("headgate.route")
+LATER = ("end", "freed")  # told at once only while requests wait for a place
+SOON = 0.01  # seconds until it is told anyway
 NEWS = 2.0  # seconds a question for news is held
 AGAIN = 0.5  # seconds between two attempts to reach the shared gate
 FIRST = 30.0  # seconds for its first start, in which a process is begun
@@ -64,6 +66,7 @@ class GateClient:
         self._seats: dict[str, int] = {}
         self._outbox: list[Event] = []
         self._telling, self._number = False, 0
+        self._others_wait = self._later = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = False
 
@@ -134,7 +137,16 @@ class GateClient:
             self.local.book(self.name, (event,))
             return
         self._outbox.append(event)
-        if self._remote is not None and not self._telling:  # else: it goes with the others in the next call
+        if event[0] in LATER and not self._others_wait:
+            if not self._later:
+                self._later = True
+                asyncio.get_running_loop().call_later(SOON, self._send)
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        self._later = False
+        if self._remote is not None and self._outbox and not self._telling:  # else: with the next call
             self._telling = True
             self._run(self._flush(self._remote, self.term))
 
@@ -170,7 +182,7 @@ class GateClient:
         if heard is None:
             self._lose("it does not know this router any more")
             return
-        answers, self._clients = heard
+        answers, self._clients, self._others_wait = heard
         self._hear(answers)
 
     # -- losing and finding the shared gate ------------------------------------------------------------
@@ -230,9 +242,7 @@ class GateClient:
             return False
         self._remote = remote
         self._run(self._listen(remote, term))
-        if self._outbox:
-            self._telling = True
-            self._run(self._flush(remote, term))
+        self._send()
         return True
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 
 
 Event = tuple[Any, ...]  # a verb and what it is about; see `SharedGate.tell`
-Heard = tuple[list[Answer], int]  # and how many clients there are
+Heard = tuple[list[Answer], int, bool]  # and how many clients there are, and whether any request waits
 
 
 class Client:
@@ -130,7 +130,7 @@ class SharedGate:
             return None
         self.gate.settle()
         await asyncio.sleep(0)  # those who were placed by it say so
-        return self.clients[name].take(), len(self.clients)
+        return self._heard(self.clients[name])
 
     async def news(self, name: str, seconds: float) -> Heard | None:
         """Answers as soon as there are some, or none after so many seconds."""
@@ -142,7 +142,10 @@ class SharedGate:
                 async with asyncio.timeout(seconds):
                     await own.wake.wait()
         own.heard = time.monotonic()
-        return own.take(), len(self.clients)
+        return self._heard(own)
+
+    def _heard(self, own: Client) -> Heard:
+        return own.take(), len(self.clients), bool(self.gate.roster.waiting)
 
     def book(self, name: str, events: Sequence[Event]) -> bool:
         """`tell` without its answers."""
