@@ -1,0 +1,38 @@
+"""One Ray on this machine for all tests here. Each file skips in one line where Ray is not installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+QUIET = {"enable_access_log": False, "log_level": "ERROR"}
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    import ray
+    from ray import serve
+
+    sys.path.insert(0, str(HERE))
+    ray.init(
+        num_cpus=16,  # logical: engines here do nothing but wait
+        include_dashboard=False,
+        object_store_memory=100_000_000,
+        logging_level="ERROR",
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
+    )
+    yield
+    serve.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def served(cluster):
+    from ray import serve
+
+    serve.start(http_options={"port": 0, "host": "127.0.0.1"}, logging_config=QUIET)
