@@ -10,7 +10,6 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -22,8 +21,9 @@ from headgate.core.errors import InputError, one_line
 from headgate.live.route.classes import Classes
 from headgate.live.route.ray_client import Entry, GateClient, Remote
 from headgate.live.route.ray_config import RayConfig, ray_config
-from headgate.live.route.ray_gate import Event, Heard, SharedGate
+from headgate.live.route.ray_gate import SharedGate
 from headgate.live.route.ray_request import described
+from headgate.live.route.ray_wire import GateServer, WiredGate
 from headgate.live.route.ticket import Refused
 
 log = logging.getLogger("ray.serve")
@@ -31,7 +31,7 @@ NAMESPACE = "headgate"
 SEATS = "headgate_seats"  # among a replica's routing stats
 PATH = "headgate.live.route.ray:HeadgateRouter"
 PAUSE, LONGEST_PAUSE = 0.005, 0.5  # seconds before a request that was rejected is placed again
-IDLE = 60.0  # seconds without any router after which a gate actor ends itself
+IDLE = 60.0  # seconds between two looks of a gate actor whether it has routers
 MANY = 100_000  # requests that are routed at the same time
 SLACK = 64  # requests that were placed and stand in Ray's queue, before they are dropped from it
 
@@ -43,40 +43,30 @@ def router_config(**kwargs: Any) -> RequestRouterConfig:
 
 
 class GateActor(SharedGate):
-    """The shared gate as an actor. It ends when no router has asked for a minute."""
+    """The shared gate as an actor, by which routers find its socket. Without routers it ends."""
 
-    _watch: asyncio.Task[None] | None = None
+    _address: tuple[str, int, str] | None = None
 
-    async def join(self, *about: Any) -> int:
-        if self._watch is None:
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(given)
+        ray_config(given)  # solvers take seconds to import: before any router waits for an answer
+
+    async def address(self) -> tuple[str, int, str]:
+        """Host, port and secret of its socket."""
+        if self._address is None:
+            secret, host = uuid.uuid4().hex, ray.util.get_node_ip_address()
+            self._server = GateServer(self, secret)
+            self._address = host, await self._server.start(host), secret
             self._watch = asyncio.get_running_loop().create_task(self._end_when_idle())
-        return await super().join(*about)
+        return self._address
 
     async def _end_when_idle(self) -> None:
         me = ray.get_runtime_context().current_actor
-        while self.clients:
+        while True:
             await asyncio.sleep(IDLE)
             self._known("")  # forgets those who are silent
-        ray.kill(me)
-
-
-class ActorGate:
-    """The gate actor, as a router calls it."""
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
-
-    async def join(self, *about: Any) -> int:
-        joined: int = await self.actor.join.remote(*about)
-        return joined
-
-    async def tell(self, name: str, events: Sequence[Event]) -> Heard | None:
-        heard: Heard | None = await self.actor.tell.remote(name, events)
-        return heard
-
-    async def news(self, name: str, seconds: float) -> Heard | None:
-        heard: Heard | None = await self.actor.news.remote(name, seconds)
-        return heard
+            if not self.clients:
+                ray.kill(me)
 
 
 def gate_name(app: str, deployment: str) -> str:
@@ -125,8 +115,7 @@ class HeadgateRouter(RequestRouter):
         name = gate_name(self._deployment_id.app_name, self._deployment_id.name)
         loop = asyncio.get_running_loop()
         actor = await loop.run_in_executor(None, gate_actor, name, self._config)
-        await actor.__ray_ready__.remote()  # its process may just begin
-        return ActorGate(actor)
+        return await WiredGate.open(*await actor.address.remote())
 
     # -- how many requests Ray looks at ----------------------------------------------------------------
 

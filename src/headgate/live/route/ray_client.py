@@ -34,6 +34,9 @@ class Remote(Protocol):
     async def news(self, name: str, seconds: float) -> Heard | None:
         """As `SharedGate.news`."""
 
+    def close(self) -> None:
+        """It is not asked any more."""
+
 
 class Entry:
     """One request of this router, from its arrival to its end."""
@@ -200,7 +203,9 @@ class GateClient:
         if self.local is not None:
             self.local.forget(self.name)
             self.local = None
-        self._remote = None
+        if self._remote is not None:
+            self._remote.close()
+            self._remote = None
         waiting = [entry for entry in self.entries.values() if not entry.replica]
         self._outbox = [("arrive", entry.key, *entry.about) for entry in waiting]
         return Counter(entry.replica for entry in self.entries.values() if entry.replica)
@@ -239,6 +244,7 @@ class GateClient:
                 self._clients = await remote.join(self.name, seats, busy, self._clients)
         except Exception as error:
             log.warning("the shared gate does not answer: %s", one_line(error))
+            remote.close()
             return False
         self._remote = remote
         self._run(self._listen(remote, term))

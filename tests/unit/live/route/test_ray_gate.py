@@ -15,6 +15,7 @@ from headgate.live.route.ray_client import GateClient
 from headgate.live.route.ray_config import ray_config
 from headgate.live.route.ray_gate import SharedGate
 from headgate.live.route.ray_request import described
+from headgate.live.route.ray_wire import GateServer, WiredGate
 from headgate.live.route.ticket import Refused
 from router_world import run, until
 
@@ -36,6 +37,8 @@ class Wire:
         if self.dead:
             raise ConnectionError("no actor")
         return self
+
+    def close(self): ...
 
     def __getattr__(self, name):
         async def call(*about):
@@ -192,6 +195,35 @@ def test_when_the_shared_gate_dies_each_router_takes_its_share_and_comes_back(mo
         assert wire.gate.books()["faults"] == []
         for each in (one, two):
             await each.close()
+
+    run(work())
+
+
+def test_over_a_socket():
+    """The same through the wire; another secret is not let in, and a gate that ends is noticed."""
+
+    async def work():
+        config = ray_config({})
+        gate = SharedGate(config.model_dump(mode="json"))
+        server = GateServer(gate, "secret")
+        port = await server.start("127.0.0.1")
+        stranger = await WiredGate.open("127.0.0.1", port, "sicret")
+        with pytest.raises(ConnectionError):
+            await stranger.join("stranger", TWO, {}, 1)
+        one = GateClient(config, "one", lambda: WiredGate.open("127.0.0.1", port, "secret"))
+        one.set_replicas(TWO)
+        entries = await asyncio.gather(*(one.place(ABOUT) for _ in range(4)))
+        assert gate.clients.keys() == {"one"}
+        waiting = asyncio.create_task(one.place(ABOUT))
+        await until(lambda: gate.books()["queued"]["default"] == 1)
+        one.end(entries[0])
+        assert (await waiting).replica == entries[0].replica
+        one._remote._writer.transport.abort()
+        await until(lambda: one.lost == 1)
+        await until(lambda: one._remote is not None)  # it found its way back
+        assert gate.books()["busy"] == {name: 2 for name in TWO}
+        await one.close()
+        await server.stop()
 
     run(work())
 
