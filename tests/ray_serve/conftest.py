@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+# On a busy machine Ray would kill its own proxies before they have begun.
+PATIENT = {
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+}
 QUIET = {"enable_access_log": False, "log_level": "ERROR"}
 
 
 @pytest.fixture(scope="session")
 def cluster():
+    os.environ.update(PATIENT)  # before Ray reads it
     import ray
     from ray import serve
 

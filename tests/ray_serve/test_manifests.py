@@ -115,12 +115,7 @@ def test_rayservice():
     service = RayService.model_validate(found)
     cluster = service.spec.rayClusterConfig
     for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs):
-        pod = {
-            "apiVersion": "v1",
-            "kind": "PodTemplate",
-            "metadata": {"name": "x"},
-            "template": group.template,
-        }
+        named = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}}
         kubernetes_validate.validate({**named, "template": group.template}, VERSION, strict=True)
     (router,) = routers(yaml.safe_load(service.spec.serveConfigV2))
     assert router.get_request_router_class() is HeadgateRouter

@@ -52,6 +52,7 @@ def fleet(served):
         ray_actor_options={"num_cpus": 0},
         logging_config=QUIET,
         health_check_period_s=1.0,
+        health_check_timeout_s=60.0,
         request_router_config=router_config(**KWARGS),
     )(Engine)
     handle = serve.run(deployment.bind(1.0), name=APP, route_prefix="/")

@@ -143,6 +143,21 @@ def test_a_gate_that_raises_hangs_nobody(cluster, monkeypatch):
     asyncio.run(asyncio.wait_for(work(), 30))
 
 
+def test_direct_streaming_takes_no_place(cluster):
+    """Ray asks for a replica without a request that would end."""
+
+    async def work():
+        made = router()
+        made.update_replicas([Replica("a", 1)])
+        for number in range(3):
+            ((chosen,),) = await made.choose_replicas([*made.curr_replicas.values()], request(number))
+            assert chosen.replica_id.unique_id == "a"
+        assert not made._gate.entries
+        await made._gate.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
 def test_a_refusal_is_back_pressure(cluster):
     async def work():
         made = router(limits={"queue": 1})

@@ -154,7 +154,10 @@ class HeadgateRouter(RequestRouter):
 
         The request's future is set here: Ray finds requests by an id that several calls may share.
         """
-        if pending_request is None:
+        if pending_request is None or (
+            not pending_request.future.done()
+            and pending_request.future not in self._routing_task_by_pending_request_future
+        ):  # direct streaming: nobody would tell when it ends, so no gate can count it
             return [self._least_loaded()]
         if pending_request.future.done():
             return [candidate_replicas[:1]]
