@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -39,6 +40,11 @@ def cluster():
 
 @pytest.fixture(scope="session")
 def served(cluster):
+    """Serve with one HTTP proxy; its port."""
     from ray import serve
 
-    serve.start(http_options={"port": 0, "host": "127.0.0.1"}, logging_config=QUIET)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve.start(http_options={"port": port, "host": "127.0.0.1"}, logging_config=QUIET)
+    return port

@@ -33,6 +33,7 @@ class Lines:
         self.counts.put_nowait(job.made)
 
     def end(self, job: Job) -> None:
+        self.counts.put_nowait(job.made)
         self.counts.put_nowait(None)
 
 

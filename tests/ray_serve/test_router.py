@@ -24,6 +24,7 @@ from headgate.live.route.ray import NAMESPACE, gate_name, router_config
 ENGINES = 8
 PATIENCE = 60.0  # seconds
 APP = "fleet"
+LONG = 800  # tokens: some seconds in which all seats are taken
 KWARGS = {
     "router": {"name": "density-deep", "order": ["urgent", "default"], "card": "cal-h200-qwen3-8b"},
     "classes": [
@@ -110,8 +111,8 @@ def settled():
 
 def test_routers_share_one_gate_and_never_exceed_its_seats(fleet):
     _, callers = fleet
-    answers = ray.get([each.load.remote(120, 20) for each in callers])
-    assert [set(each) for each in answers] == [{"20"}, {"20"}]
+    answers = ray.get([each.load.remote(80, 150) for each in callers])
+    assert [set(each) for each in answers] == [{"150"}, {"150"}]
     found = pids()
     assert all(each["most"] <= SEATS for each in found.values()), found
     assert sum(each["most"] == SEATS for each in found.values()) >= ENGINES // 2  # they were full
@@ -132,24 +133,22 @@ def test_an_urgent_request_overtakes_those_that_wait(fleet):
 
 def test_a_class_whose_queue_is_full_is_refused(fleet):
     _, (one, _) = fleet
-    slow = [one.ask.remote(number, 200) for number in range(ENGINES * SEATS)]
+    slow = [one.ask.remote(number, LONG) for number in range(ENGINES * SEATS)]
     until(
         lambda: sum(e["prompts"] + e["decodes"] for e in books()["engines"].values()) == ENGINES * SEATS,
         "full",
     )
     answers = ray.get([one.ask.remote(number, 2, "bulk") for number in range(6)])
     assert sorted(answers) == ["2", "2", *4 * [BackPressureError.__name__]]
-    assert set(ray.get(slow)) == {"200"}
+    assert set(ray.get(slow)) == {str(LONG)}
     settled()
 
 
-def test_http_gets_429_with_retry_after(fleet):
-    (proxy,) = serve.status().proxies.values()
-    assert proxy == "HEALTHY"
-    url = f"http://127.0.0.1:{port()}/?output="
+def test_http_gets_429_with_retry_after(fleet, served):
+    url = f"http://127.0.0.1:{served}/?output="
     assert requests.get(url + "3", timeout=PATIENCE).json() == {"made": 3}
     _, (one, _) = fleet
-    slow = [one.ask.remote(number, 200) for number in range(ENGINES * SEATS)]
+    slow = [one.ask.remote(number, LONG) for number in range(ENGINES * SEATS)]
     until(
         lambda: sum(e["prompts"] + e["decodes"] for e in books()["engines"].values()) == ENGINES * SEATS,
         "full",
@@ -159,15 +158,8 @@ def test_http_gets_429_with_retry_after(fleet):
         found = [*threads.map(lambda _: requests.get(url + "2", headers=headers, timeout=PATIENCE), range(4))]
     assert sorted(each.status_code for each in found) == [200, 429, 429, 429]
     assert all(int(each.headers["retry-after"]) >= 1 for each in found if each.status_code == 429)
-    assert set(ray.get(slow)) == {"200"}
+    assert set(ray.get(slow)) == {str(LONG)}
     settled()
-
-
-def port():
-    """Of the HTTP proxy; it was left to choose."""
-    from ray.serve._private.api import _get_global_client
-
-    return _get_global_client().http_config.port
 
 
 def test_cancelled_requests_hold_nothing(fleet):

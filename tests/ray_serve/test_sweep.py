@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -21,12 +23,21 @@ SWEEP = (
     "sweep --policy mixed --policy eb+ --over rate=2,4,6,8,10 --seeds 20 --requests 20 --prompt 300 "
     "--output 20 --jobs 2 --out {}"
 )
+SMALL = "sweep --policy mixed --over rate=2,4 --requests 20 --prompt 300 --output 20"
 
 
-def command(*words):
-    done = CliRunner().invoke(app, list(words))
+def on_ray(*words):
+    """In this process, which is connected to the cluster."""
+    done = CliRunner().invoke(app, [*words, "--on", "ray"])
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
+
+
+def apart(*words):
+    """In a process of its own: pools fork, and Ray's threads are here."""
+    script = "from headgate.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def tables(folder):
@@ -42,14 +53,20 @@ def tables(folder):
 
 
 def test_200_runs_equal_those_of_the_pool(cluster, tmp_path):
-    here, apart = tmp_path / "pool", tmp_path / "ray"
-    command(*SWEEP.format(here).split())
-    command(*SWEEP.format(apart).split(), "--on", "ray")
-    found = tables(apart)
-    assert found == tables(here)
+    pool, ray_runs = tmp_path / "pool", tmp_path / "ray"
+    apart(*SWEEP.format(pool).split())
+    on_ray(*SWEEP.format(ray_runs).split())
+    found = tables(ray_runs)
+    assert found == tables(pool)
     assert sum(name.endswith("run.json") for name in found) == 200
-    again = command(*SWEEP.format(apart).split(), "--on", "ray")
-    assert "200 of 200 runs are there already" in again
+    assert "200 of 200 runs are there already" in on_ray(*SWEEP.format(ray_runs).split())
+
+
+def test_a_cluster_by_its_address_runs_this_very_package(cluster, tmp_path):
+    address = ray.get_runtime_context().gcs_address
+    apart(*SMALL.split(), "--out", str(tmp_path / "pool"))
+    apart(*SMALL.split(), "--out", str(tmp_path / "ray"), "--on", f"ray:{address}")
+    assert tables(tmp_path / "ray") == tables(tmp_path / "pool")
 
 
 LOAD = "--prompt 500 --output 40 --seeds 2 --jobs 2 --json -"
@@ -60,7 +77,7 @@ ADVISE = f"advise --rate 10 --slo ttft=1s@p95 --policy keep --slots 64 --request
 
 @pytest.mark.parametrize("words", [CAPACITY, ENGINES, ADVISE], ids=["rate", "engines", "advise"])
 def test_searches_find_the_same(cluster, words):
-    assert command(*words.split(), "--on", "ray") == command(*words.split())
+    assert json.loads(on_ray(*words.split())) == json.loads(apart(*words.split()))
 
 
 def double(number):

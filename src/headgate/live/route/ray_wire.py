@@ -31,7 +31,10 @@ async def _read(reader: asyncio.StreamReader) -> Any:
 
 def _write(writer: asyncio.StreamWriter, message: Any) -> None:
     body = _encode(message)
-    writer.write(len(body).to_bytes(HEAD, "big") + body)
+    try:
+        writer.write(len(body).to_bytes(HEAD, "big") + body)
+    except RuntimeError as error:  # uvloop's word for a closed transport
+        raise ConnectionError(str(error)) from None
 
 
 class GateServer:
