@@ -19,7 +19,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from headgate.core.errors import InputError, one_line
 from headgate.live.route.classes import Classes
-from headgate.live.route.ray_client import Entry, GateClient, Remote
+from headgate.live.route.ray_client import Entry, GateClient, Over, Remote
 from headgate.live.route.ray_config import RayConfig, ray_config
 from headgate.live.route.ray_gate import SharedGate
 from headgate.live.route.ray_request import described
@@ -114,6 +114,8 @@ class HeadgateRouter(RequestRouter):
     async def _connect(self) -> Remote:
         name = gate_name(self._deployment_id.app_name, self._deployment_id.name)
         loop = asyncio.get_running_loop()
+        if not ray.is_initialized():  # Ray would start a cluster of its own
+            raise Over
         actor = await loop.run_in_executor(None, gate_actor, name, self._config)
         return await WiredGate.open(*await actor.address.remote())
 

@@ -22,6 +22,10 @@ AGAIN = 0.5  # seconds between two attempts to reach the shared gate
 FIRST = 30.0  # seconds for its first start, in which a process is begun
 
 
+class Over(Exception):  # noqa: N818  (news, not a fault)
+    """This process has left the cluster: there will be no shared gate any more."""
+
+
 class Remote(Protocol):
     """A shared gate in another process."""
 
@@ -227,6 +231,8 @@ class GateClient:
             try:
                 async with asyncio.timeout(seconds or FIRST):
                     remote = await self._connect()
+            except Over:
+                return
             except Exception as error:
                 log.warning("no shared gate: %s", one_line(error))
             else:
