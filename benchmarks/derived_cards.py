@@ -6,8 +6,10 @@ the error bars that rest on them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +25,22 @@ from headgate.cost.derive.grid import shapes
 from headgate.cost.derive.models import MODELS
 from headgate.cost.derive.step import Deployment, step_seconds
 from headgate.cost.derive.wanted import Wanted
+from headgate.cost.fit.about import About
 from headgate.cost.fit.family import seconds
+from headgate.cost.fit.fit import fit
+from headgate.cost.fit.quality import measure
+from headgate.cost.fit.steps import StepTable
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import Chunk, Shape
 from headgate.sim.engine.of_card import engine_of_card
 
 Floats = NDArray[np.float64]
 
+GRID = Path(__file__).parent / "h200" / "results" / "grid"
+UNSEEN = {
+    "llama-3.1-8b": "derived:llama-3.1-8b@h200:graph1024",
+    "qwen3-8b-fp8": "derived:qwen3-8b@h200:fp8:graph1024",
+}
 CALIBRATED = ("qwen3-8b", "qwen3-4b", "qwen3-30b-a3b")
 KINDS = ("decode", "prefill", "mixed")
 GRAPH = 1024  # tokens of the largest CUDA graph of the calibrated engines
@@ -104,15 +115,15 @@ def throughput(held: str, asynchronous: bool, requests: int = 500) -> Floats:
     cards = calibrated()
     others = [cards[name] for name in CALIBRATED if name != held]
     mine = derive_card(Wanted(held, "h200", graph=GRAPH), others)
-    found = []
-    for prompt, output in LENGTHS:
+    return np.array(list(_against(cards[held], mine, asynchronous, requests)))
+
+
+def _against(real: Card, mine: Card, asynchronous: bool, requests: int) -> Iterator[float]:
+    for means in LENGTHS:
         for seats in SEATS:
-            spent = [
-                _makespan(card, (prompt, output), seats, asynchronous, requests * seats // 256)
-                for card in (cards[held], mine)
-            ]
-            found.append(spent[0] / spent[1] - 1)
-    return np.array(found)
+            count = requests * seats // 256
+            spent = [_makespan(card, means, seats, asynchronous, count) for card in (real, mine)]
+            yield spent[0] / spent[1] - 1
 
 
 def _makespan(card: Card, means: tuple[int, int], seats: int, asynchronous: bool, requests: int) -> float:
@@ -154,16 +165,19 @@ def left_out_gpus(model: str) -> Iterator[tuple[str, Errors]]:
         yield name, by_kind(steps, np.array(pairs[1]) / np.array(pairs[0]) - 1)
 
 
-def real_steps(held: str, number: int) -> dict[str, float]:
-    """Median error of a derived card on timed steps of a grid, by kind; nothing of them was fitted."""
-    from headgate.cost.fit.quality import measure
-    from headgate.cost.fit.steps import StepTable
-
-    table = StepTable.load(f"benchmarks/h200/results/grid/{held}.{number}.steps.npz")
-    card = load_card(f"derived:{held}@h200:graph{GRAPH}")
+def real_steps(name: str, derived: str, number: int = 1) -> dict[str, dict[str, float]]:
+    """Errors of a derived card on timed steps of a grid, by kind; nothing of them was fitted."""
+    table = StepTable.load(GRID / f"{name}.{number}.steps.npz")
+    card = load_card(derived)
     assert card.work is not None
-    regions = measure(table, seconds(card.work, table)).regions
-    return {kind: figures["median"] for kind, figures in regions.items()}
+    return measure(table, seconds(card.work, table)).regions
+
+
+def unseen_throughput(name: str, derived: str) -> Floats:
+    """Saturated throughput on a derived card against the card fitted to timed steps of that engine."""
+    said = json.loads((GRID / f"{name}.about.json").read_text(encoding="utf-8"))
+    real = fit(StepTable.load(GRID / f"{name}.1.steps.npz"), About(**said)).card()
+    return np.array(list(_against(real, load_card(derived), True, 500)))
 
 
 def main() -> None:
@@ -179,8 +193,18 @@ def main() -> None:
             print(f"  {held:<16}{kind:<14}{np.median(abs(off)):.1f}, {off[np.argmax(abs(off))]:+.1f}")
     print("Timed steps of the grids, corrections as shipped, %: medians")
     for held, number in (("qwen3-8b", 1), ("qwen3-4b", 1), ("qwen3-30b-a3b", 2)):
-        each = ", ".join(f"{kind} {100 * value:.1f}" for kind, value in real_steps(held, number).items())
-        print(f"  {held:<16}{each}")
+        regions = real_steps(held, f"derived:{held}@h200:graph{GRAPH}", number)
+        print(
+            f"  {held:<16}"
+            + ", ".join(f"{kind} {100 * each['median']:.1f}" for kind, each in regions.items())
+        )
+    print("Timed steps that no law has seen, %: median, of the total; KV tokens; throughput: median, worst")
+    for name, derived in UNSEEN.items():
+        card, regions = load_card(derived), real_steps(name, derived)
+        each = [f"{k} {100 * e['median']:.1f}, {100 * e['total']:+.1f}" for k, e in regions.items()]
+        off = 100 * unseen_throughput(name, derived)
+        served = f"{np.median(abs(off)):.1f}, {off[np.argmax(abs(off))]:+.1f}"
+        print(f"  {name:<16}{' | '.join(each)}; {card.kv_tokens:,}; {served}")
     print("Published steps of Qwen3-32B on B300, by tensor parallel degree; speed-up of a prompt of 4,096")
     for degree in (1, 2, 4, 8):
         mine, theirs = scaling(degree)

@@ -11,7 +11,8 @@ from headgate.core.policy import BatchPolicy
 from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.experiment.worlds import COST, World, world
-from headgate.methods.names import BATCH, Exclusive, Mixed
+from headgate.methods.make import make_policy
+from headgate.methods.names import BATCH, Mixed
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.simulator import Simulator
 
@@ -38,9 +39,9 @@ def policies(at: World) -> list[BatchPolicy]:
     """Compiled ones, one on top of a compiled one, and interpreted ones."""
     slots, budget = at.engine.running, at.engine.batch_tokens
     return [
-        Mixed(slots, budget),
+        make_policy("mixed", {"budget": str(budget)}, at.engine)[0],
         Own(slots, budget),
-        Exclusive(slots, max(1, slots // 2), max_gap=3.0, cost=COST),
+        make_policy("eb", {"refill": str(max(1, slots // 2)), "max_gap": "3.0"}, at.engine)[0],
         made("slai", slots, budget),
         made("eb+", slots, budget),
         made("keep", slots, budget),

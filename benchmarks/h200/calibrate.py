@@ -27,6 +27,8 @@ ENVIRONMENT = {
 SHAPES = {
     "qwen3-8b": models.QWEN3_8B,
     "qwen3-4b": models.QWEN3_4B,
+    "qwen3-14b": models.QWEN3_14B,
+    "llama-3.1-8b": models.LLAMA_8B,
     "qwen3-30b-a3b": models.QWEN3_30B_A3B,
     "tiny": models.TINY,
     "tiny-moe": models.TINY_MOE,

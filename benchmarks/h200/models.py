@@ -25,10 +25,11 @@ class Shape:
     dtype: str = "bfloat16"
     tied: bool = False  # the head is the embedding
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path, longest: int = 40960) -> Path:
         """A folder with a config.json of this shape; enough where weights are made up."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config(), indent=2) + "\n")
+        config = {**self.config(), "max_position_embeddings": longest}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         return folder
 
     def config(self) -> dict[str, object]:
@@ -43,7 +44,6 @@ class Shape:
             "head_dim": self.head,
             "intermediate_size": self.inner,
             "vocab_size": self.vocabulary,
-            "max_position_embeddings": 40960,
             "rope_theta": 1000000,
             "rms_norm_eps": 1e-6,
             "hidden_act": "silu",
@@ -82,8 +82,19 @@ class MoeShape(Shape):
         }
 
 
+@dataclass(frozen=True)
+class LlamaShape(Shape):
+    """The same of Llama 3, which has no norms of queries and keys."""
+
+    def config(self) -> dict[str, object]:
+        """As transformers reads it."""
+        return super().config() | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
 QWEN3_8B = Shape(4096, 36, 32, 8, 128, 12288, 151936)
 QWEN3_4B = Shape(2560, 36, 32, 8, 128, 9728, 151936, tied=True)
+QWEN3_14B = Shape(5120, 40, 40, 8, 128, 17408, 151936)
+LLAMA_8B = LlamaShape(4096, 32, 32, 8, 128, 14336, 128256)
 QWEN3_30B_A3B = MoeShape(2048, 48, 32, 4, 128, 6144, 151936)
 CHECKED = Shape(1024, 4, 16, 8, 64, 3072, 32768)  # for the comparison of tokens
 TINY = Shape(128, 2, 4, 2, 32, 256, 1024, "float32")  # to try the scripts without a GPU

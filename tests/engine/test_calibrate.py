@@ -24,8 +24,10 @@ from headgate.cost.fit.steps import StepTable
 from headgate.experiment.library import simulate
 from headgate.live.calibrate.campaign import Campaign
 from headgate.live.calibrate.engine import Wanted, about
+from headgate.live.calibrate.probe import FEED
 from headgate.live.calibrate.probe_grid import Ground
 from headgate.live.calibrate.step_log import composition
+from headgate.live.vllm.requests import MADE_UP
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
@@ -100,9 +102,11 @@ def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
     clock = Paced(NOISE, STALLS)
     made = campaign(real, tmp_path, lambda: clock.now)
     said = about_it(real)
+    known = set(MADE_UP)
     with clock.pacing(real.scheduler):
         table = made.run(said)
     made.leave()
+    assert MADE_UP - known <= {FEED, *(pool.kind for pool in made.walk.pools)}  # the plug-in bounds classes
     assert made.outcome in ("2 passes", "good enough after 2 passes")
     visited = shapes(table)
     for cell in made.walk.cells:  # whatever is missing was under way when steps were written to disk

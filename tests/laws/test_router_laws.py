@@ -24,7 +24,7 @@ STORIES = (
     ["arrived", "moved prefill", "prefilled", "moved decode", "finished"],
 )
 BALANCE = ("round-robin", "random", "least-loaded", "least-pending", "power-of-two", "affinity", "split")
-BALANCE += ("prefix-aware", "overlap")
+BALANCE += ("prefix-aware", "overlap", "llm-d")
 half_as_many = settings(max_examples=settings.default.max_examples // 2)  # each world is met by all
 
 

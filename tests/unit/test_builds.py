@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import subprocess
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from headgate.core.build import compiled, mypyc_attr
+from headgate.core.errors import InputError
+from headgate.methods.make import typed
 from headgate.pure import SourcesOnly
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +26,31 @@ def test_every_compiled_module_exists():
     names = re.findall(r'^    "([a-z_/]+)",$', (ROOT / "setup.py").read_text(), re.M)
     assert len(names) > 10
     assert [name for name in names if not (ROOT / "src" / "headgate" / f"{name}.py").is_file()] == []
+
+
+def test_compiled_classes_with_plain_subclasses_are_marked():
+    """Such a class cannot be made in the compiled build unless the compiler was told."""
+    compiled = set(re.findall(r'^    "([a-z_/]+)",$', (ROOT / "setup.py").read_text(), re.M))
+    marked, bare, subclassed = set(), set(), set()
+    for path in (ROOT / "src" / "headgate").rglob("*.py"):
+        own = str(path.relative_to(ROOT / "src" / "headgate").with_suffix("")) in compiled
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and own:
+                marks = [ast.unparse(each) for each in node.decorator_list]
+                (marked if any("allow_interpreted" in each for each in marks) else bare).add(node.name)
+            elif isinstance(node, ast.ClassDef):
+                subclassed |= {ast.unparse(base) for base in node.bases}
+    assert "Identity" in marked & subclassed
+    assert bare & subclassed == set()
+
+
+def test_parameters_without_annotations_are_read_as_numbers_where_they_look_like_one():
+    """As compiled classes have them: no annotation is left."""
+    bare = inspect.Parameter("refill", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = [typed("policy eb", bare, text) for text in ("24", 24, "0.5", "arrival")]
+    assert found == [24, 24, 0.5, "arrival"] and [type(each) for each in found] == [int, int, float, str]
+    with pytest.raises(InputError, match="refill='nan' is not"):
+        typed("policy eb", bare, "nan")
 
 
 def test_a_mark_changes_nothing():

@@ -44,6 +44,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--rounds", type=int, default=1)
     add("--ttft", default="500ms")
     add("--tbt", default="100ms")
+    add("--delivery", default="10ms", help="of each gap, left to the way from engine to client")
     add("--measure", type=float, default=60.0, help="seconds of each run that count")
     add("--warm", type=float, default=10.0, help="seconds before them")
     add("--drain", type=float, default=20.0, help="seconds to wait for the last requests")
@@ -85,7 +86,8 @@ def settings(asked: argparse.Namespace, arm: str) -> Line:
         "watchdog": "1h",
         "any_card": True,
     }
-    return {**found, "ttft": asked.ttft, "tbt": asked.tbt, "log_every": "1h"}
+    promised = {"ttft": asked.ttft, "tbt": asked.tbt, "delivery": asked.delivery}
+    return {**found, **promised, "log_every": "1h"}
 
 
 class Results:

@@ -51,6 +51,8 @@ class Server:
         """Another arm, from now on; a trickle of requests, because the plug-in looks only while it works."""
         if not self.plugin:
             return
+        if self.config.read_text() == json.dumps(settings):
+            return
         before = self._said(READ_AGAIN)
         self.config.write_text(json.dumps(settings))
         end = time.monotonic() + SWITCH

@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.h200.promises.load import draw
 from headgate.core.request import Slo
 from headgate.experiment.library import card_engine, simulate
+from headgate.live.vllm.fields import Settings
 from headgate.methods.make import make_policy, split_name
 from headgate.stats.gaps import Gaps
 from headgate.workloads.durations import duration
@@ -46,7 +47,8 @@ def predict(line: Line, setup: Line) -> float:
     engine = card_engine(setup["card"], slots=slots, budget=budget)
     ttft, tbt = duration(setup["ttft"]), duration(setup["tbt"])
     load = draw(line["workload"], line["rate"], line["seconds"], line["seed"])
-    kinds = (Kind("", Slo(ttft, tbt)),)
+    left = Settings(delivery=setup.get("delivery", 0)).within(tbt)  # what the plug-in told its policy
+    kinds = (Kind("", Slo(ttft, left)),)
     workload = Workload.of(load.prompt, load.output, arrival=load.arrival, limit=load.output, kinds=kinds)
     name, words = split_name("mixed" if line["arm"] == "plain" else line["arm"])
     run = simulate(engine, make_policy(name, words, engine)[0], workload, asynchronous=True)

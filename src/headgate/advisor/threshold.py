@@ -88,6 +88,18 @@ class Crossing:
     paper: tuple[float, float]  # N_x and, usually, infinity
 
 
+class Saturated(NamedTuple):
+    """Requests per second of either mode with all its seats taken."""
+
+    mixed: float
+    exclusive: float
+
+    @property
+    def gain(self) -> float:
+        """What exclusive batches serve more, as a share."""
+        return self.exclusive / self.mixed - 1
+
+
 @dataclass(frozen=True)
 class ThresholdPlan:
     """The answer of `headgate plan threshold`."""
@@ -100,13 +112,23 @@ class ThresholdPlan:
     mixed: Predicted
     exclusive: Predicted
     crossing: Crossing
+    saturated: Saturated
     gap: GapPlan | None = None
     trend: HazardTrend | None = None  # of the outputs' hazard; None where they are too short to have one
 
     @property
+    def keeps_up(self) -> bool:
+        """Whether both modes serve all that is offered: then neither serves more."""
+        offered = self.situation.load.rate
+        return offered is not None and offered <= min(self.saturated)
+
+    @property
     def gain(self) -> float:
-        """What exclusive batches serve more than mixed ones at this load, as a share."""
-        return self.exclusive.rate / self.mixed.rate - 1
+        """What exclusive batches serve more than mixed ones at this load, as a share; never unasked for."""
+        offered = self.situation.load.rate
+        if offered is None:
+            return self.exclusive.rate / self.mixed.rate - 1
+        return min(offered, self.saturated.exclusive) / min(offered, self.saturated.mixed) - 1
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -138,6 +160,7 @@ class ThresholdPlan:
             "exclusive": asdict(self.exclusive),
             "crossover": {**asdict(self.crossing), "paper": [_finite(x) for x in self.crossing.paper]},
             "gain": self.gain,
+            "saturated": {**self.saturated._asdict(), "gain": self.saturated.gain},
             "winner": self.winner,
             "within_error": WITHIN_ERROR,
             "max_gap": asdict(self.gap) if self.gap else None,
@@ -157,7 +180,9 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
     exclusive = _exclusive(about, costs, min(concurrent, chosen.slots), chosen, clients)
     crossing = _crossing(about, costs, chosen, mixed_seats)
     gap = _bounded(about, chosen, exclusive, max_gap) if max_gap is not None else None
-    modes = (mixed, exclusive, crossing, gap)
+    share = min(chosen.refill / chosen.slots, WHOLE)
+    most = mixed_rate(about.cost, about.lengths, mixed_seats, about.budget), _rate(about, chosen.slots, share)
+    modes = (mixed, exclusive, crossing, Saturated(*most), gap)
     return ThresholdPlan(about, costs, thresholds, memory, concurrent, *modes, hazard_trend(about.survival))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +10,9 @@ import typer
 
 from headgate.advisor.settings import SEARCH, SearchSettings
 from headgate.cli.flags import takes_settings
-from headgate.cli.output import check_json, check_report
 from headgate.cli.pages import Report, tell
-from headgate.cli.plan_capacity import Levels, Policies
 from headgate.cli.progress import bar
-from headgate.core.errors import InputError
+from headgate.cli.searches import Levels, Policies, asked
 from headgate.experiment.settings import Experiment
 
 EXAMPLES = """The policy, flags and engines that keep a promise, and the lines to paste.
@@ -60,21 +57,15 @@ def advise(
     """Advise."""
     from headgate.advisor.advise.candidates import POLICIES
     from headgate.advisor.advise.plan import advise as find
-    from headgate.advisor.capacity.slo import parse_levels
     from headgate.experiment.assumed import assumed, tried_arrivals
-    from headgate.report.plans.advise import advice_page
+    from headgate.report.plans.advise import advice_page, other_said
 
-    check_json(json)
-    check_report(report)
-    if not slo:
-        raise InputError("advise needs a promise, such as --slo ttft=1s@p95,tbt=100ms@p99")
-    levels = parse_levels(slo)
-    named = policy or list(words.policies) or list(POLICIES)
-    changed = {"jobs": search.jobs or os.cpu_count() or 1, "most_engines": engines_at_most or MOST_ENGINES}
-    found = find(words, named, levels, search.model_copy(update=changed), bar, _folder(cache))
+    asks = asked("advise", words, search, slo, policy, (json, report))
+    options = asks.options.model_copy(update={"most_engines": engines_at_most or MOST_ENGINES})
+    found = find(words, asks.policies or list(POLICIES), asks.levels, options, bar, _folder(cache))
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     page = advice_page(found, model or _model(found.start.card.model), sys.argv[1:])
-    tell(page, found.as_dict(), json, report, setup)
+    tell(page, found.as_dict(), json, report, setup, other_said(found))
 
 
 def _folder(cache: str | None) -> Path | None:

@@ -21,7 +21,7 @@ from headgate.settings_base import checked
 EXAMPLES = """Answer as a loaded vLLM would, without a GPU: step times of a card, the real scheduling policy.
 
 Serves /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /health, /metrics and more, as vLLM 0.32
-does. Needs the packages aiohttp, msgspec and prometheus-client (the extra `emulate`).
+does. Needs the packages aiohttp and msgspec (the extra `emulate`).
 
 \b
 Examples:

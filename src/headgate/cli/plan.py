@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from math import inf
 from typing import Annotated
 
 import typer
@@ -12,10 +12,11 @@ from headgate.advisor.settings import CostSettings, SearchSettings
 from headgate.cli.flags import takes_settings
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, resting_on, said_to, save_page, tell
-from headgate.cli.plan_capacity import Levels, capacity
+from headgate.cli.plan_capacity import capacity
 from headgate.cli.plan_fluid import fluid
 from headgate.cli.plan_wait import wait
 from headgate.cli.progress import bar
+from headgate.cli.searches import Levels, asked
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
 
@@ -68,14 +69,20 @@ def threshold(
     from headgate.advisor.situation import situation
     from headgate.advisor.threshold import plan_threshold
     from headgate.experiment.assumed import SATURATED, arrivals_said, assumed
+    from headgate.experiment.probe import MIXED, outside_said
     from headgate.report.plans.threshold import threshold_page
 
     check_json(json)
     check_report(report)
     bound = _bound(max_gap)
     found = plan_threshold(situation(words, costs), bound)
-    setup = "" if costs.model_fields_set else assumed(words, arrivals_said(words, SATURATED), run=False)
-    tell(threshold_page(found, sys.argv[1:]), found.as_dict(), json, report, setup)
+    if costs.model_fields_set:
+        setup = outside = ""
+    else:
+        setup = assumed(words, arrivals_said(words, SATURATED), run=False)
+        offered = found.situation.load.rate
+        outside = outside_said(words, MIXED, min(offered or inf, found.mixed.rate))
+    tell(threshold_page(found, sys.argv[1:]), found.as_dict(), json, report, setup, outside)
 
 
 @plan.command()
@@ -91,6 +98,7 @@ def flags(
     """Advise."""
     from headgate.advisor.flags import check_flags, plan_flags
     from headgate.experiment.assumed import SATURATED, arrivals_said, assumed
+    from headgate.experiment.probe import MIXED, outside_said
     from headgate.experiment.unservable import unservable_in
     from headgate.report.plans.flags import check_section, flags_page
     from headgate.report.terminal import show
@@ -103,7 +111,8 @@ def flags(
     found = plan_flags(words)
     setup = assumed(words, arrivals_said(words, SATURATED), run=check, limits=False)
     say, document, page = said_to(json), found.as_dict(), flags_page(found, sys.argv[1:])
-    alarms = (unservable_in(words), found.overloaded())
+    served = min(found.situation.load.rate or inf, found.rate)
+    alarms = (unservable_in(words), found.overloaded(), outside_said(words, MIXED, served))
     show(resting_on(page, setup, *alarms), say)
     if check:
         runs, load = check_flags(words, found, bar)
@@ -125,20 +134,20 @@ def _promised(
 ) -> None:
     """The same for a promise: the budget by formula, and what a search says of it."""
     from headgate.advisor.budget_search import search_budgets
-    from headgate.advisor.capacity.slo import parse_levels
     from headgate.advisor.flags import plan_flags
     from headgate.experiment.assumed import assumed, tried_arrivals
+    from headgate.experiment.probe import MIXED, outside_said
     from headgate.report.plans.flags import promised_page
 
     if check or words.tpot or words.ttft:
         raise InputError("--slo is checked by a search and says the targets; drop --check, --tpot and --ttft")
-    levels = parse_levels(slo)
-    options = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
+    levels, _, options = asked("plan flags", words, search, slo, None, outputs)
     found = plan_flags(words)
     tried = search_budgets(words, levels, found.seats.value, options, bar)
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     document = {**found.as_dict(), "promise": tried.as_dict()}
-    tell(promised_page(found, tried, levels, sys.argv[1:]), document, *outputs, setup)
+    outside = outside_said(words, MIXED, tried.found[tried.best].rate.value)
+    tell(promised_page(found, tried, levels, sys.argv[1:]), document, *outputs, setup, outside)
 
 
 plan.command()(capacity)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headgate.advisor.settings import SEARCH, SearchSettings
+from headgate.advisor.settings import SearchSettings
 from headgate.cli.flags import takes_settings
-from headgate.cli.output import check_json, check_report
 from headgate.cli.pages import Report, tell
 from headgate.cli.progress import bar
+from headgate.cli.searches import Asked, Levels, Policies, asked, flag
 from headgate.core.errors import InputError, unknown
-from headgate.experiment.settings import NAMED, POLICY, Experiment
+from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
     from headgate.advisor.capacity.plan import CapacityPlan
-    from headgate.advisor.capacity.slo import Level
+    from headgate.advisor.other_times import OtherTimes
 
 RATE, ENGINES = "rate", "engines"
 
@@ -47,15 +46,8 @@ Examples:
 """
 
 
-def _flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(help=help, rich_help_panel=panel)
-    return option
-
-
-Levels = Annotated[list[str] | None, _flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
-Policies = Annotated[list[str] | None, _flag(f"{NAMED} or all; may be repeated", POLICY)]
-Find = Annotated[str, _flag("rate: of one engine; engines: how few bear the load")]
-Routers = Annotated[list[str] | None, _flag("with --find engines (default: least-loaded); may be repeated")]
+Find = Annotated[str, flag("rate: of one engine; engines: how few bear the load")]
+Routers = Annotated[list[str] | None, flag("with --find engines (default: least-loaded); may be repeated")]
 
 
 @takes_settings
@@ -70,24 +62,18 @@ def capacity(
     report: Report = None,
 ) -> None:
     """Search."""
-    from headgate.advisor.capacity.slo import parse_levels
-
-    check_json(json)
-    check_report(report)
-    if not slo:
-        raise InputError("plan capacity needs --slo, such as --slo ttft=500ms@p50,tbt=100ms@p99")
+    asks = asked("plan capacity", words, search, slo, policy, (json, report))
+    asks = asks._replace(policies=asks.policies or [words.policy])
     if find not in (RATE, ENGINES):
         raise unknown("thing to --find", find, (RATE, ENGINES))
-    wanted, levels = policy or list(words.policies) or [words.policy], parse_levels(slo)
-    search = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
     if find == ENGINES:
         from headgate.cli.find_engines import find_engines
 
-        find_engines(words, router or [], wanted, levels, search, (json, report))
+        find_engines(words, router or [], asks, (json, report))
         return
     if router:
         raise InputError("--router is about fleets; say --find engines, or drop it")
-    _find_rate(words, wanted, levels, search, (json, report))
+    _find_rate(words, asks, (json, report))
 
 
 def _outside(words: Experiment, found: CapacityPlan) -> str:
@@ -98,23 +84,33 @@ def _outside(words: Experiment, found: CapacityPlan) -> str:
     return "" if best is None else outside_said(words, best.policy, best.rate.value)
 
 
-def _find_rate(
-    words: Experiment,
-    policies: list[str],
-    levels: tuple[Level, ...],
-    options: SearchSettings,
-    outputs: tuple[str | None, str | None],
-) -> None:
+def _other_times(words: Experiment, asks: Asked, found: CapacityPlan) -> OtherTimes | None:
+    """The best policy with the other arrival times."""
+    from headgate.advisor.capacity.plan import choose
+    from headgate.advisor.other_times import other_question, other_rate
+
+    best = max(found.found, key=lambda each: each.rate.value, default=None)
+    if best is None or not best.rate.value or found.interrupted:
+        return None
+    question = other_question(words, asks.options, found.requests)
+    chosen, _ = choose([best.policy], words, found.engine)
+    named = best.policy, best.rate.value
+    return other_rate(question, asks.levels, named, chosen[best.policy], bar) if question else None
+
+
+def _find_rate(words: Experiment, asks: Asked, outputs: tuple[str | None, str | None]) -> None:
     """Search, show, and write JSON and a report where asked."""
     from headgate.advisor.capacity.plan import plan_capacity
     from headgate.experiment.assumed import assumed, tried_arrivals
     from headgate.experiment.unservable import unservable_in
-    from headgate.report.plans.capacity import capacity_page
+    from headgate.report.plans.capacity import apart_said, capacity_page
 
-    found = plan_capacity(words, policies, levels, options, bar)
-    setup = assumed(words, tried_arrivals(options.as_recorded))
-    alarms = unservable_in(words), _outside(words, found)
-    tell(capacity_page(found, sys.argv[1:]), found.as_dict(), *outputs, setup, *alarms)
+    found = plan_capacity(words, asks.policies, asks.levels, asks.options, bar)
+    other = _other_times(words, asks, found)
+    setup = assumed(words, tried_arrivals(asks.options.as_recorded))
+    alarms = unservable_in(words), apart_said(other, "sustains"), _outside(words, found)
+    document = found.as_dict() | ({"other_times": other._asdict()} if other else {})
+    tell(capacity_page(found, sys.argv[1:]), document, *outputs, setup, *alarms)
     if found.interrupted:
         raise KeyboardInterrupt
 

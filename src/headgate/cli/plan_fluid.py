@@ -45,13 +45,16 @@ def fluid(
     """Plan it."""
     from headgate.advisor.fluid.plan import make_fluid_plan
     from headgate.experiment.assumed import arrivals_said, assumed
+    from headgate.experiment.probe import MIXED, outside_said
     from headgate.report.plans.fluid import fluid_page
 
     check_json(json)
     check_report(report)
     found = make_fluid_plan(words, fleet, steps, levels)
     setup = "" if steps.costs else assumed(words, arrivals_said(words, "rates of the classes"), run=False)
-    tell(fluid_page(found, levels.frontier, sys.argv[1:]), found.as_dict(), json, report, setup)
+    described = not (steps.costs or fleet.classes or fleet.from_log)  # by settings that a run can take
+    outside = outside_said(words, MIXED, found.per_engine) if described else ""
+    tell(fluid_page(found, levels.frontier, sys.argv[1:]), found.as_dict(), json, report, setup, outside)
 
 
 fluid.__doc__ = EXAMPLES

@@ -39,13 +39,15 @@ def wait(
     """Plan it."""
     from headgate.advisor.wait.plan import plan_wait
     from headgate.experiment.assumed import arrivals_said, assumed
+    from headgate.experiment.probe import MIXED, outside_said
     from headgate.report.plans.wait import wait_page
 
     check_json(json)
     check_report(report)
     found = plan_wait(words, wishes)
     setup = assumed(words, arrivals_said(words, "a share of what the card carries"), run=False)
-    tell(wait_page(found, sys.argv[1:]), found.as_dict(), json, report, setup)
+    outside = outside_said(words, MIXED, min(found.mix.rate, found.most))
+    tell(wait_page(found, sys.argv[1:]), found.as_dict(), json, report, setup, outside)
 
 
 wait.__doc__ = EXAMPLES

@@ -127,13 +127,14 @@ def _check(config: Config) -> None:
 
     from headgate.live.route.discovery import discover
     from headgate.live.route.keys import read_keys
-    from headgate.live.route.policy import LivePolicy
+    from headgate.live.route.policy import LivePolicy, rests_on
 
     engines = asyncio.run(discover(config))
     policy = LivePolicy(config, max(len(engines), 1))
     keys = read_keys(config.front.key_file)
     print(f"listen on {config.front.host}:{config.front.port}, admin on {config.front.admin}")
-    print(f"router {config.router.name} ({type(policy.router).__name__}), {len(engines)} engines:")
+    many = f"{len(engines)} engine{'s' * (len(engines) != 1)}"
+    print(f"{rests_on(config, [each.seats for each in engines])}; {many}:")
     for each in engines:
         group = f", KV group {each.kv_group}" if each.kv_group else ""
         prompts = each.prompts_at_once or policy.prompts_at_once(each.seats)

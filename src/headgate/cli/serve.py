@@ -26,6 +26,8 @@ SCHEDULER = "headgate.vllm.scheduler"
 REFUSALS = "headgate.live.vllm.refusals.Refusals"
 CONFIG, SHARED = "HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+LIMITS = ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len")
+ON, OFF = "--async-scheduling", "--no-async-scheduling"
 PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
 
 
@@ -78,7 +80,8 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
         folder = _folder(scratch, dry_run)
         environment = _environment(settings, own, given, folder, dry_run)
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
-        print(f"headgate: {_policy_said(settings, model)}", file=sys.stdout if dry_run else sys.stderr)
+        said = f"headgate: {_policy_said(settings, model)}; {_limits_said(rest)}"
+        print(said, file=sys.stdout if dry_run else sys.stderr)
         print(f"headgate: {shown} {join(command)}", flush=True)
         if dry_run and own is None:
             print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
@@ -129,10 +132,20 @@ def _policy_said(settings: Settings, model: str) -> str:
     name, values = settings.named()
     chosen = f"policy {name}{' (auto)' if settings.policy == AUTO else ''}"
     chosen += f" with {', '.join(f'{key}={value}' for key, value in values.items())}" if values else ""
-    if settings.card is not None:
-        return f"{chosen}, step times of card {settings.card}"
+    from headgate.live.vllm.settings import load_named
+
+    if (card := load_named(settings.card)) is not None:
+        return f"{chosen}, step times of card {card.name} ({card.model} on {card.gpu})"
     learned = "learns step times while it serves" if settings.learns() else "needs no step times"
     return f"{chosen}, no card: it {learned}; headgate calibrate {model} measures them"
+
+
+def _limits_said(rest: list[str]) -> str:
+    """Seats, budget, longest request and asynchrony: as the command line says, or as vLLM decides."""
+    parts = [f"{flag[2:]} {_value(rest, flag) or 'as vLLM chooses'}" for flag in LIMITS]
+    named = next((flag for flag in (OFF, ON) if flag in (word.replace("_", "-") for word in rest)), None)
+    ahead = {OFF: "synchronous", ON: "asynchronous"}.get(named or "", "asynchronous where vLLM can")
+    return ", ".join([*parts, f"scheduling {ahead}"])
 
 
 def _value(rest: list[str], flag: str) -> str | None:

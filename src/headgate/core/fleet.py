@@ -153,6 +153,9 @@ class Replica(Protocol):
     def kv_free(self) -> int:
         """Tokens."""
 
+    def cached(self, request: Request) -> int:
+        """Tokens of its prompt in the engine's prefix cache; 0 where the driver cannot look."""
+
     @property
     def seen(self) -> float:
         """When these numbers were true."""
@@ -266,6 +269,7 @@ class RoutePolicy(FleetObserver, ABC):
 
     sends_at_once = False  # does it send on without a free place, where engines have queues of their own?
     hands_over = False  # does it find decode places for requests in `handoff`?
+    reads_contents = False  # does it want to know what prompts share? A live router then hashes them
 
     def roles(self, engines: int) -> tuple[str, ...]:
         """The role each engine should have."""

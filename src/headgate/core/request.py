@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
+from headgate.core.build import mypyc_attr
+
 
 class Slo(NamedTuple):
     """What one kind of user was promised, in seconds. None: no promise.
@@ -23,6 +25,7 @@ class Slo(NamedTuple):
 NO_SLO = Slo()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True, eq=False)
 class Identity:
     """What a request brings with it. It is written once, when the request arrives, and never changes.

@@ -23,12 +23,18 @@ class Inside(Protocol):
     def kv_free(self) -> int:
         """Tokens."""
 
+    def cached(self, request: Request) -> int:
+        """Tokens of its prompt in the prefix cache."""
+
 
 class Nothing:
     """An engine without a queue and with endless memory."""
 
     waiting = 0
     kv_free = ENDLESS
+
+    def cached(self, request: Request) -> int:
+        return 0
 
 
 class Stay:
@@ -87,6 +93,9 @@ class Seat:
     @property
     def kv_free(self) -> int:
         return self.inside.kv_free
+
+    def cached(self, request: Request) -> int:
+        return self.inside.cached(request)
 
     @property
     def seen(self) -> float:

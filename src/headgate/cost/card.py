@@ -91,11 +91,15 @@ class Provenance(_Part):
 
 
 class Region(_Part):
-    """What one step held while it was measured: decodes, KV tokens all of them read, prompt tokens."""
+    """What one step held while it was measured: decodes, KV tokens all of them read, prompt tokens.
+
+    `behind` are the tokens that stood before those of its prompts; None: up to the card's longest request.
+    """
 
     decodes: Range
     context: Range
     prefill: Range
+    behind: Range | None = None
 
     def misses(self, shape: Shape) -> tuple[str, ...]:
         """The features of a step that lie outside; those the step does not have are not counted."""
@@ -171,6 +175,7 @@ class Card(_Part):
         document = self.model_dump(mode="json")
         optional = (
             (document, (*LAWS, "send", "host", "expected_error")),
+            (document["region"], ("behind",)),
             (document["provenance"], (*MEASURED, *DERIVED)),
         )
         for part, names in optional:

@@ -18,6 +18,7 @@ from headgate.core.request import Request
 PRIOR = 10.0  # requests of a class that what is assumed of it counts for at the start; they fade like others
 ENOUGH = 30  # arrivals, or exits from a queue of which nobody was assumed to leave, before these are believed
 TINY = 1e-9  # of what is left of a window: too little to divide by
+MOST_CACHED = 0.99  # of a prompt: at least its last block is computed
 LONGEST_PATIENCE = 3600.0  # seconds; a class that is more patient than that counts as never giving up
 
 
@@ -28,6 +29,12 @@ class Seen(NamedTuple):
     prompt: float  # tokens
     output: float  # tokens
     impatience: float  # 1 / mean patience in seconds; 0: nobody gives up
+    cached: float = 0.0  # of the prompt, tokens that engines found in their prefix caches
+
+    @property
+    def computed(self) -> float:
+        """Prompt tokens that were work."""
+        return self.prompt - self.cached
 
 
 class Decaying:
@@ -91,6 +98,7 @@ class ClassTraffic:
         self._rate = WindowRate(half_life)
         self._prompts, self._came = Decaying(seconds), Decaying(seconds)
         self._tokens, self._ended = Decaying(seconds), Decaying(seconds)
+        self._found, self._asked = Decaying(seconds), Decaying(seconds)
         self._waited, self._gave_up = Decaying(seconds), Decaying(seconds)
         self._waiting, self._since = 0, now
         self._exits = 0
@@ -99,6 +107,8 @@ class ClassTraffic:
             (self._came, 1.0),
             (self._tokens, assumed.output),
             (self._ended, 1.0),
+            (self._found, assumed.cached),
+            (self._asked, assumed.prompt),
         ):
             total.add(weight * x, now)
         if assumed.impatience > 0:
@@ -134,10 +144,15 @@ class ClassTraffic:
         if ended:
             self._ended.add(1.0, now)
 
+    def found(self, cached: int, prompt: int, now: float) -> None:
+        """So many tokens of a prompt were in the prefix cache of its engine."""
+        self._found.add(float(cached), now)
+        self._asked.add(float(prompt), now)
+
     def seen(self, now: float) -> Seen:
         """The estimates; a rate is as assumed until enough came, or a half-life has passed."""
         self._queue(0, now)
-        rate, prompt, output, impatience = self.assumed
+        rate, prompt, output, impatience, cached = self.assumed
         if self._rate.count >= ENOUGH or now - self._began >= self._half_life:
             rate = self._rate.value(now, self._began)
         came, ended, waited = self._came.value(now), self._ended.value(now), self._waited.value(now)
@@ -148,7 +163,10 @@ class ClassTraffic:
         if waited > TINY and (impatience > 0 or self._exits >= ENOUGH):
             impatience = self._gave_up.value(now) / waited
         impatience = impatience if impatience > 1 / LONGEST_PATIENCE else 0.0
-        return Seen(rate, max(prompt, 1.0), max(output, 1.0), impatience)
+        prompt, asked = max(prompt, 1.0), self._asked.value(now)
+        if asked > TINY:  # a share, because requests end later than they come
+            cached = min(self._found.value(now) / asked, MOST_CACHED) * prompt
+        return Seen(rate, prompt, max(output, 1.0), impatience, cached)
 
     def _queue(self, change: int, now: float) -> None:
         self._waited.lasted(self._waiting, self._since, now)
@@ -195,6 +213,7 @@ class Traffic:
 
     def finished(self, request: Request, now: float) -> None:
         """It has all its tokens."""
+        self.kinds[request.kind].found(request.cached, request.prompt, now)
         self._count(request, now, True)
         self._running.pop(request.id, None)
 

@@ -12,12 +12,12 @@ WORDS = {"behind": "prompt tokens already computed"}  # where a feature's name s
 def outside(run: Run, card: Card) -> dict[str, float]:
     """For each feature of a step, the share of the time in steps in which it lay outside; only where > 0.
 
-    A card does not record how many tokens stood before the chunks it timed. They cannot have been more than
-    its longest request; the simulator prices more by the product of chunk and start (`per_attention`).
+    Where a card does not say how many tokens stood before the chunks it timed, they cannot have been more
+    than its longest request; the simulator prices more by the product of chunk and start (`per_attention`).
     """
     steps = run.steps
     region = {name: getattr(card.region, name) for name in ("decodes", "context", "prefill")}
-    region["behind"] = (0, card.max_model_len)
+    region["behind"] = card.region.behind or (0, card.max_model_len)
     total = float(steps["seconds"].sum())
     found: dict[str, float] = {}
     for name, (low, high) in region.items():

@@ -12,8 +12,9 @@ from headgate.core.policy import BatchPolicy
 from headgate.experiment.described import cache_record, described
 from headgate.experiment.routers import make_router
 from headgate.experiment.settings import ManyEngines
+from headgate.kv.prefix import Pieces
 from headgate.kv.transfer import Transfer
-from headgate.methods.balance.prefix import Sharing
+from headgate.methods.balance.prefix_index import Sharing
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.fluid.plan import FluidPlan
 from headgate.methods.make import router_settings
@@ -38,6 +39,12 @@ def transfer_time(settings: ManyEngines, send: float | None = None) -> Transfer:
     delay = DELAY if settings.transfer_delay is None else settings.transfer_delay
     per_token = (settings.kv_bytes or KV_BYTES) / ((settings.bandwidth or BANDWIDTH) * 1e9)
     return Transfer(delay, per_token, busy)
+
+
+def session(pieces: Pieces) -> int | None:
+    """The conversation that goes on with a request's output; None where nobody can ask for that."""
+    key = pieces[-1][0]
+    return key if key >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ class FleetSetup:
             engine.cost,
             engine.kv_tokens,
             engine.block,
+            engine.running,
+            (lambda request: None) if pieces is None else (lambda request: session(pieces[request.id])),
         )
 
     def plan(self, workload: Workload) -> FluidPlan:

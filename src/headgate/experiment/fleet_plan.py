@@ -12,10 +12,15 @@ from headgate.cost.model import Shape
 from headgate.methods.fluid.engine_pace import pace_of
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
+from headgate.methods.fluid.trajectory import Path, fluid_path
 from headgate.methods.split.staffing import best_split
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Kind, Workload
+
+GATED = ("gate-and-route", "gate-and-route+")  # routers that follow the plan's fluid path
+SETTLED = 10.0  # times the longest mean decode: then the path stands still
+PATH_STEPS = 4000
 
 
 def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: Prices) -> FluidPlan:
@@ -79,14 +84,13 @@ def _means(workload: Workload) -> tuple[float, float]:
     return float(prompts.mean()), float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
 
 
-def decode_targets(run: Run) -> dict[str, float]:
-    """Requests of each class that decode at once in the whole fleet, by the linear program; {} without one.
-
-    Planned from the requests as they came, so for a closed loop, or where the card is gone, there is no plan.
+def recorded_plan(run: Run) -> FluidPlan | None:
+    """The linear program's plan for the requests as they came; None for a closed loop, one engine, or where
+    the card is gone.
     """
     engines, limits = run.meta.get("engines"), run.meta.get("engine")
-    if not isinstance(engines, int) or engines < 2 or not isinstance(limits, dict) or len(run.kinds) < 2:
-        return {}
+    if not isinstance(engines, int) or engines < 2 or not isinstance(limits, dict):
+        return None
     requests = run.requests
     order = np.argsort(requests["arrival"], kind="stable")
     kept = order[requests["output"][order] >= 1]
@@ -98,10 +102,28 @@ def decode_targets(run: Run) -> dict[str, float]:
             requests["prompt"][kept], requests["output"][kept], kinds=kinds, arrival=come, kind=kind
         )
         prices = run.meta.get("prices") or {}
-        plan = fleet_plan(
+        return fleet_plan(
             engine, engines, offered, Prices(prices.get("prompt", 1.0), prices.get("output", 2.0))
         )
     except (InputError, KeyError, TypeError):
+        return None
+
+
+def decode_targets(run: Run) -> dict[str, float]:
+    """Requests of each class that decode at once in the whole fleet, by the plan; {} with one class."""
+    plan = recorded_plan(run) if len(run.kinds) > 1 else None
+    if plan is None:
         return {}
     held = zip(plan.instance.flows, plan.mixed, plan.solo, strict=True)
-    return {flow.name: engines * (mixed + solo) for flow, mixed, solo in held}
+    return {flow.name: run.meta["engines"] * (mixed + solo) for flow, mixed, solo in held}
+
+
+def recorded_path(run: Run) -> Path | None:
+    """The fluid path beside a run under `gate-and-route` or `gate-and-route+`, until it stands still."""
+    plan = recorded_plan(run) if run.meta.get("router") in GATED else None
+    if plan is None:
+        return None
+    pace, (begin, end) = plan.instance.pace, run.span()
+    longest = max(flow.output for flow in plan.instance.flows) * max(pace.mixed_step, 1 / pace.solo_speed)
+    seconds = min(end - begin, SETTLED * longest)
+    return fluid_path(plan, seconds, seconds / PATH_STEPS)

@@ -7,6 +7,8 @@ from headgate.experiment.run import Prepared, carry_out
 from headgate.experiment.settings import Experiment
 from headgate.methods.make import split_name
 
+OTHER_LOADS = ("scale_rate", "clients", "arrivals", "burstiness", "engines")
+MIXED = "mixed"  # what plans without a policy of their own are probed with
 REQUESTS = 500  # enough to see long prompts, few enough to take no time
 
 
@@ -14,7 +16,7 @@ def outside_said(settings: Experiment, policy: str, rate: float) -> str:
     """One sentence where it is a good part of it, else ""; of one engine, without promises."""
     if not rate > 0:
         return ""
-    load = {"rate": rate, "scale_rate": None, "slice": settings.slice, "clients": None, "engines": None}
+    load = dict.fromkeys(OTHER_LOADS) | {"rate": rate, "all_at_once": False, "stages": ()}
     words = settings.model_copy(update={**load, "requests": None if settings.trace else REQUESTS})
     prepared = Prepared(words)
     prepared.keep_first(REQUESTS)

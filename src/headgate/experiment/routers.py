@@ -8,7 +8,7 @@ from typing import Any
 from headgate.core.errors import unknown
 from headgate.core.fleet import RoutePolicy
 from headgate.methods import make
-from headgate.methods.balance.prefix import Sharing
+from headgate.methods.balance.prefix_index import Sharing
 from headgate.methods.fluid.plan import FluidPlan
 from headgate.sim.fleet.network.counts import Window
 from headgate.sim.fleet.network.network import Network

@@ -7,7 +7,10 @@ blocks a step will take, in O(1).
 
 from __future__ import annotations
 
+from headgate.core.build import mypyc_attr
 
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Blocks:
     """A pool of KV blocks shared by the requests of one engine."""
 

@@ -95,6 +95,17 @@ class PrefixBlocks(Blocks):
         self._queue.evict(count)
         self.blank += count
 
+    def forget_before(self, time: float) -> None:
+        """Free blocks that were last used before that lose their content (see `stamp`)."""
+        count = self._queue.unused_since(time)
+        self._queue.evict(count)
+        self.blank += count
+
+    def stamp(self, id: int, now: float) -> None:
+        """What this request holds is used now."""
+        for run in self._holders[id].runs():
+            run.used = now
+
     # -- look-ups ---------------------------------------------------------------------------------------
 
     def find(self, pieces: Pieces, known: int) -> Found:

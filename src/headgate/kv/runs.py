@@ -35,11 +35,12 @@ class Node:
 class Run:
     """Blocks [lo, hi) of a request's content, all held by the same requests, or all free."""
 
-    __slots__ = ("after", "before", "hi", "lo", "node", "refs", "rest")
+    __slots__ = ("after", "before", "hi", "lo", "node", "refs", "rest", "used")
 
     def __init__(self, node: Node, lo: int, hi: int, refs: int) -> None:
         self.node, self.lo, self.hi, self.refs = node, lo, hi, refs
         self.rest: Run | None = None  # what was cut off while requests held both parts
+        self.used = 0.0  # when it was last used, where somebody says so
         self.before = self.after = self  # neighbours in the free queue; itself: not in it
 
 
@@ -64,7 +65,7 @@ class FreeQueue:
     def cut(self, run: Run, at: int) -> Run:
         """The blocks from `at` on become a run of their own, evicted before the rest."""
         tail = Run(run.node, at, run.hi, run.refs)
-        tail.rest, run.rest = run.rest, tail
+        tail.rest, run.rest, tail.used = run.rest, tail, run.used
         copies = run.node.copies
         copies.insert(copies.index(run) + 1, tail)
         queued = run.before is not run
@@ -89,6 +90,14 @@ class FreeQueue:
             run.before = run.after = run
             run.node.copies.remove(run)
             run.node.prune()
+
+    def unused_since(self, time: float) -> int:
+        """Blocks at the front whose last use lies before that."""
+        count, run = 0, self._ring.after
+        while run is not self._ring and run.used < time:
+            count += run.hi - run.lo
+            run = run.after
+        return count
 
     def runs(self) -> list[Run]:
         """All of them, from the front; for tests and error messages."""

@@ -24,6 +24,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is rea
     "int": (int, "a whole number"),
     "float": (float, "a finite number"),
     "bool": ({"true": True, "false": False}.__getitem__, "true or false"),
+    "_empty": (lambda text: _number(text), "text"),  # compiled classes keep no annotations
 }
 Kind = TypeVar("Kind")
 
@@ -71,6 +72,8 @@ def make_policy(
         if given not in wanted or given == "cost":
             raise unknown(f"parameter of policy {name}", given, [each for each in wanted if each != "cost"])
     for parameter in wanted.values():
+        if parameter.name in limits:  # whole numbers, also in a class without annotations
+            parameter = parameter.replace(annotation=int)
         if parameter.name in settings:
             values[parameter.name] = typed(f"policy {name}", parameter, settings[parameter.name])
         elif parameter.name in limits:
@@ -160,6 +163,16 @@ def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     if found is None or (isinstance(found, float) and not isfinite(found)):
         raise InputError(f"{about}: {parameter.name}={text!r} is not {what}; fix it")
     return found
+
+
+def _number(text: str) -> int | float | str:
+    """What the text reads as: a whole number, a number, or itself."""
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _found(what: str, name: str, ours: Mapping[str, type[Kind]], base: type[Kind]) -> type[Kind]:

@@ -12,7 +12,7 @@ from headgate.methods.balance.balance import (
     PowerOfTwo,
     RoundRobin,
 )
-from headgate.methods.balance.prefix import Overlap, PrefixAware
+from headgate.methods.balance.prefix import Overlap, PrefixAware, Scored
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
 from headgate.methods.eb.hybrid import ExclusivePlus
@@ -88,6 +88,7 @@ ROUTE: dict[str, type[RoutePolicy]] = {
     "affinity": Affinity,
     "prefix-aware": PrefixAware,
     "overlap": Overlap,
+    "llm-d": Scored,
     "split": Split,
     "gate-and-route": GateAndRoute,
     "gate-and-route+": GateAndRoutePlus,

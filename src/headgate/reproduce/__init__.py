@@ -11,7 +11,7 @@ from headgate.reproduce.eb import EXPERIMENTS as EB
 from headgate.reproduce.experiment import Experiment
 from headgate.reproduce.fluid import EXPERIMENTS as FLUID
 from headgate.reproduce.report import Report
-from headgate.reproduce.serving import INTERRUPTED, Options
+from headgate.reproduce.serving import INTERRUPTED, Options, carry_out
 from headgate.reproduce.slai import EXPERIMENTS as SLAI
 from headgate.reproduce.wait import EXPERIMENTS as WAIT
 
@@ -32,7 +32,7 @@ def reproduce(
 ) -> Report:
     """Carry out an experiment's jobs and judge them; runs that could not go on are named in the remarks."""
     experiment = find(name)
-    outcomes = experiment.carry_out(jobs, options.seed, progress)
+    outcomes = carry_out(experiment.run, jobs, options.seed, progress, experiment.spread)
     report = experiment.judge(outcomes, options)
     stopped = outcomes.failures
     if not stopped:

@@ -10,10 +10,11 @@ from headgate.reproduce.serving import Options
 
 
 class Experiment(NamedTuple):
-    """`jobs` lists the runs, `carry_out` runs them, `judge` compares them with the published numbers."""
+    """`jobs` lists the runs, `run` carries out one, `judge` compares all with the published numbers."""
 
     about: str
     jobs: Callable[[Options], list[Any]]
     judge: Callable[[Any, Options], Report]
-    carry_out: Callable[..., Any]
+    run: Callable[[Any, int], Any]
     source: str
+    spread: bool = False  # over processes, where there are many jobs

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.core.errors import RunError
+from headgate.core.errors import InputError, RunError
 from headgate.cost.laws.linear import LinearCost
 from headgate.experiment.library import card_engine, simulate
 from headgate.methods.make import make_policy
@@ -25,6 +28,7 @@ from headgate.workloads.workload import Workload
 Key = Hashable
 BUDGET = 16384
 INTERRUPTED = "interrupted"
+FEW = 40  # jobs that are not worth processes of their own
 
 
 class Options(NamedTuple):
@@ -104,22 +108,26 @@ class Outcomes:
     """
 
     def __init__(self) -> None:
-        self._found: dict[Key, Any] = {}
+        self._found: dict[Key, list[Any]] = {}
         self.failures: dict[Key, str] = {}
 
     def add(self, key: Key, outcome: Any) -> None:
-        """A run that went well."""
-        self._found[key] = outcome
+        """A run that went well; jobs that differ only in their seed may share a key."""
+        self._found.setdefault(key, []).append(outcome)
+
+    def every(self, key: Key) -> tuple[Any, ...]:
+        """What the runs of a key gave, none where they failed."""
+        return tuple(self._found.get(key, ()))
 
     def figure(self, key: Key, name: str) -> float:
         """One figure by its name, NaN when the run failed."""
-        found = self._found.get(key)
-        return nan if found is None else float(getattr(found, name))
+        found = self.every(key)
+        return float(getattr(found[-1], name)) if found else nan
 
     def within(self, key: Key, ttft: float, tpot: float) -> float:
         """Share of the requests within both targets, NaN when the run failed."""
-        found = self._found.get(key)
-        return nan if found is None else float(found.within(ttft, tpot))
+        found = self.every(key)
+        return float(found[-1].within(ttft, tpot)) if found else nan
 
 
 @contextmanager
@@ -137,22 +145,56 @@ def partly(jobs: Sequence[Any], failures: dict[Any, str]) -> Iterator[list[Any]]
         failures.update({job.key: INTERRUPTED for job in jobs if job.key not in done})
 
 
-def carry_out(jobs: list[Job], seed: int, progress: Callable[[int], None] = lambda done: None) -> Outcomes:
-    """All of them, one after the other."""
+def carry_out(
+    run: Callable[[Any, int], Any],
+    jobs: Sequence[Any],
+    seed: int,
+    progress: Callable[[int], None] = lambda done: None,
+    spread: bool = False,
+) -> Outcomes:
+    """All of them, one after the other; with `spread`, where there are many, in one process per core."""
     outcomes = Outcomes()
     with partly(jobs, outcomes.failures) as done:
-        for number, job in enumerate(jobs):
-            engine = engine_of(job)
-            policy, _ = make_policy(job.policy, dict(job.settings), engine)
-            try:
-                run = simulate(engine, policy, draw(job.load, seed))
-            except RunError as error:
-                outcomes.failures[job.key] = str(error)
+        for number, (job, (found, why)) in enumerate(
+            zip(jobs, _answers(run, jobs, seed, spread), strict=True)
+        ):
+            if why:
+                outcomes.failures[job.key] = why
             else:
-                outcomes.add(job.key, Outcome.of(run))
+                outcomes.add(job.key, found)
             done.append(job.key)
             progress(number + 1)
     return outcomes
+
+
+def _answers(
+    run: Callable[[Any, int], Any], jobs: Sequence[Any], seed: int, spread: bool
+) -> Iterator[tuple[Any, str]]:
+    one, cores = partial(_tried, run, seed), os.cpu_count() or 1
+    if not spread or len(jobs) <= FEW or cores == 1:
+        yield from map(one, jobs)
+        return
+    with ProcessPoolExecutor(cores, initializer=_leave_interrupts_to_the_parent) as pool:
+        yield from pool.map(one, jobs, chunksize=4)
+
+
+def _tried(run: Callable[[Any, int], Any], seed: int, job: Any) -> tuple[Any, str]:
+    """What a run gave, or why it could not go on."""
+    try:
+        return run(job, seed), ""
+    except (RunError, InputError) as error:
+        return None, str(error)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def run_job(job: Job, seed: int) -> Outcome:
+    """One of them."""
+    engine = engine_of(job)
+    policy, _ = make_policy(job.policy, dict(job.settings), engine)
+    return Outcome.of(simulate(engine, policy, draw(job.load, seed)))
 
 
 @lru_cache(maxsize=64)

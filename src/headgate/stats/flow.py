@@ -17,6 +17,8 @@ STRETCHES = 20  # of the window (or of half of it), whose means a line is drawn 
 SURE = 3.0  # standard errors of a slope that are no chance
 LEAST_DRIFT = 10.0  # requests; a change below this does not matter
 ROUNDS = 5  # requests per client that a closed loop must finish before its start is forgotten
+STAYS = 4  # a window of fewer mean stays sees an engine that still fills up
+FILLS = "{:.3g} s were measured and a request stays {:.3g} s, so engines still fill up; take more requests"
 STAGED = ("rate", "clients", "prompt", "output")  # what stages of a workload may change
 
 
@@ -128,14 +130,26 @@ def _verdict(run: Run, times: Floats) -> Judged:
         part = {first: "first half of the window", second: "second half of the window"}.get(trend, "window")
         slope = f"{_two(trend.change / span, '+')} requests/s (standard error {_two(trend.error / span)})"
         word = "growing" if trend.change > 0 else "shrinking"
+        reason = f"{name} still {word}: {slope} over the {part}"
+        if trend.change > 0 and _fills(run, times, seconds):
+            return Judged(False, reason, f"Too short to be steady: {FILLS.format(seconds, _stay(run))}")
         said = "Overloaded: the backlog grows" if trend.change > 0 else "Not stationary: the backlog shrinks"
         where = "" if part == "window" else f" in the {part}"
         said = f"{said} by {_two(abs(trend.change) / span)} requests/s{where}"
-        growth = max(0.0, trend.change / span)
-        return Judged(False, f"{name} still {word}: {slope} over the {part}", said, growth)
+        return Judged(False, reason, said, max(0.0, trend.change / span))
     if settled:
         return _settled("filled up at first, and neither grows nor shrinks in the second half of the window")
     return _settled("neither the queue nor the number in the system grows or shrinks over the window")
+
+
+def _stay(run: Run) -> float:
+    """Mean seconds of a request in the system."""
+    return float(np.nanmean(run.requests["finished"] - run.requests["arrival"]))
+
+
+def _fills(run: Run, times: Floats, seconds: float) -> bool:
+    """Whether more requests are inside only because the run began a few stays ago: nobody waits longer."""
+    return seconds < STAYS * _stay(run) and not Trend.of(waiting(run, times)).seen
 
 
 class Trend(NamedTuple):

@@ -1,7 +1,8 @@
 """Result files of benchmark tools as traces: when each request was sent, and how long it was.
 
 Read: `vllm bench serve --save-result --save-detailed`, AIPerf's profile_export.jsonl, GuideLLM's JSON.
-Requests that failed have no length and are bad rows.
+Requests that failed have no length and are bad rows. The layouts are those of vLLM 0.26, AIPerf's guide to
+profile exports and GuideLLM 0.2 (start_time) and 0.4 on (request_start_time).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ def recognised(text: str) -> str | None:
     first = text.lstrip()[:1]
     if first != "{":
         return None
-    line = _loaded(text.lstrip().split("\n", 1)[0])
-    if isinstance(line, dict) and isinstance(line.get("metrics"), dict) and "metadata" in line:
+    line = _table(_loaded(text.lstrip().split("\n", 1)[0]))
+    if "request_start_ns" in _table(line.get("metadata")):  # a failed request has no metrics
         return AIPERF
     if not any(word in text for word in ('"input_lens"', '"request_throughput"', '"benchmarks"')):
         return None
-    whole = _loaded(text)
+    whole = _loaded(text) or line  # --append-result writes an object per line
     if not isinstance(whole, dict):
         return None
     if "input_lens" in whole or "request_throughput" in whole:
@@ -42,7 +43,7 @@ def requests_of(path: str, text: str, name: str) -> Iterator[Triple]:
         return
     whole = _loaded(text)
     if not isinstance(whole, dict):
-        raise InputError(f"{path}: not one JSON object; give the result file of {name}")
+        raise InputError(f"{path}: not one JSON object; keep one result of {name} in the file")
     yield from (_vllm(path, whole) if name == VLLM else _guidellm(path, whole))
 
 
@@ -70,9 +71,17 @@ def _guidellm(path: str, whole: Mapping[str, Any]) -> Iterator[Triple]:
     runs = whole["benchmarks"]
     if len(runs) != 1:
         raise InputError(f"{path}: {len(runs)} benchmarks, at different loads; keep one of them in the file")
-    done = _table(_table(runs[0]).get("requests")).get("successful")
+    run = _table(runs[0])
+    done = _table(run.get("requests")).get("successful")
     if not isinstance(done, list):
         raise InputError(f"{path}: no benchmarks[0].requests.successful; write it with all requests")
+    counted = _table(run.get("request_totals") or _table(run.get("metrics")).get("request_totals"))
+    every = counted.get("successful")
+    if isinstance(every, int) and every > len(done):
+        raise InputError(
+            f"{path}: a sample of {len(done)} of {every} requests, too few for their rate; run GuideLLM "
+            "without sampling of requests"
+        )
     for number, each in enumerate(map(_table, done), 1):
         start = next((each[name] for name in STARTS if name in each), None)
         yield number, start, each.get("prompt_tokens"), each.get("output_tokens")

@@ -62,3 +62,15 @@ def test_the_command_plans_from_it(tmp_path: Path) -> None:
     for more, said in ((["--class", "x:prompt=1,output=1,rate=1"], "--class"), (["--rate", "3"], "--rate")):
         refused = CliRunner().invoke(app, [*words, *more])
         assert isinstance(refused.exception, InputError) and said in str(refused.exception)
+
+
+def test_hits_that_engines_told_of_are_no_prefill_work(tmp_path: Path) -> None:
+    file = tmp_path / "router.jsonl"
+    lines = [{**line("a", n, 0.1, 10), "prompt": 400, "cached": 100 + n % 2 * 200} for n in range(40)]
+    file.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    (flow,) = logged_demand(str(file)).flows
+    assert (flow.prompt, flow.cached) == (400.0, pytest.approx(200.0))
+    said = CliRunner().invoke(app, ["plan", "fluid", "--engines", "2", "--from-log", str(file)])
+    assert "prompt tokens in prefix caches are paid for but no prefill work: a 50 %" in " ".join(
+        said.stdout.lower().split()
+    )

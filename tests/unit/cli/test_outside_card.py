@@ -25,6 +25,11 @@ SAID = "outside what card cal-h200-qwen3-8b measured"
         ("plan", "capacity", "--slo", "ttft=60s@p95", "--requests", 40, "--seeds", 1, "--jobs", 1),
         ("plan", "capacity", "--find", "engines", "--rate", 0.2, "--slo", "ttft=60s@p95", "--requests", 40,
          "--seeds", 1, "--jobs", 1),
+        ("plan", "threshold", "--rate", 0.1),
+        ("plan", "flags", "--clients", 8),
+        ("plan", "flags", "--slo", "tbt=2s@p99", "--requests", 30, "--seeds", 1, "--jobs", 1),
+        ("plan", "wait", "--rate", 0.1),
+        ("plan", "fluid", "--rate", 0.2, "--engines", 2),
     ],
     ids=lambda args: " ".join(map(str, args[:4])),
 )  # fmt: skip

@@ -55,7 +55,7 @@ def test_the_help_has_examples(headgate, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "plan capacity needs --slo"),
+        ((), "plan capacity needs a promise, such as --slo"),
         (("--slo", "ttft500ms"), "is not a service level; write METRIC=TIME@STATISTIC:CLASS"),
         (("--slo", "ttft=1s@p50:gold"), "class 'gold', which no request belongs to"),
         (("--slo", "ttft=1s@p50", "--rate", 3), "--rate is what is searched for"),

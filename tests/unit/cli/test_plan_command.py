@@ -86,7 +86,9 @@ def test_verdicts() -> None:
     light = flat(run("threshold", *lengths, "--clients", "8"))
     assert "stay with --policy mixed" in light
     assert "more than either can serve" in flat(run("threshold", *lengths, "--rate", "500"))
-    assert "(about" in flat(run("threshold", *lengths, "--rate", "5"))
+    idle = flat(run("threshold", *lengths, "--rate", "5"))
+    assert "(about" in idle and "both modes serve every request: no throughput to gain" in idle
+    assert "Saturated, exclusive batches serve" in idle
     never = flat(run("threshold", *COSTS[:-4], "--mixed-fixed", "5ms", "--mixed-by-share", "1e-6,0,0"))
     assert "mixed batches serve" in never
     assert "Exclusive batches win" in never

@@ -16,6 +16,15 @@ def test_the_policy_is_named(headgate):
     assert "policy eb with refill=48, step times of card" in said.out
 
 
+def test_the_first_line_says_what_it_rests_on(headgate):
+    flags = ("--max-num-seqs", 512, "--max_num_batched_tokens=2048", "--no-async-scheduling")
+    first = headgate("serve", "Qwen/Qwen3-8B", *CARD, *flags, "--dry-run").out.splitlines()[0]
+    assert "(Qwen3-8B on NVIDIA H200)" in first and "max-num-seqs 512, max-num-batched-tokens 2048" in first
+    assert "max-model-len as vLLM chooses, scheduling synchronous" in first
+    first = headgate("serve", "Qwen/Qwen3-8B", *CARD, "--dry-run").out.splitlines()[0]
+    assert first.endswith("scheduling asynchronous where vLLM can")
+
+
 def test_without_a_card_it_serves_and_says_how_to_calibrate(headgate):
     said = headgate("serve", "some/model", "--dry-run")
     assert said.code == 0

@@ -129,7 +129,8 @@ def test_misspelled_optional_coefficient_gets_the_nearest() -> None:
 def test_unknown_field_without_a_neighbour_lists_those_known() -> None:
     card = document()
     card["region"]["zzzz"] = 1
-    assert complaint(card).endswith("unknown field 'region.zzzz'; known here: context, decodes, prefill")
+    said = "unknown field 'region.zzzz'; known here: behind, context, decodes, prefill"
+    assert complaint(card).endswith(said)
 
 
 def test_straight_lines_or_tiles_but_one_of_them() -> None:

@@ -1,12 +1,15 @@
 """Nothing grows without bound: queues, connections, clients that hang up, a drain."""
 
 import asyncio
+import os
 import random
+import socket
 
+import aiohttp
 import pytest
-from calls_of_emulator import FAST, SMALL, post, run, session, stream, text_of, until
+from calls_of_emulator import FAST, SMALL, events_of, post, run, session, stream, text_of, until
 
-from headgate.live.emulate import answer, emulated
+from headgate.live.emulate import answer, answers, chat_answer, emulated
 
 LONG = {"prompt": "a long one", "max_tokens": 4000, "ignore_eos": True}
 HANG_UP = 0.3
@@ -141,21 +144,36 @@ def test_bodies_that_are_read_at_once_are_bounded():
     run(main())
 
 
-def test_a_slow_reader_gets_fewer_events_with_more_text_and_nothing_is_lost():
-    async def main():
-        async with emulated(**FAST | {"virtual": True, "speed": 1.0}) as urls:
-            host, port = urls[0].removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
-            body = b'{"prompt": "slow", "max_tokens": 15000, "ignore_eos": true, "stream": true}'
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-            more = "Connection: close\r\nContent-Type: application/json\r\n\r\n"
-            writer.write((head + more).encode() + body)
-            await until(lambda: urls.engines[0].tally.ended_by["length"] == 1)  # made, and hardly read
-            said = (await reader.read(-1)).decode()
-            writer.close()
-            events = said.count("data: {")
-            words = "".join(part.split('"', 1)[0] for part in said.split('"text":"')[1:])
-            assert words == answer("slow", 15000)
-            assert events <= 15000
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_slow_reader_gets_fewer_events_with_more_text_and_nothing_is_lost(loops, chat, monkeypatch):
+    """Tokens go to the socket itself until it is full, then through the transport, in order."""
 
-    run(main())
+    count, file_of = 2000, answers._file_of
+
+    def narrow(transport):
+        file = file_of(transport)
+        with socket.socket(fileno=os.dup(file)) as twin:
+            twin.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        return file
+
+    monkeypatch.setattr(answers, "_file_of", narrow)
+    monkeypatch.setattr(answers, "FULL", 1 << 14)
+
+    async def main():
+        async with (
+            emulated(**FAST | {"speed": 1e5}) as urls,
+            aiohttp.ClientSession(read_bufsize=1024) as client,
+        ):
+            path = "/v1/chat/completions" if chat else "/v1/completions"
+            said = [{"role": "user", "content": "slow"}]
+            asked = {"messages": said} if chat else {"prompt": "slow"}
+            body = asked | {"max_tokens": count, "ignore_eos": True, "stream": True}
+            async with client.post(urls[0] + path, json=body) as told:
+                await until(lambda: urls.engines[0].tally.ended_by["length"] == 1)  # made, and hardly read
+                events = events_of(await told.text())
+            expected = chat_answer(said, count) if chat else answer("slow", count)
+            assert text_of(events) == expected
+            assert 100 < len(events) < count - 100
+
+    run(main(), pytest.importorskip(loops))

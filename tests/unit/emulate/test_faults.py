@@ -7,7 +7,7 @@ import pytest
 from calls_of_emulator import FAST, events_of, post, run, session, stream, text_of, until
 
 from headgate.core.errors import InputError
-from headgate.live.emulate import answer, emulated
+from headgate.live.emulate import answer, completions, emulated
 from headgate.live.emulate.faults import Faults, read_fault
 
 BODY = {"prompt": "hello", "max_tokens": 20}
@@ -105,14 +105,34 @@ def test_a_stall_keeps_the_connection_open_until_the_client_leaves():
     served(test, stall_at=4)
 
 
-def test_a_wrong_content_length():
+def test_a_wrong_content_length(caplog):
     async def test(client, urls):
         with pytest.raises(aiohttp.ClientPayloadError):
             await post(client, urls[0], BODY, **{"x-emulate-fault": "wrong-length"})
         got = await broken_stream(client, urls[0], **{"x-emulate-fault": "wrong-length"})
         assert "[DONE]" in got
+        assert got.count("HTTP/1.1") == 0  # nothing follows it
 
     served(test)
+    assert not caplog.records
+
+
+def test_a_client_that_has_gone_is_no_error(caplog, monkeypatch):
+    """It hangs up just before the head of its answer is written; the log says nothing."""
+    opened = completions._open
+
+    async def test(client, urls):
+        def open_late(*words):
+            urls.ports[0].cut()
+            return opened(*words)
+
+        monkeypatch.setattr(completions, "_open", open_late)
+        with pytest.raises(aiohttp.ClientError):
+            await stream(client, urls[0], BODY)
+        await until(lambda: urls.ports[0].place.inside == 0 and urls.at_rest)
+
+    served(test)
+    assert not caplog.records
 
 
 def test_a_share_of_the_requests_fails_and_always_the_same_ones():

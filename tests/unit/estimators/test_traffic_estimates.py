@@ -41,6 +41,8 @@ def test_rates_by_window():
 class Request(SimpleNamespace):
     """As much as estimators read."""
 
+    cached = 0
+
 
 def feed(traffic, rng, seconds, rate, prompt, output, speed=50.0, patience=None, wait=0.0):
     """Poisson arrivals that wait, may give up, and then decode; everything in order of time."""
@@ -155,3 +157,15 @@ def test_unknown_classes_and_takers_over():
     traffic.adopt(Request(id=0, kind="new", prompt=8, generated=3), 5.0, waits=False)
     traffic.adopt(Request(id=1, kind="new", prompt=8, generated=0), 5.0, waits=True)
     assert traffic.seen(6.0)["new"] == Seen(0.0, 8.0, 1.0, 0.0)
+
+
+def test_hits_are_a_share_of_the_prompts_that_ended():
+    traffic = Traffic({"a": Seen(1.0, 100.0, 10.0, 0.0, cached=50.0)}, half_life=5.0)
+    assert traffic.seen(0.0)["a"].cached == pytest.approx(50.0)
+    for id in range(400):
+        one = Request(id=id, kind="a", prompt=200, generated=10, cached=150)
+        traffic.arrived(one, id / 4)
+        traffic.started(one, id / 4)
+        traffic.finished(one, id / 4)
+    seen = traffic.seen(100.0)["a"]
+    assert (seen.prompt, seen.cached, seen.computed) == pytest.approx((200.0, 150.0, 50.0), rel=1e-3)

@@ -31,10 +31,9 @@ def engine(ground: Ground, block: int = 16) -> Engine:
 
 def requests(walk: Walk, output: int) -> Workload:
     """All that a walk needs, there from the beginning."""
-    kinds = [pool.kind for pool in walk.pools] + [f"{FEED}{place}" for place in range(len(walk.cells))]
+    kinds = [*(pool.kind for pool in walk.pools), FEED]
     rows = [(pool.prompt, output, place) for place, pool in enumerate(walk.pools) for _ in range(pool.size)]
-    for place, cell in enumerate(walk.cells, len(walk.pools)):
-        rows += [(prompt, 1, place) for prompt in cell.feed]
+    rows += [(prompt, 1, len(walk.pools)) for cell in walk.cells for prompt in cell.feed]
     prompt, put_out, kind = zip(*rows, strict=True)
     return Workload.of(prompt, put_out, kind=kind, kinds=[Kind(name) for name in kinds])
 
@@ -144,7 +143,7 @@ def test_contexts_grow_evenly() -> None:
 def test_it_waits_for_the_prompts_of_a_cell() -> None:
     pool = Pool("p", 32, 2, 256)
     walk = Walk((pool,), (Cell("late", (Move(prompts=(0,), tokens=64),), (64,)),))
-    kinds = [Kind("p"), Kind(f"{FEED}0")]
+    kinds = [Kind("p"), Kind(FEED)]
     load = Workload.of([32, 32, 64], [5, 5, 1], kind=[0, 0, 1], kinds=kinds, arrival=[0.0, 0.0, 3.0])
     run = simulate(engine(SMALL), Probe(walk, 8, 256), load)
     assert run.requests["first_token"][2] > 3.0

@@ -14,8 +14,8 @@ from headgate.live.vllm.fields import CLIENTS_MAY, Settings
 from headgate.live.vllm.requests import promises
 
 CLASSES = {"chat": {"ttft": "300ms", "tbt": 0.05}, "batch": {}}
-OPEN = Settings(clients_may=CLIENTS_MAY)
-TWO = Settings(classes=CLASSES, clients_may=CLIENTS_MAY)
+OPEN = Settings(clients_may=CLIENTS_MAY, delivery=0)
+TWO = Settings(classes=CLASSES, clients_may=CLIENTS_MAY, delivery=0)
 
 
 @pytest.fixture(autouse=True)
@@ -38,15 +38,24 @@ def test_classes_promises_and_guess():
 
 
 def test_promises_of_all_requests_hold_where_there_is_no_closer_one():
-    settings = Settings(ttft="500ms", tbt=0.1, classes={"chat": {"ttft": "300ms"}}, clients_may=CLIENTS_MAY)
+    own = {"chat": {"ttft": "300ms"}}
+    settings = Settings(ttft="500ms", tbt=0.1, classes=own, clients_may=CLIENTS_MAY, delivery=0)
     assert promises(None, settings) == promises({"top": 1}, settings) == ("", Slo(0.5, 0.1), None)
     assert promises({"headgate_class": "chat"}, settings) == ("chat", Slo(0.3, 0.1), None)
     assert promises({"headgate_tbt": "20ms"}, settings) == ("", Slo(0.5, 0.02), None)
 
 
+def test_a_part_of_each_gap_is_left_to_delivery():
+    """10 ms, but never more than a fifth of a promise; first tokens keep theirs."""
+    settings = Settings(ttft="500ms", tbt="100ms", clients_may=CLIENTS_MAY)
+    assert promises(None, settings).slo == Slo(0.5, pytest.approx(0.09))
+    assert promises({"headgate_tbt": "30ms"}, settings).slo == Slo(0.5, pytest.approx(0.024))
+    assert promises(None, Settings(ttft="500ms")).slo == Slo(0.5, None)
+
+
 def test_by_default_only_the_class_is_the_clients_word():
     """Row 5 of the attack: promises come from the classes that the operator declares."""
-    settings = Settings(classes=CLASSES)
+    settings = Settings(classes=CLASSES, delivery=0)
     greedy = {"headgate_class": "chat", "headgate_tbt": 1e-9, "headgate_ttft": 1e-9, "headgate_guess": 1}
     assert promises(greedy, settings) == ("chat", Slo(0.3, 0.05), None)
     assert dict(requests.BAD) == {"headgate_tbt": 1, "headgate_ttft": 1, "headgate_guess": 1}
@@ -63,7 +72,7 @@ def test_nothing_at_all_is_the_clients_word_where_the_operator_says_so():
 def test_times_have_a_floor_and_a_ceiling_and_a_guess_is_bounded():
     said = promises({"headgate_ttft": 1e-9, "headgate_tbt": "0.001ms", "headgate_guess": 1e300}, OPEN)
     assert said == ("", Slo(0.1, 0.02), requests.MOST_TOKENS)
-    own = Settings(clients_may=CLIENTS_MAY, floor={"tbt": "50ms"})
+    own = Settings(clients_may=CLIENTS_MAY, delivery=0, floor={"tbt": "50ms"})
     assert promises({"headgate_ttft": 1e-9, "headgate_tbt": 1e-9}, own).slo == Slo(0.1, 0.05)
     assert promises({"headgate_ttft": 1e300, "headgate_tbt": 10**400}, OPEN).slo == Slo(86_400.0, 86_400.0)
     assert promises({"headgate_guess": 10**5000}, OPEN).guess == requests.MOST_TOKENS

@@ -16,7 +16,7 @@ from headgate.reproduce.eb.published import CARDS, CHOICES, H200, TABLE3
 from headgate.reproduce.eb.published_split import Scene
 from headgate.reproduce.eb.split_runs import SplitJob, load_of
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign, sign_pairs
-from headgate.reproduce.serving import Job, Load, Outcomes, card_cost, carry_out
+from headgate.reproduce.serving import Job, Load, Outcomes, card_cost, carry_out, run_job
 from headgate.workloads.lengths import Fixed
 
 QUICK = Options(quick=True)
@@ -127,7 +127,7 @@ def test_runs_that_stop_have_no_number_and_are_named(monkeypatch):
     jobs = [
         Job(theta, "pub-h200-qwen3-8b", Load(1, 1, Fixed(8), Fixed(8)), "mixed", {}, 64) for theta in (1, 2)
     ]
-    assert math.isnan(carry_out(jobs, 0).figure(1, "requests"))
+    assert math.isnan(carry_out(run_job, jobs, 0).figure(1, "requests"))
     found = reproduce("eb-table13", QUICK, jobs)
     assert (
         found.remarks[-1]
@@ -164,7 +164,7 @@ def test_a_send_that_occupies_the_prefill_engine_explains_the_h200_row_of_table_
     """The issue's figures: 39.6 ktok/s, TTFT 3.61 s, TPOT 22.8 ms; without the send 41.9 and 1.1 s."""
     scene = Scene(H200, 512, "512/256")
     job = SplitJob("row", CARDS[H200, "8B"], "1P+1D", 2, load_of(scene, 4000, (512, 256)))
-    outcomes = split_runs.carry_out([job], 0)
+    outcomes = carry_out(split_runs.run_split, [job], 0)
     assert outcomes.figure("row", "tokens") == pytest.approx(39_649, rel=0.02)
     assert outcomes.figure("row", "ttft") == pytest.approx(3.608, rel=0.12)
     assert outcomes.figure("row", "tpot") == pytest.approx(0.02281, rel=0.08)

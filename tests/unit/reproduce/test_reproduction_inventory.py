@@ -42,3 +42,11 @@ def test_the_tables_of_the_eb_paper_are_all_there():
         span = range(int(first), more[-1] + 1) if " to " in rest and more else (int(first), *more)
         numbers |= {(kind, each) for each in span}
     assert numbers >= {("Table", each) for each in range(1, 21)} | {("Figure", each) for each in range(1, 13)}
+
+
+def test_every_experiment_has_its_output_with_command_and_verdict():
+    for name in EXPERIMENTS:
+        found = re.findall(rf"^```\w*\n\$ headgate reproduce {name}\n{name}: (.*?)^```$", PAGE, re.M | re.S)
+        assert len(found) == 1, name
+        verdict = found[0].rstrip().split("\n\n")[-1]
+        assert re.search(r"\d+ of \d+ checked|times the\s+published|Nothing was\s+published", verdict), name

@@ -11,6 +11,7 @@ import pytest
 from as_text import as_text
 from headgate.report.plans.reproduction import published_page
 from headgate.reproduce import EXPERIMENTS, Options, find, reproduce
+from headgate.reproduce.serving import Outcomes, carry_out
 from headgate.reproduce.wait import fig6 as wait_fig6
 from headgate.reproduce.wait import high as wait_high
 from headgate.reproduce.wait import lmsys as wait_lmsys
@@ -19,7 +20,7 @@ from headgate.reproduce.wait import memory as wait_memory
 from headgate.reproduce.wait import nested as wait_nested
 from headgate.reproduce.wait import theorems as wait_theorems
 from headgate.reproduce.wait import tiny as wait_tiny
-from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob, serve
+from headgate.reproduce.wait.runs import Machine, Mix, WaitJob, serve
 from headgate.reproduce.wait.study import Scene, at_load, claim, jobs_of, load_of, nested, paced, printed
 
 SMALL, SMALL_DEAR = Machine(kv=2000), Machine(kv=2000, per_new=30e-6)
@@ -101,32 +102,31 @@ def test_memory_exceeds_the_bound_no_more_often_than_promised(monkeypatch):
     """(12) for δ = 0.5, 0.1 and 0.01, over runs of one second each."""
     monkeypatch.setattr(wait_memory, "SECONDS", 1.0)
     jobs = wait_memory.jobs(FULL)[:40]
-    peaks = wait_memory.carry_out(jobs, 0)
-    assert len(set(peaks.held)) > 10  # they are different runs
-    for miss, (bound, share) in wait_memory._shares(peaks).items():
+    held = wait_memory.peaks(carry_out(wait_memory.run, jobs, 0))
+    assert len(set(held)) > 10  # they are different runs
+    for miss, (bound, share) in wait_memory._shares(held).items():
         assert share <= miss
         assert bound > 378
     # The bound is not idle: full segments alone, M^π = 378, are exceeded.
-    assert max(peaks.held) > 378
+    assert max(held) > 378
 
 
 def test_figure_6():
-    watch = wait_fig6.carry_out(wait_fig6.jobs(FULL), 0)
+    found = carry_out(wait_fig6.run, wait_fig6.jobs(FULL), 0)
+    (watch,) = found.every("figure 6")
     assert [look.batch for look in watch.looks[:3]] == [(1, 2, 3), (4, 5, 6), (3, 5, 6, 7, 8, 9)]
     assert [look.held for look in watch.looks[:3]] == [6, 8, 15]
-    report = wait_fig6.judge(watch, FULL)
+    report = wait_fig6.judge(found, FULL)
     assert (report.counts[0].agree, report.counts[0].of) == (2, 3)
 
 
 def test_a_claim_counts_both_baselines_and_both_directions():
     scene = Scene("s", SMALL, wait_high.MIX)
-    found = Found()
+    found = Outcomes()
     base = serve(WaitJob("b", SMALL, Mix(((5.0, 10, 4),)), 4.0, "mixed", {}), 0)
-    found.runs = {
-        ("s", "w"): replace(base, decodes=110.0, latency=2.0),
-        ("s", "v0"): replace(base, decodes=100.0, latency=3.0),
-        ("s", "mixed"): replace(base, decodes=109.5, latency=1.0),
-    }
+    found.add(("s", "w"), replace(base, decodes=110.0, latency=2.0))
+    found.add(("s", "v0"), replace(base, decodes=100.0, latency=3.0))
+    found.add(("s", "mixed"), replace(base, decodes=109.5, latency=1.0))
     more = claim(found, [scene], ("w",), "decodes", "more")
     sooner = claim(found, [scene], ("w",), "latency", "sooner")
     assert (more.agree, more.of) == (1, 2)

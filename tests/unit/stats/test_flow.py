@@ -11,7 +11,7 @@ from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
-from headgate.stats.flow import Trend, little, stationary
+from headgate.stats.flow import Trend, judge, little, stationary
 from headgate.workloads.workload import Workload
 from small_runs import make_run, open_run, request
 from worlds import Line
@@ -166,3 +166,10 @@ def test_stages_that_differ_are_not_stationary_by_design(stages, said):
 @pytest.mark.parametrize("workload", [{}, "x", {"drawn": "x"}, {"drawn": {"stages": [{"requests": 3}] * 2}}])
 def test_equal_stages_and_other_records_say_nothing(workload):
     assert stationary(open_run(400, rate=2.0, workload=workload))[0]
+
+
+def test_a_run_of_a_few_stays_is_short_and_not_overloaded():
+    rows = [request(n, n * 0.1, n * 0.1, n * 0.1 + 1, n * 0.1 + 40, 1, 2) for n in range(500)]
+    judged = judge(make_run(rows, load="open"))
+    assert not judged.stationary and judged.growth == 0
+    assert judged.said.startswith("Too short to be steady: 39.9 s were measured and a request stays 40 s")

@@ -78,18 +78,55 @@ def test_an_unknown_file_names_its_columns_and_the_remedy(tmp_path):
         read_trace(written(tmp_path, "ts,input\n1,2\n"))
 
 
-VLLM = {"request_throughput": 2.0, "start_times": [30.5, 30.0], "input_lens": [5, 6], "output_lens": [7, 8]}
+# As the tools write them, with the fields that are not read: two requests, the later one first.
+VLLM = {
+    "date": "20261116-213000", "backend": "openai", "model_id": "Qwen/Qwen3-8B", "num_prompts": 2,
+    "request_rate": 2.0, "burstiness": 1.0, "max_concurrency": None, "duration": 1.2, "completed": 2,
+    "failed": 0, "total_input_tokens": 11, "total_output_tokens": 15, "request_throughput": 2.0,
+    "request_goodput": None, "output_throughput": 12.5, "start_times": [881.5, 881.0],
+    "input_lens": [5, 6], "output_lens": [7, 8], "ttfts": [0.02, 0.03], "itls": [[0.01], [0.01]],
+    "generated_texts": ["a", "b"], "errors": ["", ""], "mean_ttft_ms": 25.0,
+}  # fmt: skip
 
 
 def _aiperf(at):
-    lengths = {"input_sequence_length": {"value": 5 + at}, "output_sequence_length": {"value": 8 - at}}
-    return {"metadata": {"request_start_ns": 10**18 + at * 10**8}, "metrics": lengths}
+    start = 1_759_813_207_532_900_363 + at * 10**8
+    metadata = {
+        "session_num": at, "x_request_id": "7609a2e7", "x_correlation_id": "32ee4f33", "turn_index": 0,
+        "request_start_ns": start, "request_ack_ns": start + 10**6, "request_end_ns": start + 10**7,
+        "worker_id": "worker_359d423a", "benchmark_phase": "profiling", "was_cancelled": False,
+    }  # fmt: skip
+    metrics = {
+        "input_sequence_length": {"value": 5 + at, "unit": "tokens"},
+        "time_to_first_token": {"value": 255.9, "unit": "ms"},
+        "output_token_count": {"value": 8 - at, "unit": "tokens"},
+        "inter_chunk_latency": {"value": [4.9, 5.3], "unit": "ms"},
+        "output_sequence_length": {"value": 8 - at, "unit": "tokens"},
+    }
+    return {"metadata": metadata, "metrics": metrics, "error": None}
+
+
+def _aiperf_failed():
+    failed = _aiperf(3)
+    error = {"code": 499, "type": "RequestCancellationError", "message": "cancelled"}
+    return failed | {"metrics": {"error_isl": {"value": 550, "unit": "tokens"}}, "error": error}
 
 
 AIPERF = [_aiperf(5), _aiperf(0)]
-GUIDELLM = {"benchmarks": [{"requests": {"successful": [
-    {"start_time": 9.5, "prompt_tokens": 5, "output_tokens": 7},
-    {"start_time": 9.0, "prompt_tokens": 6, "output_tokens": 8}]}}]}  # fmt: skip
+
+
+def _guidellm(start, prompt, output, old):
+    times = {"start_time": start} if old else {"request_start_time": start, "request_end_time": start + 1}
+    return {"request_id": "r", "output": "text", "prompt_tokens": prompt, "output_tokens": output, **times}
+
+
+def _guidellm_report(old, every=2):
+    done = [_guidellm(1759813209.5, 5, 7, old), _guidellm(1759813209.0, 6, 8, old)]
+    totals = {"successful": every, "incomplete": 0, "errored": 0, "total": every}
+    counted = {"request_totals": totals} if old else {"metrics": {"request_totals": totals}}
+    requests = {"successful": done, "incomplete": [], "errored": [], "total": None}
+    benchmark = {"type_": "generative_benchmark", "requests": requests, **counted}
+    return {"metadata": {"version": 1}, "benchmarks": [benchmark]}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +135,8 @@ GUIDELLM = {"benchmarks": [{"requests": {"successful": [
         ("vllm-bench", json.dumps(VLLM), [6, 5]),
         ("vllm-bench", json.dumps(VLLM, indent=2), [6, 5]),
         ("aiperf", "\n".join(map(json.dumps, AIPERF)), [5, 10]),
-        ("guidellm", json.dumps(GUIDELLM), [6, 5]),
+        ("guidellm", json.dumps(_guidellm_report(old=True)), [6, 5]),
+        ("guidellm", json.dumps(_guidellm_report(old=False), indent=4), [6, 5]),
     ],
 )
 def test_result_files_of_benchmarks(tmp_path, name, text, prompts):
@@ -107,15 +145,36 @@ def test_result_files_of_benchmarks(tmp_path, name, text, prompts):
     assert workload.arrival.tolist() == [0.0, 0.5] and workload.prompt.tolist() == prompts
 
 
-def test_a_result_without_details_says_how_to_get_them(tmp_path):
-    with pytest.raises(InputError, match="run it with --save-detailed"):
-        read_trace(written(tmp_path, '{"request_throughput": 3.0}', "result.json"))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(map(json.dumps, [_aiperf_failed(), *AIPERF])),
+        json.dumps(
+            VLLM | {"output_lens": [0, 8, 7], "input_lens": [4, 6, 5], "start_times": [1.0, 3.0, 2.5]}
+        ),
+    ],
+)
+def test_requests_that_failed_are_bad_rows(tmp_path, text):
+    path = written(tmp_path, text, "result.json")
+    workload, bad = read_trace(path, skip_bad_rows=True)
+    assert len(workload) == 2 and bad.count == 1
+    with pytest.raises(InputError, match=r"result.json:1: .*pass --skip-bad-rows"):
+        read_trace(path)
 
 
-def test_several_benchmarks_in_one_file_are_refused(tmp_path):
-    twice = {"benchmarks": GUIDELLM["benchmarks"] * 2}
-    with pytest.raises(InputError, match="2 benchmarks, at different loads"):
-        read_trace(written(tmp_path, json.dumps(twice), "result.json"))
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"request_throughput": 3.0}', "run it with --save-detailed"),
+        (json.dumps(VLLM) + "\n" + json.dumps(VLLM), "keep one result of vllm-bench in the file"),
+        (json.dumps({"benchmarks": _guidellm_report(old=False)["benchmarks"] * 2}), "2 benchmarks, at diff"),
+        (json.dumps(_guidellm_report(old=False, every=900)), "a sample of 2 of 900 requests"),
+        (json.dumps(_guidellm_report(old=True, every=900)), "a sample of 2 of 900 requests"),
+    ],
+)
+def test_results_without_every_request_say_how_to_get_them(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        read_trace(written(tmp_path, text, "result.json"))
 
 
 def test_lengths_of_servegen(tmp_path):

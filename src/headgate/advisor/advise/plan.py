@@ -16,12 +16,14 @@ from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress, search_all
 from headgate.advisor.engines.plan import FleetFound, plan_engines
 from headgate.advisor.engines.ways import Serving, make_ways
+from headgate.advisor.other_times import OtherTimes, other_question, other_rate
 from headgate.advisor.set_up import SetUp, offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds.capacity import Bound
+from headgate.stats.figures import Estimate
 from headgate.stats.metrics import without_nan
 
 REQUESTS = 3000  # of a run of the final, unless told otherwise
@@ -64,6 +66,8 @@ class Advice:
     final: tuple[Advised, ...]
     notes: tuple[str, ...]
     known: int  # runs whose answers were kept from before
+    other: OtherTimes | None = None  # the best one's rate with the other arrival times
+    other_engines: int | None = None  # that bear the load then; only where the two rates are apart
 
     @property
     def best(self) -> Advised:
@@ -87,7 +91,7 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
-        document = {
+        document: dict[str, Any] = {
             "card": self.start.card.name,
             "workload": self.start.workload,
             "levels": [level._asdict() for level in self.levels],
@@ -100,6 +104,8 @@ class Advice:
             "first_round": [asdict(each) for each in self.first_round],
             "notes": list(self.notes),
         }
+        if self.other:
+            document["other_times"] = {**self.other._asdict(), "engines": self.other_engines}
         plain = without_nan(document)
         assert isinstance(plain, dict)
         return plain
@@ -133,7 +139,30 @@ def advise(
     ranked = tuple(sorted(advised, key=lambda each: -each.found.rate.value))
     notes += seen_on_gpus(ranked)
     most = options.most_engines
-    return Advice(start, levels, bound, load, most, tuple(first), ranked, tuple(notes), search.known)
+    advice = Advice(start, levels, bound, load, most, tuple(first), ranked, tuple(notes), search.known)
+    return _at_other_times(advice, settings, options, progress, folder)
+
+
+def _at_other_times(
+    advice: Advice, settings: Experiment, options: SearchSettings, progress: Progress, folder: Path | None
+) -> Advice:
+    """The same with the rate, and where that is far off the engines, of the other arrival times."""
+    best, rate = advice.best, advice.best.found.rate.value
+    question = other_question(settings, options, advice.start.traffic.requests) if rate else None
+    if question is None:
+        return advice
+    contender = Contender(best.policy, best.settings, (best.seats, best.budget))
+
+    def remember(case: Case) -> Kept | None:
+        return Kept(folder, case) if folder else None
+
+    other = other_rate(question, advice.levels, (best.name, rate), contender, progress, remember)
+    if not other.apart or advice.load is None:
+        return replace(advice, other=other)
+    held = replace(best, engines=None, found=replace(best.found, rate=Estimate(other.other)))
+    asked = question.settings.model_copy(update={"rate": advice.load, "scale_rate": None})
+    again = _with_engines(held, advice.load, asked, advice.levels, question.options, progress)
+    return replace(advice, other=other, other_engines=again.engines)
 
 
 # Measured through the HTTP server (benchmarks/h200/README.md); the simulator does not show it.

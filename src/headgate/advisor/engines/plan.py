@@ -95,6 +95,12 @@ class EnginesPlan:
         """Fewer engines than this fall behind whatever routes and batches."""
         return least_engines(self.rate, self.bound)
 
+    @property
+    def best(self) -> FleetFound | None:
+        """The smallest fleet that is enough."""
+        enough = [each for each in self.found if each.engines]
+        return min(enough, key=lambda each: each.engines or 0, default=None)
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
         document = {

@@ -19,6 +19,7 @@ from headgate.workloads.workload import Workload
 
 Floats = NDArray[np.float64]
 NUMBERS = ("prompt", "output", "rate")
+OPTIONAL = ("patience", "cached")
 DRAWN = 50_000  # requests drawn to know the means of length laws
 ROUNDS = 60  # of the clustering
 NOT_WITH_CLASSES = (*MAKE_LENGTHS, "classes", "stages", "trace", "rate", "clients", "requests")
@@ -152,8 +153,8 @@ def _flow(text: str, patience: float | None) -> Flow:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise InputError(f"{about}{part!r} is not NAME=VALUE; write it as prompt=300")
-        if key not in (*NUMBERS, "patience"):
-            raise unknown(f"setting of --class {name.strip()}", key, (*NUMBERS, "patience"))
+        if key not in (*NUMBERS, *OPTIONAL):
+            raise unknown(f"setting of --class {name.strip()}", key, (*NUMBERS, *OPTIONAL))
         if key in found:
             raise InputError(f"{about}{key} is given twice; drop one of the two")
         found[key] = _number(about + key, value, key == "patience")
@@ -167,7 +168,9 @@ def _flow(text: str, patience: float | None) -> Flow:
     if rate <= 0:
         fault = "nobody arrives" if rate == 0 else "a rate is at least 0"
         raise InputError(f"{about}rate is {rate:g} requests/s: {fault}; give more than 0, or drop the class")
-    return Flow(name.strip(), prompt, output, rate, 1 / wait if wait else 0.0)
+    return Flow(
+        name.strip(), prompt, output, rate, 1 / wait if wait else 0.0, cached=found.get("cached", 0.0)
+    )
 
 
 def _number(about: str, text: str, time: bool) -> float:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from headgate.advisor.fluid.demand import Demand
 from headgate.core.errors import InputError
 from headgate.core.policy import End
+from headgate.estimators.traffic import MOST_CACHED
 from headgate.methods.fluid.flows import Flow
 from headgate.record.route_trace import read_route_trace
 from headgate.record.tables import ENDS, Run
@@ -55,7 +56,9 @@ def _flows(run: Run, span: float, notes: list[str]) -> Iterator[Flow]:
             notes.append(f"{ended} requests of class {name} finished: its output length is rough")
         rate = float(mine.sum()) / span
         prompt = float(requests["prompt"][mine].mean())
-        yield Flow(name, prompt, max(output, 1.0), rate, _impatience(run, mine, name, notes))
+        found = float(requests["cached"][mine & done].sum() / max(requests["prompt"][mine & done].sum(), 1.0))
+        cached = max(0.0, min(found, MOST_CACHED)) * prompt  # what engines told at the end of their answers
+        yield Flow(name, prompt, max(output, 1.0), rate, _impatience(run, mine, name, notes), cached=cached)
 
 
 def _impatience(run: Run, mine: NDArray[np.bool_], name: str, notes: list[str]) -> float:

@@ -49,6 +49,11 @@ class FluidAnswer:
     def engines(self) -> int:
         return self.staffing.engines
 
+    @property
+    def per_engine(self) -> float:
+        """Requests per second that each engine is offered."""
+        return sum(flow.rate for flow in self.plan.instance.flows)
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
         plan, pace = self.plan, self.plan.instance.pace
@@ -94,6 +99,7 @@ class FluidAnswer:
         }
         for place, flow in enumerate(plan.instance.flows):
             each = {"name": flow.name, "prompt": flow.prompt, "output": flow.output}
+            each |= {"cached": flow.cached} if flow.cached else {}
             each |= {"arrivals": flow.rate * self.engines, "impatience": flow.impatience}
             each |= {name: values[place] * self.engines for name, values in per_engine.items()}
             each["turned_away"] = not isfinite(plan.waiting[place])
@@ -243,12 +249,17 @@ def _warnings(plan: FluidPlan) -> list[str]:
             f"mixed steps are so short (κ = {pace.ratio:.2f}) that a queue before decode may pay; what the "
             "paper proves of its router does not hold"
         )
-    short = [flow.name for flow in plan.instance.flows if flow.prompt < pace.chunk]
+    short = [flow.name for flow in plan.instance.flows if flow.computed < pace.chunk]
     if short and not pace.whole_chunks:
         found.append(
             f"prompts of {', '.join(short)} are shorter than a chunk of {pace.chunk}: --whole-chunks counts "
             "a whole step for each"
         )
+    cached = [
+        f"{flow.name} {100 * flow.cached / flow.prompt:.0f} %" for flow in plan.instance.flows if flow.cached
+    ]
+    if cached:
+        found.append(f"prompt tokens in prefix caches are paid for but no prefill work: {', '.join(cached)}")
     if any(loss > NOTHING for loss in plan.decode_loss):
         found.append(
             "the plan lets requests give up after their prompt: use the service-level-general router"

@@ -165,7 +165,7 @@ class Campaign:
         self.log.disturbed()
         for place in range(number * self.each, (number + 1) * self.each):
             for prompt in self.walk.cells[place].feed:
-                self._send(f"{FEED}{place}", prompt, 1)
+                self._send(FEED, prompt, 1)
 
     def _fits(self) -> bool:
         """Is there KV for one more pass?"""

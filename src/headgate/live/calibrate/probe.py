@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from headgate.core.plan import NONE, Plan, Until
@@ -11,7 +12,7 @@ from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.methods.mixed.mixed import Mixed
 
-FEED = "feed-"  # the kind of a cell's own prompts: this and the cell's place in the walk
+FEED = "feed"  # the kind of the cells' own prompts, which come in the order of the walk
 NOT_YET = Plan(NONE, until=Until(arrivals=1))
 
 
@@ -65,8 +66,8 @@ class _Doing(NamedTuple):
 class Probe(BatchPolicy):
     """Compose the batches of a walk one after the other; when it is over, serve whoever is left as `mixed`.
 
-    Requests tell by their kind what they are for: that of a pool, or `feed-N` for the prompts of cell N. The
-    driver sends those of a cell before its turn; until they are there the probe waits. A move decodes
+    Requests tell by their kind what they are for: that of a pool, or `feed` for the prompts of cells, which
+    the driver sends in the order of the walk; until those of a cell are there the probe waits. A move decodes
     those of its pools that have the fewest tokens, so that contexts grow evenly and slowly. What is done is
     read from the requests themselves, so it does not matter when a driver tells of steps.
 
@@ -88,7 +89,8 @@ class Probe(BatchPolicy):
         self._doing: _Doing | None = None
         self._members: dict[str, dict[int, None]] = {pool.kind: {} for pool in walk.pools}
         self._arrived = dict.fromkeys(self._members, 0)
-        self._feed: dict[str, list[int]] = {}
+        self._feed: list[int] = []  # of all cells, one after the other
+        self._feeds = [0, *accumulate(len(cell.feed) for cell in walk.cells)]  # where a cell's begin in it
         self._rest = Mixed(slots, budget)
 
     @property
@@ -105,8 +107,8 @@ class Probe(BatchPolicy):
         if request.kind in self._members:
             self._members[request.kind][request.id] = None
             self._arrived[request.kind] += 1
-        elif request.kind.startswith(FEED):
-            self._feed.setdefault(request.kind, []).append(request.id)
+        elif request.kind == FEED:
+            self._feed.append(request.id)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         """It belongs to no pool any more."""
@@ -146,12 +148,7 @@ class Probe(BatchPolicy):
                 return Plan(NONE, tuple(prompts), pool.fill, until=Until(prefills=len(prompts)))
             if self._arrived[pool.kind] < pool.size:
                 return NOT_YET
-        cell = self.walk.cells[self.position]
-        return NOT_YET if len(self._feed.get(self._kind, ())) < len(cell.feed) else None
-
-    @property
-    def _kind(self) -> str:
-        return f"{FEED}{self.position}"
+        return NOT_YET if len(self._feed) < self._feeds[self.position + 1] else None
 
     def _begin(self, move: Move, view: View) -> _Doing:
         """Choose who takes part; where they stand at the end follows from where they stand now."""
@@ -160,8 +157,8 @@ class Probe(BatchPolicy):
         members.sort(key=lambda request: (request.generated, request.id))
         chosen = members[: move.decodes]
         tokens = chosen[0].generated + move.steps if chosen else 0
-        feed = self._feed.get(self._kind, [])
-        prompts = tuple(feed[place] for place in move.prompts)
+        first = self._feeds[self.position]
+        prompts = tuple(self._feed[first + place] for place in move.prompts)
         last = _found(prompts[-1], view) if prompts else None
         left = last.todo - move.steps * move.tokens if last is not None and len(prompts) == 1 else 0
         return _Doing(frozenset(request.id for request in chosen), tokens, prompts, max(0, left))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
+from os import write
 from typing import Any, NamedTuple
 
 from headgate.live.emulate import shapes
@@ -15,6 +17,9 @@ from headgate.live.emulate.tokens import Ids
 
 FULL = 1 << 18  # bytes a slow reader may leave in the socket's buffer before events are merged
 DONE = b"data: [DONE]\n\n"
+NULLS = ("logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids")
+TAIL = b'"' + b"".join(b',"%b":null' % name.encode() for name in NULLS) + b"}]}\n\n"
+CHAT_TAIL = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 
 
 class Wanted(NamedTuple):
@@ -26,6 +31,7 @@ class Wanted(NamedTuple):
     logprobs: int | None = None
     echo: tuple[str, ...] = ()  # texts of the prompts, to stand before the answer
     stamps: bool = False  # emulated times
+    cached: bool = False  # prompt tokens that were found in the prefix cache
 
     @property
     def plain(self) -> bool:
@@ -67,10 +73,18 @@ class Answer:
         made = sum(job.made for job in self.jobs)
         more: dict[str, Any] = {"emulated": self._times(self.jobs[0])} if self.wanted.stamps else {}
         ids = self._prompts[0].tolist() if self.wanted.ids else None
-        return shapes.whole(
+        found = shapes.whole(
             self.head, choices, self.prompt_tokens, made,
             kv_transfer_params=params, prompt_token_ids=ids, **more,
         )  # fmt: skip
+        found["usage"] |= self._cached()
+        return found
+
+    def _cached(self) -> dict[str, Any]:
+        """Prompt tokens of the last prompt that were not computed, where vLLM would say so."""
+        if not self.wanted.cached:
+            return {}
+        return {"prompt_tokens_details": {"cached_tokens": self.jobs[-1].cached + self.jobs[-1].loaded}}
 
     def _choice(self, job: Job, begin: int, end: int, shape: Callable[..., dict[str, Any]]) -> dict[str, Any]:
         """Positions from `begin` to `end` of one of its jobs, with all that is wanted of them."""
@@ -94,9 +108,25 @@ class Answer:
         return {name: value for name in names if (value := getattr(job, name)) >= 0}
 
 
+class Front(dict[int, bytes]):
+    """What stands before the text of an event, by the length of the text: chunks begin with their size."""
+
+    def __init__(self, start: bytes, tail: bytes, chunked: bool) -> None:
+        self._start, self._rest, self._chunked = start, len(start) + len(tail), chunked
+
+    def __missing__(self, length: int) -> bytes:
+        size = b"%x\r\n" % (self._rest + length) if self._chunked else b""
+        made = self[length] = size + self._start
+        return made
+
+
 class Stream(Answer):
     """Writes events to the socket as the engine makes tokens. Nothing is awaited: a reader who is slow gets
     fewer events with more text in each, as from vLLM, and costs no memory, for text need not be stored.
+
+    Events of tokens are made some at a time, and go to the socket itself: a transport costs more, and that
+    of uvloop writes only when the whole step has been handed out. All else goes through the transport, and
+    so do tokens while it holds something.
     """
 
     streams = True
@@ -107,41 +137,60 @@ class Stream(Answer):
     ) -> None:  # fmt: skip
         super().__init__(head, wanted, prompts, each)
         self._transport, self._chunked, self._fault = transport, chunked, fault
-        self._plain = wanted.plain
+        self._closing, self._soon = transport.is_closing, asyncio.get_running_loop().call_soon
         self._silent = False  # a fault: nothing more is written
-        nulls = ("logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids")
-        tail = b'"' + b"".join(b',"%b":null' % name.encode() for name in nulls) + b"}]}\n\n"
-        self._tail = (
-            tail if not head.chat else b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
-        )
-        self._heads: list[bytes] = []
+        self._file = _file_of(transport) if wanted.plain and fault is None else -1
+        self._behind = True  # the transport may hold bytes that come first
+        tail = CHAT_TAIL if head.chat else TAIL
+        self._tail, self._end = tail, tail + b"\r\n" if chunked else tail
+        self._fronts: list[Front] = []
 
     def add(self, job: Job) -> None:
         """One of its jobs; the part of its events that never changes is made now."""
         super().add(job)
         middle = b',"delta":{"content":"' if self.head.chat else b',"text":"'
-        self._heads.append(b"data: " + self.head.prefix + b'{"index":%d' % job.choice + middle)
+        start = b"data: " + self.head.prefix + b'{"index":%d' % job.choice + middle
+        self._fronts.append(Front(start, self._tail, self._chunked))
 
     def tokens(self, job: Job) -> None:
         """Write what there is, unless the reader is slow."""
+        if self._behind:
+            self._behind = self._transport.get_write_buffer_size() > 0
+        events = job.events
+        if self._behind or job.sent + 1 < job.made or not (events or self._prepare(job)):
+            self._by_transport(job)
+        elif not self._closing():
+            event = events.pop()
+            try:
+                written = write(self._file, event)
+            except OSError:  # full, or gone: the next token goes through the transport, with this one
+                return
+            job.sent += 1
+            if not events:
+                self._soon(self._prepare, job)
+            if written < len(event):
+                self._behind = True
+                self._transport.write(event[written:])
+
+    def _prepare(self, job: Job) -> bool:
+        """Make the events of its next tokens; False where each has to be made for itself."""
+        if self._file < 0 or job.events or (self.head.chat and not job.sent):
+            return bool(job.events)
+        front, end = self._fronts[job.choice], self._end
+        job.events += [front[len(text)] + text + end for text in reversed(job.text.some(job.sent))]
+        return bool(job.events)
+
+    def _by_transport(self, job: Job) -> None:
         transport = self._transport
+        job.events.clear()
         if self._fault is not None and self._strike(job):
             return
         if transport.is_closing() or transport.get_write_buffer_size() > FULL:
             return
-        sent, made = job.sent, job.made
-        if not sent and self.head.chat:
+        if not job.sent and self.head.chat:
             self.write(self._role(job))
-        if self._plain:
-            text, head, tail = job.text.json(sent, made), self._heads[job.choice], self._tail
-            if self._chunked:
-                size = b"%x\r\n" % (len(head) + len(text) + len(tail))
-                transport.write(b"".join((size, head, text, tail, b"\r\n")))
-            else:
-                transport.write(b"".join((head, text, tail)))
-        else:
-            self.write(self._event(job, sent, made))
-        job.sent = made
+        self.write(self._event(job, job.sent, job.made))
+        job.sent = job.made
 
     def end(self, job: Job) -> None:
         """Its last token comes with the reason of its end."""
@@ -165,7 +214,7 @@ class Stream(Answer):
         made = sum(job.made for job in self.jobs)
         event = self.head.fields(True) | {
             "choices": [],
-            "usage": shapes.usage(self.prompt_tokens, made, details=False),
+            "usage": shapes.usage(self.prompt_tokens, made, details=False) | self._cached(),
             "system_fingerprint": self.head.fingerprint,
         }
         return b"data: " + encode(event) + b"\n\n" + DONE
@@ -174,6 +223,7 @@ class Stream(Answer):
         """Some bytes of the body, at once."""
         if self._silent or self._transport.is_closing():
             return
+        self._behind = True
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     @property
@@ -227,3 +277,9 @@ class Stream(Answer):
         if kind != "stall" and not self.done.done():
             self.done.set_result(None)
         return True
+
+
+def _file_of(transport: asyncio.WriteTransport) -> int:
+    """The descriptor that bytes may be written to; -1 where sockets are no files."""
+    found = transport.get_extra_info("socket")
+    return -1 if found is None or sys.platform == "win32" else int(found.fileno())

@@ -51,6 +51,7 @@ class Body(msgspec.Struct):
     return_token_ids: bool | None = None
     use_beam_search: bool = False
     kv_transfer_params: dict[str, Any] | None = None
+    cache_salt: str | None = None
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from headgate.core.errors import InputError
 
 MONOTONIC, NONBLOCKING, CLOSE_ON_EXEC = 1, os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)  # of Linux's timerfd
+LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 NOTHING_LEFT = 1e-6  # seconds: shorter waits are not worth a system call
 
 
@@ -35,6 +36,10 @@ class Clock(Protocol):
         """How many real seconds ago that moment was."""
 
 
+class _Spec(ctypes.Structure):
+    _fields_ = (("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2))
+
+
 class Alarm:
     """Wakes one task at a moment of `perf_counter`, to some tens of microseconds, or earlier when rung.
 
@@ -46,6 +51,7 @@ class Alarm:
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._fd = _timer_fd()
+        self._when = _Spec()
         if self._fd is not None:
             self._loop.add_reader(self._fd, self._expired)
 
@@ -62,7 +68,7 @@ class Alarm:
         handle: asyncio.TimerHandle | None = None
         if seconds < inf:
             if self._fd is not None:
-                _set_timer(self._fd, seconds)
+                self._set(seconds)
             else:
                 handle = self._loop.call_later(seconds, self.ring)
         try:
@@ -77,6 +83,12 @@ class Alarm:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = None
+
+    def _set(self, seconds: float) -> None:
+        assert LIBRARY is not None
+        value, whole = self._when.value, int(seconds)
+        value[0], value[1] = whole, max(1, int((seconds - whole) * 1e9))
+        LIBRARY.timerfd_settime(self._fd, 0, ctypes.byref(self._when), None)
 
     def _expired(self) -> None:
         assert self._fd is not None
@@ -148,23 +160,9 @@ class VirtualClock:
         return 0.0
 
 
-LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
-
-
-class _Spec(ctypes.Structure):
-    _fields_ = (("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2))
-
-
 def _timer_fd() -> int | None:
     """A timer of the kernel; None where there is none."""
     if LIBRARY is None or not hasattr(LIBRARY, "timerfd_create"):
         return None
     fd = int(LIBRARY.timerfd_create(MONOTONIC, NONBLOCKING | CLOSE_ON_EXEC))
     return fd if fd >= 0 else None
-
-
-def _set_timer(fd: int, seconds: float) -> None:
-    whole = int(seconds)
-    spec = _Spec((0, 0), (whole, max(1, int((seconds - whole) * 1e9))))
-    assert LIBRARY is not None
-    LIBRARY.timerfd_settime(fd, 0, ctypes.byref(spec), None)

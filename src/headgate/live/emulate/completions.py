@@ -150,7 +150,8 @@ def _wanted(body: Body, chat: bool, place: Place, prompts: list[Ids]) -> Wanted:
     echo = tuple(place.tokens.decode(ids.tolist()) for ids in prompts) if body.echo and not chat else ()
     usage = bool(options and options.include_usage)
     running = bool(usage and options and options.continuous_usage_stats)
-    return Wanted(usage, running, bool(body.return_token_ids), count, echo, place.clock.virtual)
+    details = place.made.options.prompt_tokens_details
+    return Wanted(usage, running, bool(body.return_token_ids), count, echo, place.clock.virtual, details)
 
 
 def _priority(request: web.Request, body: Body) -> int:

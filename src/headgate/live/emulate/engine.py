@@ -12,6 +12,7 @@ from math import inf
 from headgate.core.errors import RunError, one_line
 from headgate.core.ledger import Entry
 from headgate.core.policy import BatchPolicy, End, Observer
+from headgate.kv.prefix import Pieces
 from headgate.live.emulate.clock import Alarm, Clock
 from headgate.live.emulate.job import Job
 from headgate.live.emulate.memory import Memory
@@ -26,6 +27,10 @@ LOG = logging.getLogger("headgate.emulate")
 
 class Lengths(dict[int, int]):
     """True output lengths of the jobs inside, by request number."""
+
+
+class Contents(dict[int, Pieces]):
+    """What the jobs inside share with others, by request number."""
 
 
 class EmulatedEngine:
@@ -50,11 +55,15 @@ class EmulatedEngine:
         self.streams = Streams(self.tally)
         self._lengths = Lengths()
         hear = (self.streams, *observers)
-        self.replica: Replica
-        if asynchronous:
-            self.replica = Ahead(engine, policy, self._lengths, hear)  # type: ignore[arg-type]
-        else:
-            self.replica = Replica(engine, policy, self._lengths, hear)  # type: ignore[arg-type]
+        self._contents = Contents()
+        kind = Ahead if asynchronous else Replica
+        self.replica: Replica = kind(
+            engine,
+            policy,
+            self._lengths,  # type: ignore[arg-type]
+            hear,
+            contents=self._contents,  # type: ignore[arg-type]
+        )
         self.memory = Memory(self.replica)
         self.dead: str | None = None
         self.crash_at = inf  # output tokens
@@ -177,7 +186,7 @@ class EmulatedEngine:
             self.tally.late.add(max(0.0, late))
             replica.settle()
             self._hand_out()
-            asyncio.get_running_loop().call_soon(self._written, replica.now)  # after the loop has written
+            self.tally.written.add(max(0.0, self.clock.late(replica.now)))
         elif replica.asked_now:
             self._hand_out()
             await self._idle(min(self._next(), replica.plan.until.time))
@@ -185,15 +194,13 @@ class EmulatedEngine:
     def _hand_out(self) -> None:
         for job in self.streams.flush():
             self._lengths.pop(job.id, None)
+            self._contents.pop(job.id, None)
             if job.export and job.how in (End.STOPPED, End.LIMIT):
                 self.memory.keep(job)
                 self.on_keep(job)
         if self.tally.generation_tokens >= self.crash_at:
             self.crash_at = inf
             self.on_crash()
-
-    def _written(self, due: float) -> None:
-        self.tally.written.add(max(0.0, self.clock.late(due)))
 
     async def _idle(self, until: float) -> None:
         """Nothing can run before that moment, unless something comes or goes."""
@@ -263,6 +270,8 @@ class EmulatedEngine:
             entry.todo, entry.cached = job.prompt - job.loaded, job.loaded
         job.entry = entry
         self._lengths[job.id] = job.length
+        job.content = job.content or ((-1 - job.id, job.prompt),)
+        self._contents[job.id] = job.content
         self.streams.jobs[job.id] = job
         self.replica.receive(entry)
 

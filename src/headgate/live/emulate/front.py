@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from headgate.core.errors import one_line
 from headgate.live.emulate.bodies import prompts_of, turns_of
 from headgate.live.emulate.completions import complete
-from headgate.live.emulate.metrics import exposition, registry
+from headgate.live.emulate.metrics import PlaceMetrics
 from headgate.live.emulate.peers import PATH
 from headgate.live.emulate.place import PLACE, Place
 from headgate.live.emulate.problems import ProblemError, detail, invalid
@@ -22,6 +21,7 @@ from headgate.live.emulate.reading import read_json
 
 LOG = logging.getLogger("headgate.emulate")
 VERSION = "0.32.0"  # the vLLM whose answers these are
+PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -29,11 +29,10 @@ def application(place: Place) -> web.Application:
     """All paths of one port."""
     app = web.Application(middlewares=[_errors], client_max_size=place.made.options.body_limit)
     app[PLACE] = place
-    metrics = registry(place)
+    metrics = PlaceMetrics(place)
 
     async def show_metrics(request: web.Request) -> web.Response:
-        headers = {"Content-Type": CONTENT_TYPE_LATEST}
-        return web.Response(body=exposition(metrics), headers=headers)
+        return web.Response(text=metrics.text(), headers={"Content-Type": PROMETHEUS})
 
     paths: dict[str, dict[str, Handler]] = {
         "/v1/completions": {"POST": complete},
@@ -82,7 +81,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         return ProblemError(error.reason, error.status, type="Bad Request").response()
     except ConnectionResetError:
-        raise
+        if request.transport is not None:
+            request.transport.close()
+        return web.Response()  # nobody is there to read it, and aiohttp does not log that
     except Exception as error:
         LOG.exception("emulator: %s %s failed: %s", request.method, request.path[:80], one_line(error))
         return ProblemError("Internal server error", 500).response()

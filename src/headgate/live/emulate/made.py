@@ -27,7 +27,7 @@ class Made:
         self.card: Card = load_card(options.card)
         self.engine: Engine = engine_of_card(
             self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
-        )
+        )._replace(prefix_cache=options.prefix_cache)
         asked = options.asynchronous
         self.asynchronous = self.card.host is not None if asked is None else asked
         self.model = options.model or self.card.model

@@ -49,9 +49,15 @@ class Memory:
 
     def keep(self, job: Job) -> None:
         """Its prompt's blocks, which have just been given back, stay."""
-        blocks = self._replica.blocks
+        blocks, cache = self._replica.blocks, self._replica.cache
         need = blocks.of(job.prompt)
-        blocks.take(need)
+        if cache is None:
+            blocks.take(need)
+        else:
+            assert job.entry is not None
+            found = cache.find(job.content, job.prompt + 1)
+            cache.hold(job.entry, job.content, found)
+            cache.take(need - found.blocks)
         self._kept[job.id] = need
 
     def release(self, id: int) -> bool:
@@ -59,7 +65,10 @@ class Memory:
         need = self._kept.pop(id, None)
         if need is None:
             return False
-        self._replica.blocks.give(need)
+        if self._replica.cache is None:
+            self._replica.blocks.give(need)
+        else:
+            self._replica.cache.release(id, 0, need)
         self._replica.lease.ended = True
         return True
 
@@ -103,7 +112,7 @@ class Memory:
         """Nothing runs because KV that waits for a seat fills the memory: the newest is computed again."""
         ledger, blocks = self._replica.ledger, self._replica.blocks
         head = next(iter(ledger.waiting.values()), None)
-        if head is None or ledger.decoding or ledger.prefilling or blocks.of(head.todo) <= blocks.free:
+        if head is None or ledger.decoding or ledger.prefilling or blocks.of(head.room) <= blocks.free:
             return False
         for entry in reversed(ledger.waiting.values()):
             if held := entry.held_kv:

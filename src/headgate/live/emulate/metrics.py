@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-
 from headgate.live.emulate.engine import EmulatedEngine
+from headgate.live.emulate.exposition import Buckets, Counter, Gauge
 from headgate.live.emulate.place import Place
 from headgate.live.emulate.tally import Histogram, Tally
 
@@ -43,28 +35,33 @@ NIXL = {
     "kv_expired_reqs": "Requests whose KV expired before it was read.",
     "notifications_after_expiry": "Reads of KV whose lease had ended.",
 }
-CACHE = ("prefix_cache", "external_prefix_cache", "mm_cache")
+CACHE_COUNTS = {
+    "prefix_cache": ("cache_queries", "cache_hits"),
+    "external_prefix_cache": ("loaded_tokens", "loaded_tokens"),
+    "mm_cache": ("", ""),
+}
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
 SLEEP = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
 
 
-class PlaceCollector(Collector):
+class PlaceMetrics:
     """Reads the tallies of a port's engines when it is asked."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    def collect(self) -> Iterator[Metric]:
-        for part in (self._gauges, self._counters, self._histograms, self._own):
-            yield from part()
+    def text(self) -> str:
+        """All of them, as `/metrics` shows them."""
+        parts = (self._gauges, self._counters, self._histograms, self._own)
+        return "".join(family.text() for part in parts for family in part())
 
     @property
     def _engines(self) -> list[tuple[list[str], EmulatedEngine, Tally]]:
         model = self._place.made.model
         return [([model, str(i)], engine, engine.tally) for i, engine in enumerate(self._place.engines)]
 
-    def _gauges(self) -> Iterator[Metric]:
+    def _gauges(self) -> Iterator[Gauge]:
         running = _gauge("num_requests_running", "Number of requests in model execution batches.")
         waiting = _gauge("num_requests_waiting", "Number of requests waiting to be processed.")
         reasons = _gauge("num_requests_waiting_by_reason", "Waiting requests by reason.", "reason")
@@ -72,7 +69,7 @@ class PlaceCollector(Collector):
         sleep = _gauge("engine_sleep_state", "Engine sleep state.", "sleep_state")
         engine = self._place.made.engine
         words = ["block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching"]
-        cache = GaugeMetricFamily("vllm:cache_config_info", "Cache configuration.", labels=["engine", *words])
+        cache = Gauge("vllm:cache_config_info", "Cache configuration.", ["engine", *words])
         for labels, each, _ in self._engines:
             running.add_metric(labels, each.running)
             waiting.add_metric(labels, each.waiting)
@@ -82,30 +79,36 @@ class PlaceCollector(Collector):
             for state, value in SLEEP.items():
                 sleep.add_metric([*labels, state], value)
             blocks = str(each.replica.blocks.total)
-            cache.add_metric([labels[1], str(engine.block), blocks, str(engine.kv_tokens), "False"], 1)
+            told = [str(engine.block), blocks, str(engine.kv_tokens), str(engine.prefix_cache)]
+            cache.add_metric([labels[1], *told], 1)
         yield from (running, waiting, reasons, usage, sleep, cache)
 
-    def _counters(self) -> Iterator[Metric]:
+    def _counters(self) -> Iterator[Gauge]:
         plain = {
             "num_preemptions": ("Cumulative number of preemption from the engine.", "preemptions"),
             "prompt_tokens": ("Number of prefill tokens processed.", "prompt_tokens"),
-            "prompt_tokens_cached": ("Number of cached prompt tokens (local + external).", "loaded_tokens"),
             "generation_tokens": ("Number of generation tokens processed.", "generation_tokens"),
         }
         for name, (about, attribute) in plain.items():
             yield self._counter(name, about, lambda tally, key=attribute: {"": getattr(tally, key)})
-        for name in CACHE:
-            hits = "loaded_tokens" if name == "external_prefix_cache" else None
-            count = lambda tally, key=hits: {"": getattr(tally, key) if key else 0}  # noqa: E731
-            yield self._counter(f"{name}_queries", "Cache queries, in tokens.", count)
-            yield self._counter(f"{name}_hits", "Cache hits, in tokens.", count)
+        yield self._counter(
+            "prompt_tokens_cached",
+            "Number of cached prompt tokens (local + external).",
+            lambda tally: {"": tally.loaded_tokens + tally.cached_tokens},
+        )
+        looks = self._place.made.engine.prefix_cache
+        for name in CACHE_COUNTS:
+            queries, hits = CACHE_COUNTS[name] if looks or name != "prefix_cache" else ("", "")
+            for what, key in (("queries", queries), ("hits", hits)):
+                count = lambda tally, key=key: {"": getattr(tally, key) if key else 0}  # noqa: E731
+                yield self._counter(f"{name}_{what}", f"Cache {what}, in tokens.", count)
         yield self._counter("prompt_tokens_by_source", "Prompt tokens by source.", _by_source, "source")
         yield self._counter(
             "prompt_tokens_cached_by_source", "Prefix-cache hits by tier.", _by_tier, "source"
         )
         yield self._counter("request_success", "Requests by how they ended.", _by_reason, "finished_reason")
-        rejected = CounterMetricFamily(
-            "vllm:admission_rejections", "Requests refused by a queue limit.", labels=["model_name", "reason"]
+        rejected = Counter(
+            "vllm:admission_rejections", "Requests refused by a queue limit.", ["model_name", "reason"]
         )
         for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
             total = sum(tally.rejected[reason] for _, _, tally in self._engines)
@@ -115,69 +118,57 @@ class PlaceCollector(Collector):
             for key, about in NIXL.items():
                 yield self._counter(f"nixl_num_{key}", about, lambda tally, key=key: {"": tally.nixl[key]})
 
-    def _counter(self, name: str, about: str, count: Any, label: str = "") -> Metric:
+    def _counter(self, name: str, about: str, count: Any, label: str = "") -> Gauge:
         labels = [*LABELS, label] if label else LABELS
-        family = CounterMetricFamily(f"vllm:{name}", about, labels=labels)
+        family = Counter(f"vllm:{name}", about, labels)
         for values, _, tally in self._engines:
             for key, value in count(tally).items():
                 family.add_metric([*values, key] if label else values, value)
         return family
 
-    def _histograms(self) -> Iterator[Metric]:
+    def _histograms(self) -> Iterator[Gauge]:
         for attribute, (name, about) in HISTOGRAMS.items():
-            family = HistogramMetricFamily(f"vllm:{name}", about, labels=LABELS)
+            family = Buckets(f"vllm:{name}", about, LABELS)
             for labels, _, tally in self._engines:
                 found: Histogram = getattr(tally, attribute)
-                family.add_metric(labels, found.rows(), found.sum)
+                family.add_rows(labels, found.rows(), found.sum)
             yield family
 
-    def _own(self) -> Iterator[Metric]:
-        late = HistogramMetricFamily(
+    def _own(self) -> Iterator[Gauge]:
+        late = Buckets(
             "headgate_emulator_late_seconds",
             "How late steps ended, in real seconds: what the emulator adds to every time it shows.",
-            labels=LABELS,
+            LABELS,
         )
-        written = HistogramMetricFamily(
+        written = Buckets(
             "headgate_emulator_written_seconds",
             "The same when the last token of the step had been written.",
-            labels=LABELS,
+            LABELS,
         )
-        busy = CounterMetricFamily("headgate_emulator_step_seconds", "Emulated time in steps.", labels=LABELS)
-        steps = CounterMetricFamily("headgate_emulator_steps", "Steps.", labels=LABELS)
-        kept = GaugeMetricFamily("headgate_emulator_kv_exports", "Prompts kept for others.", labels=LABELS)
+        busy = Counter("headgate_emulator_step_seconds", "Emulated time in steps.", LABELS)
+        steps = Counter("headgate_emulator_steps", "Steps.", LABELS)
+        kept = Gauge("headgate_emulator_kv_exports", "Prompts kept for others.", LABELS)
         for (labels, _, tally), exports in zip(self._engines, self._place.exports, strict=True):
-            late.add_metric(labels, tally.late.rows(), tally.late.sum)
-            written.add_metric(labels, tally.written.rows(), tally.written.sum)
+            late.add_rows(labels, tally.late.rows(), tally.late.sum)
+            written.add_rows(labels, tally.written.rows(), tally.written.sum)
             busy.add_metric(labels, tally.step_seconds)
             steps.add_metric(labels, tally.steps)
             kept.add_metric(labels, exports.kept)
         yield from (late, written, busy, steps, kept)
 
 
-def _gauge(name: str, about: str, *more: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"vllm:{name}", about, labels=[*LABELS, *more])
+def _gauge(name: str, about: str, *more: str) -> Gauge:
+    return Gauge(f"vllm:{name}", about, [*LABELS, *more])
 
 
 def _by_source(tally: Tally) -> dict[str, int]:
-    loaded = tally.loaded_tokens
-    return dict(zip(SOURCES, (tally.prompt_tokens - loaded, 0, loaded), strict=True))
+    loaded, cached = tally.loaded_tokens, tally.cached_tokens
+    return dict(zip(SOURCES, (tally.prompt_tokens - loaded - cached, cached, loaded), strict=True))
 
 
 def _by_tier(tally: Tally) -> dict[str, int]:
-    return dict.fromkeys(TIERS, 0) | {"p2p": tally.loaded_tokens}
+    return dict.fromkeys(TIERS, 0) | {"device": tally.cached_tokens, "p2p": tally.loaded_tokens}
 
 
 def _by_reason(tally: Tally) -> dict[str, int]:
     return dict(tally.ended_by)
-
-
-def registry(place: Place) -> CollectorRegistry:
-    """The metrics of one port."""
-    made = CollectorRegistry(auto_describe=False)
-    made.register(PlaceCollector(place))
-    return made
-
-
-def exposition(found: CollectorRegistry) -> bytes:
-    """As text."""
-    return generate_latest(found)

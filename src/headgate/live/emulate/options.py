@@ -38,6 +38,12 @@ class Options(SettingsModel):
     model_len: Count | None = declared(
         ENGINE, "most tokens of one request, prompt and output (default: the card's)"
     )
+    prefix_cache: Switch = declared(
+        ENGINE,
+        "find KV of equal prompts again, vLLM's --enable-prefix-caching",
+        True,
+        flag="--prefix-cache/--no-prefix-cache",
+    )
     asynchronous: Switch | None = declared(
         ENGINE,
         "compose a step while the one before runs, as vLLM does (default: where the card has a host)",
@@ -70,6 +76,12 @@ class Options(SettingsModel):
     )
     trace: str | None = declared(OUTPUT, "output lengths drawn from a trace, such as azure-conv")
     echo: Switch = declared(OUTPUT, "answer with the prompt", False)
+    prompt_tokens_details: Switch = declared(
+        OUTPUT,
+        "usage says how many prompt tokens were cached, as vLLM does with the same flag",
+        False,
+        flag="--enable-prompt-tokens-details",
+    )
 
     fail_rate: Share = declared(FAULTS, "this share of the requests gets --fault", 0.0)
     fault: str = declared(FAULTS, "503, drop=20, stall=5, ...", "500")

@@ -11,18 +11,19 @@ from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
+from headgate.live.emulate.clock import Clock
 from headgate.live.emulate.made import Made
 from headgate.live.engine.trace import Trace
 from headgate.methods.make import split_name
 
 
-def traces(made: Made, engines: int) -> list[Trace]:
+def traces(made: Made, clock: Clock, engines: int) -> list[Trace]:
     """One for each engine, in the folder `out`; none without one."""
     out = made.options.out
     if out is None:
         return []
     open_folder(out)
-    return [Trace(path, _header(made, number)) for number, path in files(out, engines)]
+    return [Trace(path, _header(made, clock, number)) for number, path in files(out, engines)]
 
 
 def open_folder(out: str) -> None:
@@ -50,13 +51,14 @@ def files(out: str, engines: int) -> Iterator[tuple[int, Path]]:
     return ((number, Path(out, f"engine-{number}.jsonl")) for number in range(engines))
 
 
-def _header(made: Made, number: int) -> dict[str, Any]:
+def _header(made: Made, clock: Clock, number: int) -> dict[str, Any]:
     """The first line of a trace. Its times are emulated ones, whatever the speed."""
     card, options = made.card, made.options
     return {
         "headgate": VERSION,
         "driver": "emulator",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "zero": clock.wall(0.0),  # the date, in Unix seconds, from which its times are counted
         "policy": split_name(options.policy)[0],
         "parameters": made.parameters,
         "card": card.name,

@@ -221,7 +221,7 @@ async def start(options: Options) -> Emulators:
     clock: Clock = VirtualClock() if options.virtual else WallClock(options.speed)
     tokens, peers = tokens_by(options.tokenizer), Peers(options.kv_hosts)
     ranks = options.engines if options.ranks else 1
-    kept = traces(made, options.engines)
+    kept = traces(made, clock, options.engines)
     hear: list[list[Trace]] = [[trace] for trace in kept] or [[]] * options.engines
     shares = [hear[first : first + ranks] for first in range(0, options.engines, ranks)]
     places = [Place(made, clock, tokens, peers, share) for share in shares]

@@ -29,6 +29,7 @@ class Streams(Observer):
         job = self.jobs[request.id]
         if job.admitted < 0:
             job.admitted = now
+            self._tally.admitted(job, request.cached)
 
     def stepped(self, steps: Steps) -> None:
         """A token for everyone that rolls."""

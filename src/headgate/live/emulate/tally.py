@@ -78,6 +78,7 @@ class Tally:
         self.late, self.written = Histogram(LATE), Histogram(LATE)
         self.step_seconds = 0.0
         self.prompt_tokens = self.loaded_tokens = self.generation_tokens = self.preemptions = self.steps = 0
+        self.cache_queries = self.cache_hits = self.cached_tokens = 0
         self.ended_by: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self.rejected: Counter[str] = Counter(max_num_queued_reqs=0, max_num_queued_tokens=0)
         self.nixl: Counter[str] = Counter()
@@ -86,6 +87,13 @@ class Tally:
         self.steps += len(steps.ends)
         self.step_seconds += steps.ends[-1] - steps.start
         self.step_tokens.add(float(steps.decodes + steps.prefill))
+
+    def admitted(self, job: Job, found: int) -> None:
+        """Its prompt was looked up, where there is a prefix cache; KV that was loaded was not."""
+        if not job.loaded:
+            job.cached = found
+            self.cache_queries += job.prompt
+            self.cache_hits += found
 
     def tokens(self, count: int) -> None:
         """So many output tokens came."""
@@ -110,8 +118,9 @@ class Tally:
             return
         self.prompt_tokens += job.prompt
         self.loaded_tokens += job.loaded
+        self.cached_tokens += job.cached
         self.prompt_length.add(job.prompt)
-        self.computed.add(job.prompt - job.loaded)
+        self.computed.add(job.prompt - job.loaded - job.cached)
         self.output_length.add(job.made)
         self.max_tokens.add(job.limit)
         self.output_most.add(job.limit)

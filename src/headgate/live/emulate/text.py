@@ -1,8 +1,8 @@
 """What the emulator says: text that follows from the prompt alone, so that a client can check every token.
 
 A prompt is reduced to a fingerprint of its token ids. Token `i` of the answer is a word of a vocabulary,
-chosen by the fingerprint, the number of the choice and `i`. Whoever knows the prompt can compute the answer
-(`expected.answer`), so a lost, doubled or swapped token shows.
+chosen by a hash of the fingerprint, the number of the choice and `i`. Whoever knows the prompt can compute
+the answer (`expected.answer`), so a lost, doubled or swapped token shows.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import product
+from struct import Struct
 
 WORDS = 4096
-MASK = (1 << 64) - 1
-STEP, SPREAD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93  # odd constants that mix bits
+BLOCK = Struct("<32H")  # one hash chooses 32 words
+SIZE = BLOCK.size // 2
 CONSONANTS, VOWELS = "bdfghjklmnprstvz", "aeiou"
 
 
@@ -46,33 +47,40 @@ def spoiled(mark: int) -> int:
 class Text:
     """One answer, any part of which can be had at any time; nothing is stored."""
 
-    __slots__ = ("_seed", "_words", "length")
+    __slots__ = ("_phase", "_seed", "_words")
 
     def __init__(self, mark: int, choice: int = 0, words: Vocabulary = SYLLABLES) -> None:
-        self._seed = (mark + choice * SPREAD) & MASK
+        self._seed = mark.to_bytes(8, "little") + choice.to_bytes(2, "little")
+        self._phase = mark % SIZE  # blocks of answers that began together end at different times
         self._words = words
-
-    def place(self, i: int) -> int:
-        """The number of the word at position i."""
-        mixed = (self._seed + i * STEP) & MASK
-        return (((mixed ^ (mixed >> 29)) * SPREAD) & MASK) >> 52
 
     def ids(self, begin: int, end: int) -> list[int]:
         """Token ids of the positions from `begin` up to `end`."""
-        ids, place = self._words.ids, self.place
-        return [ids[place(i)] for i in range(begin, end)]
+        ids = self._words.ids
+        return [ids[place] for place in self._places(begin, end)]
 
     def pieces(self, begin: int, end: int) -> list[str]:
         """Text of each of these positions."""
-        words, place = self._words.words, self.place
-        return [words[place(i)] for i in range(begin, end)]
+        words = self._words.words
+        return [words[place] for place in self._places(begin, end)]
 
-    def json(self, begin: int, end: int) -> bytes:
-        """Text of these positions as it stands inside a JSON string."""
-        words, place = self._words.json, self.place
-        if end - begin == 1:
-            return words[place(begin)]
-        return b"".join([words[place(i)] for i in range(begin, end)])
+    def some(self, begin: int) -> list[bytes]:
+        """Text of some positions from `begin` on, each as it stands inside a JSON string."""
+        words = self._words.json
+        return [words[place % WORDS] for place in self._block(begin)]
+
+    def _places(self, begin: int, end: int) -> list[int]:
+        """Numbers of the words from `begin` up to `end`."""
+        found: list[int] = []
+        while begin + len(found) < end:
+            found += self._block(begin + len(found))
+        return [place % WORDS for place in found[: max(0, end - begin)]]
+
+    def _block(self, begin: int) -> tuple[int, ...]:
+        """What chooses the words from `begin` to the end of its block."""
+        number, inside = divmod(begin + self._phase, SIZE)
+        mixed = blake2b(self._seed + number.to_bytes(4, "little"), digest_size=BLOCK.size).digest()
+        return BLOCK.unpack(mixed)[inside:]
 
     def text(self, begin: int, end: int) -> str:
         return "".join(self.pieces(begin, end))
@@ -92,5 +100,5 @@ class Echo(Text):
     def pieces(self, begin: int, end: int) -> list[str]:
         return list(self._pieces[begin:end])
 
-    def json(self, begin: int, end: int) -> bytes:
-        return b"".join(self._json[begin:end])
+    def some(self, begin: int) -> list[bytes]:
+        return self._json[begin : begin + SIZE]

@@ -17,6 +17,7 @@ from headgate.live.emulate.bodies import (
     stops_of,
     turns_of,
 )
+from headgate.live.emulate.content import content
 from headgate.live.emulate.job import Job
 from headgate.live.emulate.kv import wants_import
 from headgate.live.emulate.peers import LoadFailedError
@@ -122,6 +123,9 @@ def jobs_for(
             job.mark, job.loaded, job.priority = prompt.mark, prompt.loaded, priority
             job.kind, job.slo, job.guess = said
             _decide_length(job, body, prompt, copy, place)
+            if place.made.engine.prefix_cache:
+                output = job.text.ids(0, min(job.length, job.limit))
+                job.content = content(prompt.ids, output, body.cache_salt, place.made.engine.block)
             jobs.append(job)
     return jobs
 

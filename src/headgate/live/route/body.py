@@ -15,6 +15,7 @@ NOT_STRUCTURE = bytes(sorted(set(range(256)) - set(b'[]{}"')))
 LOOKED_AT = (
     "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens",
     "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
+    "cache_salt", "tools", "prompt_cache_key", "user",
 )  # fmt: skip
 UNBOUNDED = 1 << 20  # output tokens of a request without a limit
 ABSENT = msgspec.Raw()
@@ -39,6 +40,10 @@ class Fields(msgspec.Struct):
     prompt_logprobs: msgspec.Raw = ABSENT
     kv_transfer_params: msgspec.Raw = ABSENT
     metadata: msgspec.Raw = ABSENT
+    cache_salt: msgspec.Raw = ABSENT
+    tools: msgspec.Raw = ABSENT
+    prompt_cache_key: msgspec.Raw = ABSENT
+    user: msgspec.Raw = ABSENT
 
 
 _DECODER = msgspec.json.Decoder(Fields)
@@ -56,6 +61,9 @@ class Asked(msgspec.Struct, frozen=True):
     splittable: bool  # may its prompt and its output be on two engines
     field_class: str | None  # metadata.class
     prompt_tokens: int | None = None  # exact, where the prompt is a list of token ids
+    text: msgspec.Raw = ABSENT  # the prompt or the messages as JSON
+    salt: tuple[msgspec.Raw, ...] = ()  # what else decides whether two equal prompts have the same KV
+    session: msgspec.Raw = ABSENT  # prompt_cache_key or user
 
 
 def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
@@ -80,6 +88,9 @@ def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
         splittable=_splittable(fields, path),
         field_class=field_class if isinstance(field_class, str) else None,
         prompt_tokens=_token_ids(fields.prompt),
+        text=text,
+        salt=(fields.cache_salt, fields.tools),
+        session=fields.user if fields.prompt_cache_key is ABSENT else fields.prompt_cache_key,
     )
 
 

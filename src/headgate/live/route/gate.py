@@ -15,6 +15,7 @@ from headgate.live.route.gate_books import faults, summary
 from headgate.live.route.gate_engines import EngineState
 from headgate.live.route.gate_guard import GuardedRouter
 from headgate.live.route.gate_waits import ClassLimits
+from headgate.live.route.prompt_content import Content
 from headgate.live.route.ticket import NO_SLO, Lapsed, Refused, State, Ticket
 
 __all__ = ["ClassLimits", "EngineState", "Gate", "Lapsed", "Refused", "State", "Ticket"]
@@ -50,6 +51,7 @@ class Gate(GuardedRouter):
         slo: Slo = NO_SLO,
         whole: bool = False,
         most_wait: float = inf,
+        content: Content | None = None,
     ) -> Ticket:
         """A request joins the queue of its class, or raises Refused. Unknown classes are the default one.
 
@@ -59,7 +61,8 @@ class Gate(GuardedRouter):
         if self.closed:
             raise Refused(503, "draining", SHUT)
         now = self._look()
-        ticket = Ticket(self._number, self.roster.kind(kind), now, prompt, limit, guess, priority, slo, whole)
+        about = limit, guess, priority, slo, whole, content
+        ticket = Ticket(self._number, self.roster.kind(kind), now, prompt, *about)
         self._number += 1
         self.tickets[ticket.id] = ticket
         self.counts["arrived"] += 1

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
+from headgate.core.request import Request
+from headgate.cost.card import load_card
 from headgate.live.route.config import GateConfig
 from headgate.live.route.first_plan import first_plan
 from headgate.live.route.gate import Gate
-from headgate.methods.balance.prefix import PrefixAware
+from headgate.live.route.prompt_content import Content
+from headgate.live.route.ticket import Ticket
+from headgate.methods.balance.prefix import KnowsPrefixes
+from headgate.methods.balance.prefix_index import Sharing
 from headgate.methods.fluid.online import INNER, Online
-from headgate.methods.make import make_router, router_class, split_name
+from headgate.methods.make import make_router, split_name
 
 STEP_TOKENS = 8192  # of an engine's step, where nobody says
 PROMPTS = 16  # at once, where nothing is known of prompts
+KV_TOKENS = 400_000  # of an engine without a card: what an index of its prefixes remembers
+BLOCK = 16
 
 
 class LivePolicy:
@@ -58,6 +66,7 @@ class LivePolicy:
                     "rate": flow.rate * newest.engines,
                     "prompt": flow.prompt,
                     "output": flow.output,
+                    "cached": flow.cached,
                     "impatience": flow.impatience,
                     "served": served * newest.engines,
                     "worth": worth,
@@ -65,6 +74,15 @@ class LivePolicy:
                 for flow, served, worth in columns
             },
         }
+
+
+def rests_on(config: GateConfig, seats: Collection[int]) -> str:
+    """The router, the card it plans with, and the seats it counts on, in one line."""
+    name = config.router.card
+    card = None if name is None else load_card(name)
+    planned = f"card {card.name} ({card.model} on {card.gpu})" if card else "no card"
+    each = " or ".join(f"{number:,}" for number in sorted(set(seats))) or "no"
+    return f"router {config.router.name}, {planned}, {each} seats an engine"
 
 
 def made(config: GateConfig, engines: int) -> RoutePolicy:
@@ -75,13 +93,32 @@ def made(config: GateConfig, engines: int) -> RoutePolicy:
         settings["order"] = "/".join(config.router.order)
     if name in INNER and not settings:  # plans need the traffic, which is estimated while it runs
         return Online(first_plan(config, engines), engines, random.random, name, config.router.replan)
-    if issubclass(router_class(name), PrefixAware):
-        raise InputError(
-            f"router {name} is for simulated fleets: the live router hashes no prompts yet; choose affinity"
-        )
     given = {
         "engines": lambda: engines,
         "draw": lambda: random.random,
         "plan": lambda: first_plan(config, engines),
+        "sharing": lambda: live_sharing(config),
     }
-    return make_router(name, given, settings)
+    router = make_router(name, given, settings)
+    if isinstance(router, KnowsPrefixes) and router.exact:
+        raise InputError(f"router {name}: only simulated engines answer what they cache; drop exact")
+    return router
+
+
+def live_sharing(config: GateConfig) -> Sharing:
+    """What is known of prefixes before real engines: contents from hashed prompts, prices from the card."""
+    card = None if config.router.card is None else load_card(config.router.card)
+    return Sharing(
+        content=lambda request: None if (known := _content(request)) is None else known.pieces,
+        cost=None if card is None else card.cost,
+        kv_tokens=KV_TOKENS if card is None else card.kv_tokens,
+        block=BLOCK,
+        seats=config.fewest_seats,
+        session=lambda request: None if (known := _content(request)) is None else known.session,
+        measure=lambda request: request.prompt if (known := _content(request)) is None else known.tokens,
+    )
+
+
+def _content(request: Request) -> Content | None:
+    assert isinstance(request, Ticket)
+    return request.content

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from headgate.core.errors import InputError
 from headgate.live.route.config import GateConfig, checked_as
 from headgate.live.route.policy import made
 from headgate.live.route.units import Count, Seconds
+from headgate.methods.balance.prefix import KnowsPrefixes
 
 SEATS = 256  # of a replica, for a first plan, where nobody says
 
@@ -31,5 +33,9 @@ class RayConfig(GateConfig):
 def ray_config(given: dict[str, Any]) -> RayConfig:
     """Checked, its router policy included; a mistake is one line."""
     config = checked_as(RayConfig, given, "request_router_kwargs: ")
-    made(config, 1)
+    if isinstance(made(config, 1), KnowsPrefixes):
+        raise InputError(
+            f"request_router_kwargs: router {config.router.name} reads prompts, which no router in Ray sees; "
+            "choose affinity or least-loaded"
+        )
     return config

@@ -12,6 +12,7 @@ from typing import Any
 from headgate.core.errors import InputError
 from headgate.live.route.app import RouterApp
 from headgate.live.route.config import Config
+from headgate.live.route.policy import rests_on
 
 LOOK_EVERY = 2.0  # seconds, for a changed file
 
@@ -49,7 +50,8 @@ async def _serve(
         await app.start()
         loop.add_signal_handler(signal.SIGHUP, reload)
         up = sum(each.up(app.now()) for each in app.upstreams.values())
-        say(f"{up} of {len(app.upstreams)} engines are up, router {config.router.name}")
+        seats = [each.spec.seats for each in app.upstreams.values()]
+        say(f"{up} of {len(app.upstreams)} engines are up, {rests_on(config, seats)}")
         say(f"listening on http://{config.front.host}:{app.port}, admin on port {app.admin_port}")
         watch = asyncio.create_task(_follow_file(path, reload))
         await stop.wait()

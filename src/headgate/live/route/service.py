@@ -19,6 +19,7 @@ from headgate.live.route.gate import Gate, Lapsed, Refused, State, Ticket
 from headgate.live.route.handover import KvParams
 from headgate.live.route.job import Job
 from headgate.live.route.legs import SHUTTING_DOWN, Legs, OpenLeg
+from headgate.live.route.prompt_content import content_of
 from headgate.live.route.retries import RetryBudget, backoff
 from headgate.live.route.split import Splitter
 from headgate.live.route.upstream import Upstream
@@ -66,6 +67,7 @@ class Service:
                 priority=kind.priority,
                 whole=not job.asked.splittable,
                 most_wait=0.0 if job.queue_none else patience,
+                content=content_of(job.asked) if self.gate.router.reads_contents else None,
             )
         except Refused as refusal:
             raise self._refusal(refusal) from None
@@ -270,4 +272,5 @@ class _Handling:
         """Close the connection, then free the seat."""
         self._drop_call()
         if not self._detached:
+            self.ticket.cached = self.job.cached
             self.service.gate.end(self.ticket, self.how, self.job.output)

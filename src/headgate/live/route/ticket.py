@@ -7,6 +7,7 @@ from enum import Enum
 
 from headgate.core.fleet import Move
 from headgate.core.request import Slo
+from headgate.live.route.prompt_content import Content
 
 NO_SLO = Slo()
 
@@ -51,6 +52,8 @@ class Ticket:
         "answer",
         "arrival",
         "avoid",
+        "cached",
+        "content",
         "deadline",
         "ended",
         "engine",
@@ -73,7 +76,6 @@ class Ticket:
 
     evictions = 0
     wasted = 0
-    cached = 0
 
     def __init__(
         self,
@@ -86,7 +88,9 @@ class Ticket:
         priority: int = 0,
         slo: Slo = NO_SLO,
         whole: bool = False,
+        content: Content | None = None,
     ) -> None:
+        self.content = content  # None: nobody asks what it shares with others
         self.id, self.kind, self.arrival = id, kind, arrival
         self.queued = arrival  # when it entered its queue; later where a failed leg brought it back
         self.prompt, self.limit, self.guess = prompt, limit, guess
@@ -97,6 +101,7 @@ class Ticket:
         self.tries = 0  # engines it was sent to that failed
         self.avoid: set[int] = set()  # those engines
         self.generated = 0
+        self.cached = 0  # prompt tokens its engine had, where it says so at the end
         self.last_token: float | None = None
         self.deadline = 0.0  # of its state: the end of its time in the queue, or of its KV
         self.ended = False  # its handler said so

@@ -45,7 +45,8 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Said:
 
     A wrong or forbidden parameter is ignored and counted, and logged the first time. No request is refused.
     """
-    default = Said(slo=Slo(settings.ttft, settings.tbt)) if settings.ttft or settings.tbt else NOTHING
+    promised = Slo(settings.ttft, settings.within(settings.tbt))
+    default = Said(slo=promised) if settings.ttft or settings.tbt else NOTHING
     if not extra_args:
         return default
     known = 0
@@ -56,12 +57,12 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Said:
     if not known:
         return default
     kind = _read(extra_args, CLASS, settings, _kind) or ""
-    promised = settings.classes.get(kind) or Promise()
+    own = settings.classes.get(kind) or Promise()
     first = _read(extra_args, TTFT, settings, lambda value, all: _seconds(value, all.floor.ttft))
     between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.floor.tbt))
     return Said(
         kind,
-        Slo(first or promised.ttft or settings.ttft, between or promised.tbt or settings.tbt),
+        Slo(first or own.ttft or settings.ttft, settings.within(between or own.tbt or settings.tbt)),
         _read(extra_args, GUESS, settings, _tokens),
     )
 

@@ -15,6 +15,7 @@ from headgate.core.fleet import STAY, Fleet, Move, RoutePolicy, Routing
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.methods.balance.assigned import Assigned, Loads
+from headgate.methods.balance.prefix_index import UNKNOWN, Sharing
 from headgate.methods.fluid.placement import Draw
 
 POINTS = 64  # of each engine on the ring
@@ -191,15 +192,18 @@ class PowerOfTwo(AtRandom):
 
 
 class Affinity(LeastLoaded):
-    """Requests of one kind keep to one engine, unless that is too full: then the least loaded takes it.
+    """Requests of one session keep to one engine, unless that is too full: then the least loaded takes it.
 
-    A request says nothing of its session or tenant but its `kind`, so that is what is hashed, to a point on
-    a ring on which every engine has many (consistent hashing): when engines are added few kinds move. An
-    engine is too full beyond `bound` times the mean load.
+    The session, or the class of a request without one, is hashed to a point on a ring on which every engine
+    has many (consistent hashing): when engines are added few sessions move, and nothing is remembered of
+    them. An engine is too full beyond `bound` times the mean load.
     """
 
-    def __init__(self, engines: int, bound: float = TOO_FULL) -> None:
+    reads_contents = True
+
+    def __init__(self, engines: int, sharing: Sharing | None = None, bound: float = TOO_FULL) -> None:
         super().__init__(engines)
+        self.session = (sharing or UNKNOWN).session
         if not bound >= 1:
             raise InputError(f"router affinity: bound={bound:g} is below the mean load; give 1 or more")
         self.bound = bound
@@ -216,7 +220,9 @@ class Affinity(LeastLoaded):
 
     def choose(self, request: Request) -> int:
         """Its home, or the least loaded."""
-        place = bisect_right(self._places, crc32(request.kind.encode())) % len(self._owners)
+        session = self.session(request)
+        name = request.kind if session is None else f"session {session}"
+        place = bisect_right(self._places, crc32(name.encode())) % len(self._owners)
         home: int = self._owners[place]
         fair = self.bound * (self.loads.total + 1) / len(self.open)
         return home if self.loads.load[home] < max(1.0, fair) else super().choose(request)

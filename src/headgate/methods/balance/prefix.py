@@ -1,153 +1,331 @@
-"""Routers that know what each engine has computed: an index per engine, fed with what was sent there."""
+"""Routers that know what each engine has cached: the least cost, where a cached prefix costs nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from headgate.core.errors import InputError
-from headgate.core.ledger import Entry, Ledger
+from headgate.core.fleet import ENDLESS, Fleet, Move, Replica, RoutePolicy, Routing
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.core.view import Limits
-from headgate.cost.model import Chunk, Shape, StepCost
-from headgate.kv.prefix import Pieces, PrefixBlocks
+from headgate.cost.model import Chunk, Shape
+from headgate.kv.prefix import Pieces
 from headgate.methods.balance.balance import Balance
+from headgate.methods.balance.prefix_index import UNKNOWN, PrefixIndex, Sharing
 from headgate.methods.fluid.placement import Draw
 
 
-class Sharing(NamedTuple):
-    """What a router needs to know of prefixes."""
+class Backlog:
+    """What one engine was sent and has not done: prompts in their order, and the KV of all requests there."""
 
-    content: Callable[[Request], Pieces | None]  # None: nothing is known of it
-    cost: StepCost | None  # None: every token costs the same
-    kv_tokens: int  # of one engine
-    block: int
+    __slots__ = ("context", "prompts", "since", "waits")
+
+    def __init__(self) -> None:
+        self.prompts: dict[int, float] = {}  # of each prompt, what there is to compute
+        self.waits = 0.0  # their sum
+        self.since = 0.0  # when the first of them began, as far as one can tell
+        self.context = 0  # prompt tokens of all requests there
+
+    def add(self, id: int, work: float, now: float) -> None:
+        if not self.prompts:
+            self.since = now
+        self.prompts[id] = work
+        self.waits += work
+
+    def done(self, id: int, now: float) -> None:
+        """The prompt waits no more, if it did; the next one begins."""
+        self.waits -= self.prompts.pop(id, 0.0)
+        self.since = now
+        if not self.prompts:
+            self.waits = 0.0  # no rounding errors are left
+
+    def left(self, now: float) -> float:
+        """What waits, without what was done of the first prompt meanwhile; where work is in seconds."""
+        for first in self.prompts.values():
+            return self.waits - min(first, now - self.since)
+        return 0.0
 
 
-UNKNOWN = Sharing(lambda request: None, None, 1, 1)
+class KnowsPrefixes(Balance):
+    """The engine with the least `cost`; of equals, one at random.
 
-
-class PrefixIndex:
-    """What an engine probably has: the last prompts sent to it, as many as its KV holds.
-
-    The engine's own cache differs by outputs, by the order in which requests end, and by what it computes
-    twice. The memory of an index is bounded by the engine's blocks.
+    The index is approximate: what was sent to an engine, forgotten after `ttl` seconds without use (0: only
+    where memory ends). `exact` asks the engines' own caches, which only simulated engines can answer.
+    An engine is chosen when the router is asked, because costs may depend on what engines report.
     """
 
-    def __init__(self, kv_tokens: int, block: int) -> None:
-        self._pool = PrefixBlocks(max(1, kv_tokens // block), block, lambda entry: 0)
-        self._ledger = Ledger(Limits(1, 1, block), 0)
+    reads_contents = True
 
-    def cached(self, pieces: Pieces, prompt: int) -> int:
-        """Prompt tokens it would find."""
-        return self._pool.find(pieces, prompt).blocks * self._pool.size
-
-    def sent(self, pieces: Pieces, prompt: int) -> None:
-        """The engine computes this prompt, or what is missing of it."""
-        pool, held = self._pool, self._pool.of(prompt)
-        if held > pool.total:
-            return
-        found = pool.find(pieces, prompt)
-        pool.hold(Entry(self._ledger, 0, 0.0, prompt, 1), pieces, found)
-        pool.take(held - found.blocks)
-        pool.learn(0, prompt)
-        pool.release(0, prompt, held)
-
-
-class PrefixAware(Balance):
-    """The engine on which a request's prompt is done first: seconds of prefill that wait there, and those of
-    what that engine has not cached of it. Of equals, one at random.
-
-    Both are prices of the card, so there is no weight to set: a cached prefix is worth a longer queue by the
-    seconds it saves. Dynamo's rule counts blocks instead, with a weight. Where nothing is known of contents
-    or prices, it is the engine with the fewest prompt tokens to prefill.
-    """
-
-    def __init__(self, engines: int, draw: Draw, sharing: Sharing | None = None) -> None:
+    def __init__(
+        self, engines: int, draw: Draw, sharing: Sharing | None = None, ttl: float = 0.0, exact: bool = False
+    ) -> None:
         super().__init__(engines)
+        if not ttl >= 0:
+            raise InputError(f"router: ttl={ttl:g} s is below 0; give 0 to forget nothing")
         self.draw, self.sharing = draw, sharing or UNKNOWN
+        self.ttl, self.exact = ttl, exact
+        self.now = 0.0
+        self.backlogs: dict[int, Backlog] = {each: Backlog() for each in range(engines)}
         self._indices: dict[int, PrefixIndex] = {}
-        self._waits = dict.fromkeys(
-            range(engines), 0.0
-        )  # what is sent to an engine and not done, as it is priced
-        self._shares: dict[int, tuple[int, float]] = {}  # of each request: its engine and its part of that
+        self._new: dict[int, tuple[Request, bool]] = {}  # no engine yet; whether it goes before others
+        self._fleet: Fleet | None = None
+
+    def cost(self, request: Request, engine: int, cached: int) -> float:
+        """Of sending it there, where so many tokens of its prompt are cached."""
+        raise NotImplementedError
+
+    def work(self, request: Request, cached: int) -> float:
+        """What there is to compute of its prompt."""
+        return float(request.prompt - cached)
 
     def choose(self, request: Request) -> int:
-        """The least of waiting and computing."""
         pieces = self.sharing.content(request)
-        costs = [(self._waits.get(each, 0.0) + self.price(request, pieces, each), each) for each in self.open]
+        costs = [(self.cost(request, each, self.cached(request, pieces, each)), each) for each in self.open]
         least = min(costs)[0]
         best = [engine for cost, engine in costs if cost == least]
         return best[int(self.draw() * len(best))]
 
-    def price(self, request: Request, pieces: Pieces | None, engine: int) -> float:
-        """Seconds its prompt takes on that engine, alone in one step."""
-        cached = self.cached(request, pieces, engine)
-        tokens = request.prompt - cached
-        if self.sharing.cost is None:
-            return float(tokens)
-        chunk = Chunk(cached, tokens, True)
-        return self.sharing.cost.seconds(Shape(0, 0, tokens, cached, (chunk,)))
-
     def cached(self, request: Request, pieces: Pieces | None, engine: int) -> int:
-        """Tokens of its prompt that the engine probably has."""
+        """Tokens of its prompt that the engine has, or probably has."""
+        if pieces is None:
+            return 0
+        if self.exact and self._fleet is not None:
+            return self._fleet.replicas[engine].cached(request)
         index = self._indices.get(engine)
-        return index.cached(pieces, request.prompt) if pieces and index else 0
+        if index is None:
+            return 0
+        tokens = self.sharing.measure(request)
+        return index.cached(pieces, tokens, self.now) * request.prompt // max(1, tokens)
+
+    # -- the life of a request ---------------------------------------------------------------------------
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It is given to an engine when the router is asked next, which is at once."""
+        self.now = now
+        self._new[request.id] = request, False
+
+    def returned(self, request: Request, now: float) -> None:
+        self.now = now
+        self.lift(request)
+        self._lines.drop(request.id)
+        self._new[request.id] = request, True
+
+    def route(self, fleet: Fleet) -> Routing:
+        self._fleet, self.now = fleet, fleet.now
+        if self._new:
+            new, self._new = self._new, {}
+            for request, first in new.values():
+                self._give(request, self.choose(request), first)
+        return super().route(fleet)
+
+    def moved(self, request: Request, move: Move, now: float) -> None:
+        """Where the driver sent it elsewhere, its work is there."""
+        self.now = now
+        self._new.pop(request.id, None)
+        engine, _ = self._weights.get(request.id, (move.replica, 0))
+        if engine != move.replica:
+            self._forget(request, engine)
+            self._expect(request, move.replica)
+        super().moved(request, move, now)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
         """Its prompt waits no more."""
-        self._done(request)
+        self._backlog(replica).done(request.id, now)
         super().prefilled(request, replica, now)
 
-    def lift(self, request: Request) -> int | None:
-        self._done(request)
-        return super().lift(request)
+    def finished(self, request: Request, replica: int, now: float) -> None:
+        self.now = now
+        super().finished(request, replica, now)
 
     def left(self, request: Request, now: float, how: End) -> None:
-        self._done(request)
+        self.now = now
+        self._new.pop(request.id, None)
         super().left(request, now, how)
+
+    def lift(self, request: Request) -> int | None:
+        engine = super().lift(request)
+        if engine is not None:
+            self._forget(request, engine)
+        return engine
+
+    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
+        self._fleet, self.now = fleet, fleet.now
+        super().adopt(fleet, before)
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        """An engine that is closed may come back without its KV."""
+        super().engines_changed(fleet)
+        for engine in [each for each in self._indices if each not in self.open]:
+            del self._indices[engine]
+
+    # -- state of engines ----------------------------------------------------------------------------------
 
     def _weigh(self, request: Request, engine: int) -> None:
         super()._weigh(request, engine)
-        pieces = self.sharing.content(request)
-        seconds = self.price(request, pieces, engine)
-        self._shares[request.id] = engine, seconds
-        self._waits[engine] = self._waits.get(engine, 0.0) + seconds
-        if pieces:
+        self._expect(request, engine)
+
+    def _expect(self, request: Request, engine: int) -> None:
+        pieces, backlog = self.sharing.content(request), self._backlog(engine)
+        backlog.add(request.id, self.work(request, self.cached(request, pieces, engine)), self.now)
+        backlog.context += request.prompt
+        if pieces is not None and not self.exact:
             if engine not in self._indices:
-                self._indices[engine] = PrefixIndex(self.sharing.kv_tokens, self.sharing.block)
-            self._indices[engine].sent(pieces, request.prompt)
+                sharing = self.sharing
+                self._indices[engine] = PrefixIndex(sharing.kv_tokens, sharing.block, self.ttl)
+            self._indices[engine].sent(pieces, self.sharing.measure(request), self.now)
 
-    def _done(self, request: Request) -> None:
-        engine, seconds = self._shares.pop(request.id, (-1, 0.0))
-        if engine >= 0:
-            self._waits[engine] -= seconds
+    def _forget(self, request: Request, engine: int) -> None:
+        backlog = self._backlog(engine)
+        if request.id in backlog.prompts:
+            backlog.done(request.id, self.now)
+        backlog.context -= request.prompt
+
+    def _backlog(self, engine: int) -> Backlog:
+        return self.backlogs.setdefault(engine, Backlog())
 
 
-class Overlap(PrefixAware):
-    """Dynamo's rule: the least of `weight` times the prompt blocks to compute, and the blocks in use.
+class PrefixAware(KnowsPrefixes):
+    """The engine on which the request adds the least delay, to itself and to the requests that are there.
 
-    Blocks in use are those of all requests at the engine, as far as the router knows them. We differ: ties
-    are broken at random, as with Dynamo's temperature 0, and blocks are those of the index, not of events.
+    With n requests there, a prompt that takes P seconds behind its cached prefix, and an output of L tokens,
+
+        prompts that wait there + (1 + n) P + L ((n + 1) s(n + 1) - n s(n))
+
+    where s(n) is a decode step of n. The first two are its own time to the first token; n P is what its
+    prefill stalls the others; the last is its own decode and what that slows theirs. All are the card's
+    seconds, so there is no weight to set. L is the mean output of its class so far, or its guess. Without a
+    card tokens of prefill stand for seconds, and decodes count by what a prompt stalls them.
     """
 
-    def __init__(self, engines: int, draw: Draw, sharing: Sharing | None = None, weight: float = 1.0) -> None:
-        super().__init__(engines, draw, sharing)
+    def __init__(
+        self, engines: int, draw: Draw, sharing: Sharing | None = None, ttl: float = 0.0, exact: bool = False
+    ) -> None:
+        super().__init__(engines, draw, sharing, ttl, exact)
+        self._outputs: dict[str, tuple[int, int]] = {}  # of each class: tokens and requests that finished
+
+    def cost(self, request: Request, engine: int, cached: int) -> float:
+        backlog, own = self._backlog(engine), self.work(request, cached)
+        output = self._output(request)
+        others = self._decoding(backlog, self.loads.load[engine], output)
+        if self.sharing.cost is None:
+            return backlog.waits + (1 + others) * own
+        context = backlog.context + others * output / 2
+        alone = others * self._step(others, context)
+        together = (others + 1) * self._step(others + 1, context + request.prompt + output / 2)
+        return backlog.left(self.now) + (1 + others) * own + output * (together - alone)
+
+    def work(self, request: Request, cached: int) -> float:
+        """Seconds of its prompt, alone in one step."""
+        tokens = request.prompt - cached
+        if self.sharing.cost is None:
+            return float(tokens)
+        return self.sharing.cost.seconds(Shape(0, 0, tokens, cached, (Chunk(cached, tokens, True),)))
+
+    def finished(self, request: Request, replica: int, now: float) -> None:
+        tokens, requests = self._outputs.get(request.kind, (0, 0))
+        self._outputs[request.kind] = tokens + request.generated, requests + 1
+        super().finished(request, replica, now)
+
+    def _decoding(self, backlog: Backlog, there: int, output: float) -> int:
+        """Requests that its prefill would stall: those there, as far as seats and KV let them run at once."""
+        if not there:
+            return 0
+        each = backlog.context / there + output / 2
+        return min(there, self.sharing.seats - 1, int(self.sharing.kv_tokens / max(each, 1.0)))
+
+    def _output(self, request: Request) -> float:
+        """Tokens it will probably have."""
+        if request.guess is not None:
+            return float(request.guess)
+        tokens, requests = self._outputs.get(request.kind, (0, 0))
+        return tokens / requests if requests else 0.0
+
+    def _step(self, decodes: int, context: float) -> float:
+        cost = self.sharing.cost
+        if cost is None or not decodes:
+            return 0.0
+        fixed, per_context = cost.decode_line(decodes)
+        return max(fixed + per_context * context, cost.decode_floor(decodes))
+
+
+class Overlap(KnowsPrefixes):
+    """Dynamo's rule: the least of `weight` times the prompt blocks to compute, and the blocks in use.
+
+    Both count what is there and what the request adds; prompts count in full until their first token. We
+    differ: equal blocks of two requests in use count twice, and blocks are those of the index, not of events.
+    """
+
+    def __init__(
+        self,
+        engines: int,
+        draw: Draw,
+        sharing: Sharing | None = None,
+        weight: float = 1.0,
+        ttl: float = 0.0,
+        exact: bool = False,
+    ) -> None:
+        super().__init__(engines, draw, sharing, ttl, exact)
         if not weight >= 0:
             raise InputError(f"router overlap: weight={weight:g} is below 0")
         self.weight = weight
 
-    def price(self, request: Request, pieces: Pieces | None, engine: int) -> float:
+    def cost(self, request: Request, engine: int, cached: int) -> float:
         """In blocks."""
-        tokens = request.prompt - self.cached(request, pieces, engine)
-        return self.weight * tokens / self.sharing.block + request.prompt / self.sharing.block
+        backlog = self._backlog(engine)
+        prefill = backlog.waits + self.work(request, cached)
+        return (self.weight * prefill + backlog.context + request.prompt) / self.sharing.block
 
-    def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """Its blocks stay in use; those of its prompt are computed."""
-        engine, blocks = self._shares.get(request.id, (-1, 0.0))
-        held = request.prompt / self.sharing.block
-        if engine >= 0 and blocks > held:
-            self._waits[engine] -= blocks - held
-            self._shares[request.id] = engine, held
-        Balance.prefilled(self, request, replica, now)
+
+class Scored(KnowsPrefixes):
+    """llm-d's rule: the highest weighted sum of three scores from 0 to 1, of equals one at random.
+
+    They are the share of the prompt that is cached there, of its first `longest` tokens; the share of the KV
+    that is free; and how short its queue is, between the longest (0) and the shortest (1) of all. The weights
+    are those that llm-d recommends. What engines report is true now here, and some milliseconds old there.
+    Where the driver reports nothing, prompts without a first token and the tokens of all prompts there count.
+    """
+
+    def __init__(
+        self,
+        engines: int,
+        draw: Draw,
+        sharing: Sharing | None = None,
+        prefix: float = 3.0,
+        kv: float = 2.0,
+        queue: float = 2.0,
+        longest: int = 16_384,
+        ttl: float = 0.0,
+        exact: bool = False,
+    ) -> None:
+        super().__init__(engines, draw, sharing, ttl, exact)
+        if not (prefix >= 0 and kv >= 0 and queue >= 0):
+            raise InputError(f"router llm-d: weights {prefix:g}, {kv:g} and {queue:g}; give 0 or more")
+        if longest < 1:
+            raise InputError(f"router llm-d: longest={longest} tokens; give at least 1")
+        self.weights, self.longest = (prefix, kv, queue), longest
+        self._queues = 0, 0  # shortest and longest
+
+    def choose(self, request: Request) -> int:
+        waiting = [self._waiting(each) for each in self.open]
+        self._queues = min(waiting), max(waiting)
+        return super().choose(request)
+
+    def cost(self, request: Request, engine: int, cached: int) -> float:
+        shortest, longest = self._queues
+        matched = min(cached, self.longest) / min(request.prompt, self.longest)
+        short = (longest - self._waiting(engine)) / (longest - shortest) if longest > shortest else 1.0
+        prefix, kv, queue = self.weights
+        return -(prefix * matched + kv * self._free(engine) + queue * short)
+
+    def _waiting(self, engine: int) -> int:
+        replica = self._replica(engine)
+        return len(self._backlog(engine).prompts) if replica is None else replica.waiting
+
+    def _free(self, engine: int) -> float:
+        """The share of its KV that no request holds."""
+        replica, whole = self._replica(engine), self.sharing.kv_tokens
+        free = whole - self._backlog(engine).context if replica is None else replica.kv_free
+        return min(1.0, max(0.0, free / whole))
+
+    def _replica(self, engine: int) -> Replica | None:
+        """The engine, if it reports what it has; endless memory says that nobody asked it."""
+        replica = None if self._fleet is None else self._fleet.replicas[engine]
+        return None if replica is None or replica.kv_free >= ENDLESS else replica

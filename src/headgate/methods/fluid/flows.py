@@ -25,6 +25,12 @@ class Flow:
     rate: float  # λ, arrivals per second and engine
     impatience: float = 0.0  # θ, 1 / mean patience of waiting requests; 0: none gives up
     decode_impatience: float | None = None  # θ of requests that wait for a decode seat; None: the same
+    cached: float = 0.0  # of P, mean tokens that engines find in their prefix caches; they are paid for
+
+    @property
+    def computed(self) -> float:
+        """Mean prompt tokens that are work."""
+        return self.prompt - self.cached
 
     @property
     def gives_up(self) -> float:
@@ -72,10 +78,10 @@ class Pace:
     def prefill_seconds(self, flow: Flow) -> float:
         """1/μ_p, the time one prompt keeps an engine mixed."""
         if not self.whole_chunks:
-            return flow.prompt * self.mixed_step / self.chunk
-        chunks = ceil(flow.prompt / self.chunk)
+            return flow.computed * self.mixed_step / self.chunk
+        chunks = ceil(flow.computed / self.chunk)
         per_chunk = self.mixed_step - self.mixed_per_token * self.chunk
-        return per_chunk * chunks + self.mixed_per_token * flow.prompt
+        return per_chunk * chunks + self.mixed_per_token * flow.computed
 
     def decode_weight(self, flow: Flow) -> float:
         """D + ωP: decode tokens of capacity that one request takes, its prompt's share included."""
@@ -139,6 +145,11 @@ def _check_flow(flow: Flow) -> None:
     for name in ("prompt", "output"):
         tokens = getattr(flow, name)
         _need(tokens > 0 and isfinite(tokens), f"{about}{name} is {tokens:g} tokens", "more than 0")
+    _need(
+        0 <= flow.cached < flow.prompt,
+        f"{about}{flow.cached:g} of {flow.prompt:g} prompt tokens are cached",
+        "fewer than the prompt has",
+    )
     _need(flow.rate >= 0 and isfinite(flow.rate), f"{about}rate is {flow.rate:g}", "at least 0")
     for name in ("impatience", "gives_up"):
         rate = getattr(flow, name)

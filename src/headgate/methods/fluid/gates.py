@@ -160,7 +160,7 @@ class PrioritizeAndRoute(Partitioned):
     """
 
     def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
-        flows = sorted(plan.instance.flows, key=lambda flow: -flow.output / flow.prompt)
+        flows = sorted(plan.instance.flows, key=lambda flow: -flow.output / flow.computed)
         super().__init__(plan, Strict([flow.name for flow in flows]), SoloFirst(draw), slack=False)
 
 

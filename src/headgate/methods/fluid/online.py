@@ -199,7 +199,7 @@ class Online(RoutePolicy):
 def assumed(instance: Instance, engines: int) -> dict[str, Seen]:
     """The classes of a plan as estimates for the whole fleet."""
     return {
-        flow.name: Seen(flow.rate * engines, flow.prompt, flow.output, flow.impatience)
+        flow.name: Seen(flow.rate * engines, flow.prompt, flow.output, flow.impatience, flow.cached)
         for flow in instance.flows
     }
 
@@ -208,10 +208,10 @@ def instance_of(like: Instance, seen: Mapping[str, Seen], engines: int) -> Insta
     """What a plan is made from, for so many engines; paces and prices as before."""
     known = {flow.name: flow for flow in like.flows}
     flows = []
-    for kind, (rate, prompt, output, impatience) in seen.items():
+    for kind, (rate, prompt, output, impatience, cached) in seen.items():
         before = known.get(kind, Flow(kind, prompt, output, 0.0))
-        after = replace(before, prompt=prompt, output=output, rate=rate / engines, impatience=impatience)
-        flows.append(after)
+        sized = replace(before, prompt=prompt, output=output, cached=cached)
+        flows.append(replace(sized, rate=rate / engines, impatience=impatience))
     return replace(like, flows=tuple(flows))
 
 
@@ -228,7 +228,8 @@ def _drifted(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> bool:
         was = before[kind]
         if abs(seen.rate - was.rate) > DRIFT * max(was.rate, DRIFT * total):
             return True
-        if any(abs(x - y) > DRIFT * y for x, y in ((seen.prompt, was.prompt), (seen.output, was.output))):
+        sizes = ((seen.prompt, was.prompt), (seen.output, was.output), (seen.computed, was.computed))
+        if any(abs(x - y) > DRIFT * y for x, y in sizes):
             return True
         if abs(seen.impatience - was.impatience) > HALF * was.impatience:
             return True

@@ -1,4 +1,4 @@
-"""The fluid path of a fleet from its start: the balance equations (15) to (19) as differential equations."""
+"""The fluid path of a fleet from its start, (24) to (32): the balance equations (15) to (19) over time."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def fluid_path(plan: FluidPlan, seconds: float, step: float = STEP) -> Path:
     """The path under the plan's gates: class i prefills on at most x_i* engines, as soon as it has requests;
     decodes take solo seats first, then mixed ones, all classes alike.
 
-    The paper's fluid limit has the same terms in integral form. Steps are explicit; all rates times `step`
-    must be well below 1.
+    The paper's fluid limit has the same terms in integral form. Steps are explicit: those at which requests
+    give up and decodes finish must be well below 1 per `step`; prompts may be shorter.
     """
     instance, pace = plan.instance, plan.instance.pace
     rate = np.array([flow.rate for flow in instance.flows])
@@ -42,6 +42,7 @@ def fluid_path(plan: FluidPlan, seconds: float, step: float = STEP) -> Path:
     output = np.array([flow.output for flow in instance.flows])
     prefill = 1 / np.array(instance.seconds())
     share = np.array(plan.prefill)
+    turns = step * prefill  # prompts that one engine completes in a step
     solo = pace.seats * (1 - share.sum())
     seats = solo + (pace.seats - 1) * share.sum()
     q, x, d, y = (np.zeros(len(rate)) for _ in range(4))
@@ -49,10 +50,10 @@ def fluid_path(plan: FluidPlan, seconds: float, step: float = STEP) -> Path:
     count = max(1, round(seconds / step))
     for _ in range(count):
         q = q + step * (rate - gives_up * q)
-        enters = np.minimum(q, np.maximum(share - x, 0.0))
+        enters = np.minimum(q, np.maximum(share * np.maximum(turns, 1.0) - x, 0.0))
         q, x = q - enters, x + enters
-        runs = x
-        done = x * np.minimum(step * prefill, 1.0)
+        done = x * np.minimum(turns, 1.0)
+        runs = done / turns
         x, d = x - done, d + done
         d = d - step * leaves * d
         room = max(0.0, seats - float(y.sum()))

@@ -27,7 +27,7 @@ from headgate.report.document import (
     valued,
 )
 from headgate.report.numbers import interval, number, plural, sentence
-from headgate.report.plans.capacity import asked, bar_of, engines_range
+from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range
 from headgate.report.runs.origin import plan_page
 from headgate.stats.figures import Spread
 
@@ -76,6 +76,15 @@ def answer(advice: Advice) -> str:
     return f"{said}. Your load of {number(advice.load)} requests/s needs {needs}."
 
 
+def other_said(advice: Advice) -> str:
+    """Both answers where the arrival times decide, else ""."""
+    said = apart_said(advice.other, "holds")
+    if not said or advice.load is None:
+        return said
+    many = plural(advice.other_engines, "engine") if advice.other_engines else f"more than {advice.most}"
+    return f"{said} Your load then needs {many}."
+
+
 def _named(each: Advised) -> str:
     given = ",".join(f"{key}={value}" for key, value in each.settings.items())
     return f"{each.policy}:{given}" if given else each.policy
@@ -106,6 +115,8 @@ def _against(advice: Advice, other: Advised) -> str:
     gap = Spread.of_values(pairs).estimate()
     told = gap.low is not None and gap.high is not None and gap.low * gap.high > 0
     said = f"{number(theirs.value)} requests/s, {100 * abs(less):.1f} % {'less' if less > 0 else 'more'}"
+    if not less:
+        return "the same"
     if abs(less) <= error:
         return f"{said} (within the card's error)"
     return said if told else f"{said} (not significant)"

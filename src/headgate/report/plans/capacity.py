@@ -11,6 +11,7 @@ from headgate.advisor.capacity.found import Found
 from headgate.advisor.capacity.plan import CapacityPlan
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
+from headgate.advisor.other_times import OtherTimes
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
 from headgate.report.document import PAGE_ONLY, Cell, Drawn, Facts, Figure, Grid, Page, Section, row, valued
@@ -22,6 +23,7 @@ ENOUGH = (
     "not rechecked. In time: percent of requests (TBT: of gaps) within the limit. Seats: taken by decodes. "
     "Of λ*: the load."
 )
+FASTER = 1.5  # a trace that runs so many times as fast has sharper bursts than any that came
 CARE = (
     "λ* is the rate no policy exceeds. Intervals are over seeds; runs are finite, so tails (p99) are "
     "optimistic."
@@ -63,6 +65,20 @@ def _verdict(plan: CapacityPlan) -> str:
 def bar_of(error: float) -> str:
     """The error of a derived card's throughput; "" for one that was measured."""
     return f" (±{100 * error:.0f} %, derived card)" if error else ""
+
+
+def apart_said(other: OtherTimes | None, holds: str, unit: str = "requests/s") -> str:
+    """Both answers in one sentence where arrival times decide, else ""."""
+    if other is None or not other.apart:
+        return ""
+    faster = f" ({other.faster:.3g} times as fast)" if other.faster > FASTER else ""
+    laws = (f"with arrivals as recorded{faster}", "with Poisson arrivals")
+    here, there = laws if not other.recorded else laws[::-1]
+    again = "with" if other.recorded else "without"
+    return (
+        f"Arrival times decide: {other.name} {holds} {other.answer:.4g} {unit} {here} and "
+        f"{other.other:.4g} {there}; ask again {again} --as-recorded."
+    )
 
 
 def _alike(one: Found, other: Found) -> bool:

@@ -46,6 +46,14 @@ def threshold_page(plan: ThresholdPlan, command: Sequence[str]) -> Page:
 def choice(plan: ThresholdPlan) -> str:
     """Which mode to run at this load, in one sentence."""
     where, more = _where(plan), f"{100 * abs(plan.gain):.1f} %"
+    if plan.keeps_up:
+        most = plan.saturated
+        change = f"{100 * abs(most.gain):.1f} % {'more' if most.gain > 0 else 'less'}"
+        return (
+            f"{where} both modes serve every request: no throughput to gain, stay with --policy mixed. "
+            f"Saturated, exclusive batches serve {change} than mixed ones ({number(most.exclusive)} against "
+            f"{number(most.mixed)} requests/s)."
+        )
     chosen = plan.thresholds.chosen
     if plan.winner == "exclusive":
         return (
@@ -171,7 +179,7 @@ def _thresholds(plan: ThresholdPlan) -> Grid:
 def _modes(plan: ThresholdPlan) -> Grid:
     """One line per figure, mixed and exclusive batches beside each other."""
     fields = {
-        "requests/s": "rate",
+        "requests/s with so many at once": "rate",
         "tokens/s, prompt and output": "tokens",
         "requests/s by the paper's formulas": "paper_rate",
         "time per token, TPOT": "per_token",
@@ -187,6 +195,9 @@ def _modes(plan: ThresholdPlan) -> Grid:
         change = 100 * (other / one - 1) if one > 0 else 0.0
         named = f"{name} ({unit})" if unit else name
         rows.append(row(named, one * scale, other * scale, valued(f"{signed(change)} %", change)))
+    most = plan.saturated
+    gained = valued(f"{signed(100 * most.gain)} %", 100 * most.gain)
+    rows.append(row("requests/s, saturated", most.mixed, most.exclusive, gained))
     rows.append(row("requests running at once", plan.mixed.running, plan.exclusive.running, Cell("")))
     return Grid("", ("predicted", "mixed", "exclusive", "difference"), tuple(rows))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from headgate.experiment.fleet_plan import decode_targets
+from headgate.methods.fluid.trajectory import Path
 from headgate.record.tables import Flags, Run
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
@@ -185,18 +186,35 @@ def _tenants(run: Run) -> Iterator[tuple[str, Flags, float]]:
         yield str(tenant), mine, float(tokens[mine].sum()) / seconds
 
 
-def fleet_figures(runs: Mapping[str, Run]) -> list[Figure]:
+def path_line(name: str, found: Measured, path: Path) -> str:
+    """Decodes per engine over the window that is measured, of the fluid path and of the run."""
+    assert found.fleet is not None  # it has a router
+    ours = sum(pool.engines * pool.decodes.mean for pool in found.fleet.pools) / found.fleet.engines
+    begin = found.run.span()[0]
+    window = np.linspace(found.window.low - begin, found.window.high - begin, COLUMNS)
+    fluid = float(np.interp(window, path.time, path.decoding.sum(axis=1)).mean())
+    return (
+        f"Fluid path from an empty fleet, (24) to (32): {number(fluid)} decodes per engine in the measured "
+        f"time; {name}: {number(ours)} ({100 * (ours / fluid - 1):+.0f} %). The path's steps are "
+        "those of full engines; engines with room are faster and hold fewer."
+    )
+
+
+def fleet_figures(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list[Figure]:
     """Of runs with several engines; nothing for the others."""
     held = {name: run for name, run in runs.items() if len(_engines(run)) > 1}
-    return [*_fleet_over_time(held), *(_busy(name, run) for name, run in held.items())] if held else []
+    return [*_fleet_over_time(held, paths), *(_busy(name, run) for name, run in held.items())] if held else []
 
 
 def _engines(run: Run) -> list[int]:
     return [int(number) for number in np.unique(run.steps["replica"])]
 
 
-def _fleet_over_time(runs: Mapping[str, Run]) -> list[Figure]:
-    """Engines that run prompts, and seats in use: their mean, least and most over the engines."""
+def _fleet_over_time(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list[Figure]:
+    """Engines that run prompts, and seats in use: their mean, least and most over the engines.
+
+    Beside runs under a plan, the plan's fluid path.
+    """
     prefilling, seats = [], []
     for colour, (name, run) in enumerate(runs.items()):
         edges, middle = _columns(run)
@@ -209,6 +227,15 @@ def _fleet_over_time(runs: Mapping[str, Run]) -> list[Figure]:
         prefilling.append(Series(name, middle, np.sum(prompts, axis=0), colour))
         low, mean, high = (getattr(np, name)(decodes, axis=0) for name in ("min", "mean", "max"))
         seats += [Series(name, middle, mean, colour, "band", low, high), Series(name, middle, mean, colour)]
+        if path := paths.get(name):
+            fluid, place = f"{name}, fluid path", len(runs) + colour
+            since = middle - edges[0]
+            for series, level, size in (
+                (prefilling, path.prefilling, len(_engines(run))),
+                (seats, path.decoding, 1),
+            ):
+                line = size * np.interp(since, path.time, level.sum(axis=1))
+                series.append(Series(fluid, middle, line, place))
     time = Axis("time since the start", "s")
     first = Chart(time, Axis("engines running prompts", "engines", low=0.0), prefilling)
     second = Chart(time, Axis("decoding", "requests per engine", low=0.0), seats)

@@ -8,12 +8,20 @@ from typing import Any
 
 from headgate.experiment.assumed import said
 from headgate.experiment.asynchrony import engine_kind
+from headgate.experiment.fleet_plan import recorded_path
 from headgate.report.document import FOLDED, PAGE_ONLY, Block, Chapter, Drawn, Page, Section
 from headgate.report.numbers import number, plural, sentence
 from headgate.report.runs.alarms import alarms
 from headgate.report.runs.gauges import gauge_blocks
 from headgate.report.runs.grids import differences, engines, fleets, latencies, overview, rates, run_facts
-from headgate.report.runs.groups import class_figures, class_grid, fleet_figures, tenant_figures, tenant_grid
+from headgate.report.runs.groups import (
+    class_figures,
+    class_grid,
+    fleet_figures,
+    path_line,
+    tenant_figures,
+    tenant_grid,
+)
 from headgate.report.runs.latency import distributions
 from headgate.report.runs.load import against_load, comparable, load_grid
 from headgate.report.runs.origin import made, warnings
@@ -58,7 +66,9 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
     found, head, first, runs = scene.comparison, scene.compared.head, scene.first, scene.tables
     machine = "What the engines did" if scene.engines > 1 else "What the engine did"
     pools = {name: one.fleet for name, one in first.items() if one.fleet is not None}
-    fleet = [fleets(pools)] if pools else []
+    paths = {name: path for name, run in runs.items() if (path := recorded_path(run))}
+    fleet: list[Block] = [fleets(pools)] if pools else []
+    fleet += [path_line(name, first[name], path) for name, path in paths.items()]
     sections = [
         Section("", tuple(_numbers(scene))),
         Section("Promises", (Drawn(lambda: promise_panel(first)),)),
@@ -66,7 +76,7 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
         Section(machine, (Drawn(lambda: filter(None, (timeline(list(runs.items()), rows),))),)),
         Section("By class", (*class_grid(scene.metrics, head), Drawn(lambda: class_figures(first)))),
         Section("By tenant", (*tenant_grid(first), Drawn(lambda: tenant_figures(first)))),
-        Section("The fleet", (*fleet, Drawn(lambda: fleet_figures(runs)))),
+        Section("The fleet", (*fleet, Drawn(lambda: fleet_figures(runs, paths)))),
         Section("What the policies estimated", (Drawn(lambda: gauge_blocks(runs)),)),
     ]
     if isinstance(found, Comparison):

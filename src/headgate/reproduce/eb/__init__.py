@@ -16,12 +16,12 @@ from headgate.reproduce.eb import (
 )
 from headgate.reproduce.eb.published import SOURCE
 from headgate.reproduce.experiment import Experiment
-from headgate.reproduce.serving import carry_out
+from headgate.reproduce.serving import run_job
 
 EXPERIMENTS = {
-    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, carry_out, SOURCE)
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, run_job, SOURCE)
     for part in (table2, table3, table10, table11, table13, gamma_shift, table18, fig3, grid)
 } | {
-    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, split_runs.carry_out, SOURCE)
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, split_runs.run_split, SOURCE)
     for part in (table19, table20)
 }

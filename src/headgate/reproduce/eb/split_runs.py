@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from math import isfinite, nan
 from typing import NamedTuple
 
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import RunError
 from headgate.cost.card import load_card
 from headgate.experiment.fleet import FleetSetup, transfer_time
 from headgate.experiment.library import card_engine
@@ -15,7 +15,7 @@ from headgate.methods.make import make_policy
 from headgate.reproduce.eb.published import CARDS, H200, MEASURED, RTX
 from headgate.reproduce.eb.published_split import METRICS, Numbers, Scene
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import BUDGET, Load, Options, Outcome, Outcomes, draw, partly
+from headgate.reproduce.serving import BUDGET, Load, Options, Outcome, Outcomes, draw
 from headgate.workloads.lengths import Uniform
 
 SLOTS = 1024
@@ -54,23 +54,8 @@ def load_of(scene: Scene, requests: int, lengths: tuple[int, int]) -> Load:
     return Load(requests, scene.clients, Uniform(prompt), Uniform(output))
 
 
-def carry_out(
-    jobs: list[SplitJob], seed: int, progress: Callable[[int], None] = lambda done: None
-) -> Outcomes:
-    """All of them, one after the other."""
-    outcomes = Outcomes()
-    with partly(jobs, outcomes.failures) as done:
-        for number, job in enumerate(jobs):
-            try:
-                outcomes.add(job.key, _run(job, seed))
-            except (RunError, InputError) as error:
-                outcomes.failures[job.key] = str(error)
-            done.append(job.key)
-            progress(number + 1)
-    return outcomes
-
-
-def _run(job: SplitJob, seed: int) -> Outcome:
+def run_split(job: SplitJob, seed: int) -> Outcome:
+    """One of them."""
     engine = card_engine(job.card, SLOTS, BUDGET)
     transfer = transfer_time(ManyEngines(), load_card(job.card).send)
     setup = FleetSetup(engine, job.engines, transfer)

@@ -16,6 +16,6 @@ from headgate.reproduce.fluid import (
 )
 
 EXPERIMENTS = {
-    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, network_runs.carry_out, published.SOURCE)
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, network_runs.run, published.SOURCE)
     for part in (fig2, fig4, fig6, fig7, fig8, fig9, fig10, dolly)
-} | {path.NAME: Experiment(path.ABOUT, path.jobs, path.judge, path.carry_out, path.SOURCE)}
+} | {path.NAME: Experiment(path.ABOUT, path.jobs, path.judge, path.run, published.SOURCE)}

@@ -6,10 +6,10 @@ from math import nan
 
 from headgate.methods.fluid.flows import Flow, Instance
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
-from headgate.reproduce.fluid.network_runs import NetworkJob, Results, quick_note, revenue, short
+from headgate.reproduce.fluid.network_runs import NetworkJob, measured, quick_note, revenue, short
 from headgate.reproduce.fluid.published import DOLLY, PRICES, STATED_SEATS, THETA, pace
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options
+from headgate.reproduce.serving import Options, Outcomes
 
 NAME = "gr-dolly"
 ABOUT = "Dolly-15k's task categories as classes: the plan, and how much the length law matters"
@@ -39,12 +39,15 @@ def jobs(options: Options) -> list[NetworkJob]:
     ]
 
 
-def judge(results: Results, options: Options) -> Report:
+def judge(results: Outcomes, options: Options) -> Report:
     """Revenue against the optimum by law, and whom the plan serves."""
     rows = [
         Row(
             f"{router}, {rate:g}",
-            tuple(Cell(dolly(rate).revenue, results.of((rate, router, law)).mean(revenue)) for law in LAWS),
+            tuple(
+                Cell(dolly(rate).revenue, measured(results, (rate, router, law)).mean(revenue))
+                for law in LAWS
+            ),
         )
         for rate in RATES
         for router in ROUTERS

@@ -7,10 +7,10 @@ from math import nan
 
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.reproduce.fluid.network_runs import NetworkJob, Results
+from headgate.reproduce.fluid.network_runs import NetworkJob
 from headgate.reproduce.fluid.published import FIG10_PRICES, FIG10_SCALES, LIKELY_SEATS, pace, two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options
+from headgate.reproduce.serving import Options, Outcomes
 
 NAME = "gr-fig10"
 ABOUT = "revenue over seats and beta, and over the prices of prompt and output tokens"
@@ -25,7 +25,7 @@ def jobs(options: Options) -> list[NetworkJob]:
     return []
 
 
-def judge(results: Results, options: Options) -> Report:
+def judge(results: Outcomes, options: Options) -> Report:
     """Both maps, and their ends against the colour scales."""
     map_a: Map = {(seats, slope): _by_engine(seats, slope) for seats in SEATS for slope in SLOPES}
     map_b: Map = {(p, d): _by_price(p, d) for p in STEPS for d in STEPS}

@@ -6,10 +6,10 @@ from math import nan
 
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.reproduce.fluid.network_runs import NetworkJob, Results, level, quick_note, short
+from headgate.reproduce.fluid.network_runs import NetworkJob, level, measured, quick_note, short
 from headgate.reproduce.fluid.published import FIG2, FIG2_EDGE, LIKELY_SEATS, STATED_SEATS, two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options
+from headgate.reproduce.serving import Options, Outcomes
 from headgate.sim.fleet.network.counts import HANDOFF, WAITING
 
 NAME = "gr-fig2"
@@ -29,7 +29,7 @@ def jobs(options: Options) -> list[NetworkJob]:
     return found
 
 
-def judge(results: Results, options: Options) -> Report:
+def judge(results: Outcomes, options: Options) -> Report:
     """The marked optima, and where people wait."""
     return Report(
         NAME,
@@ -67,11 +67,14 @@ def _optima() -> Section:
     )
 
 
-def _queues(results: Results) -> Section:
+def _queues(results: Outcomes) -> Section:
     rows = []
     for charging in ROUTERS:
         for rate in RATES:
-            plan, found = plan_fluid(two_classes(rate, LIKELY_SEATS, charging)), results.of((charging, rate))
+            plan, found = (
+                plan_fluid(two_classes(rate, LIKELY_SEATS, charging)),
+                measured(results, (charging, rate)),
+            )
             figures = (
                 plan.revenue,
                 found.mean(lambda window: window.revenue(window.instance.charging)),
@@ -86,7 +89,7 @@ def _queues(results: Results) -> Section:
     )
 
 
-def _counts(results: Results) -> tuple[Count, ...]:
+def _counts(results: Outcomes) -> tuple[Count, ...]:
     """In overload, where does the congestion sit?"""
     heavy = [rate for rate in RATES if rate >= 0.8]
     before = [_before_decode(results, BUNDLED, rate) for rate in heavy]
@@ -97,7 +100,7 @@ def _counts(results: Results) -> tuple[Count, ...]:
     )
 
 
-def _before_decode(results: Results, charging: str, rate: float) -> float:
-    found = results.of((charging, rate))
+def _before_decode(results: Outcomes, charging: str, rate: float) -> float:
+    found = measured(results, (charging, rate))
     decode, prompt = found.mean(level(HANDOFF)), found.mean(level(WAITING))
     return decode / (decode + prompt) if decode + prompt > 0 else 0.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import nan
 
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
-from headgate.reproduce.fluid.network_runs import NetworkJob, Results, level, quick_note, revenue, short
+from headgate.reproduce.fluid.network_runs import NetworkJob, level, measured, quick_note, revenue, short
 from headgate.reproduce.fluid.published import SIZES, two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options
+from headgate.reproduce.serving import Options, Outcomes
 from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
 
 NAME = "gr-fig4"
@@ -34,11 +34,11 @@ def jobs(options: Options) -> list[NetworkJob]:
     ]
 
 
-def judge(results: Results, options: Options) -> Report:
+def judge(results: Outcomes, options: Options) -> Report:
     """Revenue against the limit, then where everybody is."""
     best = plan()
     gaps = {
-        name: [1 - results.of((name, engines)).mean(revenue) / best.revenue for engines in SIZES]
+        name: [1 - measured(results, (name, engines)).mean(revenue) / best.revenue for engines in SIZES]
         for name in ROUTERS
     }
     return Report(
@@ -59,7 +59,7 @@ def judge(results: Results, options: Options) -> Report:
             Count("the gap shrinks from 5 to 500 engines", sum(gap[-1] < gap[0] for gap in gaps.values()), 2),
             Count(
                 "decode queue below one request per engine",
-                sum(results.of((name, n)).mean(level(HANDOFF)) < 1 for name in ROUTERS for n in SIZES),
+                sum(measured(results, (name, n)).mean(level(HANDOFF)) < 1 for name in ROUTERS for n in SIZES),
                 10,
             ),
         ),
@@ -73,21 +73,24 @@ def judge(results: Results, options: Options) -> Report:
     )
 
 
-def _revenue(results: Results, best: FluidPlan) -> Section:
+def _revenue(results: Outcomes, best: FluidPlan) -> Section:
     rows = tuple(
-        Row(f"n = {n}", tuple(Cell(best.revenue, results.of((name, n)).mean(revenue)) for name in ROUTERS))
+        Row(
+            f"n = {n}",
+            tuple(Cell(best.revenue, measured(results, (name, n)).mean(revenue)) for name in ROUTERS),
+        )
         for n in SIZES
     )
     return Section("Revenue per engine and second", "engines", tuple(ROUTERS), rows, shared=True)
 
 
-def _queues(results: Results, best: FluidPlan) -> tuple[Section, ...]:
+def _queues(results: Outcomes, best: FluidPlan) -> tuple[Section, ...]:
     found = []
     for what, number, planned in (("prefill", WAITING, sum(best.waiting)), ("a decode seat", HANDOFF, nan)):
         rows = tuple(
             Row(
                 f"n = {n}",
-                tuple(Cell(planned, results.of((name, n)).mean(level(number))) for name in ROUTERS),
+                tuple(Cell(planned, measured(results, (name, n)).mean(level(number))) for name in ROUTERS),
             )
             for n in SIZES
         )
@@ -96,7 +99,7 @@ def _queues(results: Results, best: FluidPlan) -> tuple[Section, ...]:
     return tuple(found)
 
 
-def _occupancies(results: Results, best: FluidPlan) -> Section:
+def _occupancies(results: Outcomes, best: FluidPlan) -> Section:
     largest = SIZES[-1]
     plans = {
         "prefilling": (PREFILLING, best.prefill),
@@ -107,7 +110,8 @@ def _occupancies(results: Results, best: FluidPlan) -> Section:
     for what, (number, planned) in plans.items():
         for kind, flow in enumerate(best.instance.flows):
             cells = (
-                Cell(planned[kind], results.of((name, largest)).mean(level(number, kind))) for name in ROUTERS
+                Cell(planned[kind], measured(results, (name, largest)).mean(level(number, kind)))
+                for name in ROUTERS
             )
             rows.append(Row(f"{what}, {flow.name}", tuple(cells)))
     return Section(

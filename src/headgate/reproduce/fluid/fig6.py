@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
-from headgate.reproduce.fluid.network_runs import NetworkJob, Results, level, quick_note, revenue, short
+from headgate.reproduce.fluid.network_runs import NetworkJob, level, measured, quick_note, revenue, short
 from headgate.reproduce.fluid.published import two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options
+from headgate.reproduce.serving import Options, Outcomes
 from headgate.sim.fleet.network.counts import MIXED, PREFILLING, SOLO
 
 NAME = "gr-fig6"
@@ -48,7 +48,7 @@ def jobs(options: Options) -> list[NetworkJob]:
     return [short(job, options) for job in found]
 
 
-def judge(results: Results, options: Options) -> Report:
+def judge(results: Outcomes, options: Options) -> Report:
     """Occupancies by class against the plan."""
     vertex = [_section(results, "vertex", apart(), tuple(GATES), n) for n in SIZES]
     even = [_section(results, "fair", fair(), tuple(FAIR), n) for n in SIZES]
@@ -85,7 +85,7 @@ def judge(results: Results, options: Options) -> Report:
     )
 
 
-def _section(results: Results, plan_name: str, plan: FluidPlan, names: tuple[str, ...], n: int) -> Section:
+def _section(results: Outcomes, plan_name: str, plan: FluidPlan, names: tuple[str, ...], n: int) -> Section:
     rows = []
     for what, number, planned in (
         ("prefilling", PREFILLING, plan.prefill),
@@ -94,16 +94,16 @@ def _section(results: Results, plan_name: str, plan: FluidPlan, names: tuple[str
     ):
         for kind, flow in enumerate(plan.instance.flows):
             cells = (
-                Cell(planned[kind], results.of((plan_name, name, n)).mean(level(number, kind)))
+                Cell(planned[kind], measured(results, (plan_name, name, n)).mean(level(number, kind)))
                 for name in names
             )
             rows.append(Row(f"{what}, {flow.name}", tuple(cells)))
     return Section(f"{plan_name}, n = {n}: requests per engine", "where", names, tuple(rows), shared=True)
 
 
-def _revenue(results: Results) -> Section:
+def _revenue(results: Outcomes) -> Section:
     rows = [
-        Row(f"{name}, n = {n}", (Cell(plan.revenue, results.of((kind, name, n)).mean(revenue)),))
+        Row(f"{name}, n = {n}", (Cell(plan.revenue, measured(results, (kind, name, n)).mean(revenue)),))
         for kind, plan, names in (("vertex", apart(), GATES), ("fair", fair(), FAIR))
         for name in names
         for n in SIZES
@@ -111,6 +111,6 @@ def _revenue(results: Results) -> Section:
     return Section("Revenue per engine and second", "router", ("revenue",), tuple(rows))
 
 
-def _difference(results: Results, key: tuple[str, str, int]) -> float:
-    found = results.of(key)
+def _difference(results: Outcomes, key: tuple[str, str, int]) -> float:
+    found = measured(results, key)
     return abs(found.mean(level(SOLO, 0)) - found.mean(level(SOLO, 1)))

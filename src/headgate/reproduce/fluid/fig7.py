@@ -8,10 +8,10 @@ import numpy as np
 
 from headgate.methods.fluid.flows import Flow, Instance, Pace
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.reproduce.fluid.network_runs import NetworkJob, Results, quick_note, revenue, short
+from headgate.reproduce.fluid.network_runs import NetworkJob, measured, quick_note, revenue, short
 from headgate.reproduce.fluid.published import CHUNK, FIG7_AXIS, FIG7_RANGES, PRICES, STATED_SEATS, THETA
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options
+from headgate.reproduce.serving import Options, Outcomes
 from headgate.workloads.streams import stream
 
 NAME = "gr-fig7"
@@ -61,12 +61,12 @@ def jobs(options: Options) -> list[NetworkJob]:
     ]
 
 
-def judge(results: Results, options: Options) -> Report:
+def judge(results: Outcomes, options: Options) -> Report:
     """Revenue over the optimum, by instance and in short."""
     count = 2 if options.quick else INSTANCES
     best = [plan_fluid(each).revenue for each in instances(options.seed, count)]
     shares = {
-        name: [results.of((number, name)).mean(revenue) / best[number] for number in range(count)]
+        name: [measured(results, (number, name)).mean(revenue) / best[number] for number in range(count)]
         for name in ROUTERS
     }
     means = {name: float(np.mean(values)) for name, values in shares.items()}

@@ -6,7 +6,7 @@ from math import nan
 
 from headgate.methods.fluid.frontier import Point, frontier
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.reproduce.fluid.network_runs import NetworkJob, Results
+from headgate.reproduce.fluid.network_runs import NetworkJob
 from headgate.reproduce.fluid.published import (
     FIG8_AXES,
     FIG8_LEAST_TPOT,
@@ -15,7 +15,7 @@ from headgate.reproduce.fluid.published import (
     two_classes,
 )
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options
+from headgate.reproduce.serving import Options, Outcomes
 
 NAME = "gr-fig8"
 ABOUT = "Pareto frontiers of revenue against prefill fairness, decode fairness and time per token"
@@ -33,7 +33,7 @@ def jobs(options: Options) -> list[NetworkJob]:
     return []
 
 
-def judge(results: Results, options: Options) -> Report:
+def judge(results: Outcomes, options: Options) -> Report:
     """Each frontier over its printed axis, for both numbers of seats."""
     swept = {level: {seats: _sweep(level, seats) for seats in SEATS} for level in FIG8_AXES}
     lost = {level: _lost(points[LIKELY_SEATS]) for level, points in swept.items()}

@@ -6,10 +6,10 @@ from itertools import pairwise
 from math import nan
 
 from headgate.methods.fluid.frontier import sensitivity
-from headgate.reproduce.fluid.network_runs import NetworkJob, Results
+from headgate.reproduce.fluid.network_runs import NetworkJob
 from headgate.reproduce.fluid.published import FIG9_ALPHA_REVENUE, FIG9_SATURATES, LIKELY_SEATS, two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options
+from headgate.reproduce.serving import Options, Outcomes
 
 NAME = "gr-fig9"
 ABOUT = "revenue and time per token against seats, alpha, beta and gamma"
@@ -33,7 +33,7 @@ def jobs(options: Options) -> list[NetworkJob]:
     return []
 
 
-def judge(results: Results, options: Options) -> Report:
+def judge(results: Outcomes, options: Options) -> Report:
     """One table per panel."""
     panels = {name: _panel(name, values) for name, values in VALUES.items()}
     saturates = _saturation()

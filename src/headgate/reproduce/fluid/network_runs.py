@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.core.errors import RunError
 from headgate.experiment.routers import run_network
 from headgate.methods.fluid.plan import FluidPlan
-from headgate.reproduce.serving import Options, partly
+from headgate.reproduce.serving import Options, Outcomes
 from headgate.sim.fleet.network.counts import Window
 
 WARM = 150.0  # seconds; a decode takes some 20 to 30
@@ -51,41 +50,17 @@ class Measured:
         return float(np.std(values, ddof=1)) / sqrt(len(values))
 
 
-class Results:
-    """The windows of all jobs by key."""
-
-    def __init__(self) -> None:
-        self._found: dict[Hashable, list[Window]] = {}
-        self.failures: dict[Hashable, str] = {}
-
-    def add(self, key: Hashable, window: Window) -> None:
-        self._found.setdefault(key, []).append(window)
-
-    def of(self, key: Hashable) -> Measured:
-        """All runs of a key."""
-        return Measured(tuple(self._found.get(key, ())))
+def measured(outcomes: Outcomes, key: Hashable) -> Measured:
+    """All runs of a key."""
+    return Measured(outcomes.every(key))
 
 
-def carry_out(
-    jobs: list[NetworkJob], seed: int, progress: Callable[[int], None] = lambda done: None
-) -> Results:
-    """All of them, one after the other."""
-    results = Results()
-    with partly(jobs, results.failures) as done:
-        for number, job in enumerate(jobs):
-            until = job.warm + job.seconds
-            marks, settings = (job.warm,), job.settings
-            try:
-                windows = run_network(
-                    job.plan, job.router, job.engines, seed + job.run, marks, until, job.law, settings
-                )
-            except RunError as error:
-                results.failures[job.key] = str(error)
-            else:
-                results.add(job.key, windows[0])
-            done.append(job.key)
-            progress(number + 1)
-    return results
+def run(job: NetworkJob, seed: int) -> Window:
+    """The window after warming up."""
+    until = job.warm + job.seconds
+    return run_network(
+        job.plan, job.router, job.engines, seed + job.run, (job.warm,), until, job.law, job.settings
+    )[0]
 
 
 def short(job: NetworkJob, options: Options) -> NetworkJob:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from headgate.core.errors import RunError
 from headgate.experiment.routers import run_network
 from headgate.methods.fluid.plan import FluidPlan
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.fluid.trajectory import Path, fluid_path
-from headgate.reproduce.fluid.published import SOURCE, two_classes
+from headgate.reproduce.fluid.published import two_classes
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options, Outcomes, partly
+from headgate.reproduce.serving import Options, Outcomes
 from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
-
-__all__ = ["ABOUT", "NAME", "SOURCE", "carry_out", "jobs", "judge"]
 
 NAME = "gr-path"
 ABOUT = "the fluid path from an empty fleet beside the stochastic network, stretch by stretch"
@@ -63,45 +59,26 @@ def jobs(options: Options) -> list[PathJob]:
     ]
 
 
-class Paths(Outcomes):
-    """What each run gave, stretch by stretch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.levels: dict[tuple[str, int, int], Levels] = {}
-
-    def mean(self, name: str, engines: int, level: str, place: int) -> float:
-        runs = (self.levels.get((name, engines, run)) for run in RUNS)
-        found = [getattr(each, level)[place] for each in runs if each is not None]
-        return float(np.mean(found)) if found else float("nan")
-
-
-def carry_out(jobs: list[PathJob], seed: int, progress: Callable[[int], None] = lambda done: None) -> Paths:
-    """All of them, one after the other."""
-    outcomes = Paths()
-    with partly(jobs, outcomes.failures) as done:
-        for number, job in enumerate(jobs):
-            try:
-                windows = run_network(
-                    job.plan, job.router, job.engines, seed + job.key[2], TIMES[:-1], TIMES[-1]
-                )
-            except RunError as error:
-                outcomes.failures[job.key] = str(error)
-            else:
-                found = {
-                    name: tuple(
-                        max(0.0, float(sum(window.mean(level).sum() for level in levels)))
-                        for window in windows
-                    )
-                    for name, levels in LEVELS.values()
-                }
-                outcomes.levels[job.key] = Levels(**found)
-            done.append(job.key)
-            progress(number + 1)
-    return outcomes
+def run(job: PathJob, seed: int) -> Levels:
+    """One of them."""
+    windows = run_network(job.plan, job.router, job.engines, seed + job.key[2], TIMES[:-1], TIMES[-1])
+    return Levels(
+        **{
+            name: tuple(
+                max(0.0, float(sum(window.mean(level).sum() for level in levels))) for window in windows
+            )
+            for name, levels in LEVELS.values()
+        }
+    )
 
 
-def judge(outcomes: Paths, options: Options) -> Report:
+def _mean(outcomes: Outcomes, name: str, engines: int, level: str, place: int) -> float:
+    """Over the seeds."""
+    found = [getattr(each, level)[place] for run in RUNS for each in outcomes.every((name, engines, run))]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def judge(outcomes: Outcomes, options: Options) -> Report:
     """Each level stretch by stretch: the path, and both gates in two sizes."""
     plan = plan_fluid(two_classes())
     path = fluid_path(plan, TIMES[-1])
@@ -140,13 +117,13 @@ def judge(outcomes: Paths, options: Options) -> Report:
     )
 
 
-def _section(outcomes: Paths, path: Path, title: str, sizes: tuple[int, int]) -> Section:
+def _section(outcomes: Outcomes, path: Path, title: str, sizes: tuple[int, int]) -> Section:
     level = LEVELS[title][0]
     columns = tuple(f"{sign}{size}" for sign in ("", "+") for size in sizes)
     rows = []
     for place, (start, end) in enumerate(pairwise(TIMES)):
         fluid = max(0.0, round(float(path.mean(level, start, end).sum()), 6))
-        cells = (Cell(fluid, outcomes.mean(name, size, level, place)) for name in ROUTERS for size in sizes)
+        cells = (Cell(fluid, _mean(outcomes, name, size, level, place)) for name in ROUTERS for size in sizes)
         rows.append(Row(f"{start:g} to {end:g} s", tuple(cells)))
     return Section(
         f"{title}, requests per engine", "time", columns, tuple(rows), shared=True, against="fluid"

@@ -2,8 +2,10 @@
 
 from headgate.reproduce.experiment import Experiment
 from headgate.reproduce.slai import bounds, fig5, figures
+from headgate.reproduce.slai.chat_runs import serve
+from headgate.reproduce.slai.published import PAPER
 
-EXPERIMENTS = {
-    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, part.carry_out, part.SOURCE)
-    for part in (fig5, *figures.FIGURES, bounds)
+EXPERIMENTS = {fig5.NAME: Experiment(fig5.ABOUT, fig5.jobs, fig5.judge, fig5.run, PAPER)} | {
+    part.NAME: Experiment(part.ABOUT, part.jobs, part.judge, serve, PAPER, spread=True)
+    for part in (*figures.FIGURES, bounds)
 }

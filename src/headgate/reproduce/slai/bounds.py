@@ -13,19 +13,15 @@ from headgate.reproduce.slai.chat_runs import (
     SLOTS,
     UNLIMITED,
     ChatJob,
-    carry_out,
     engine_of,
     lengths_of,
     sample,
 )
-from headgate.reproduce.slai.published import PAPER, REFERENCE_BOUND, REFERENCE_SAMPLE, REFERENCE_SATURATED
+from headgate.reproduce.slai.published import REFERENCE_BOUND, REFERENCE_SAMPLE, REFERENCE_SATURATED
 from headgate.workloads.bundled import bundled
-
-__all__ = ["ABOUT", "NAME", "SOURCE", "carry_out", "jobs", "judge"]
 
 NAME = "slai-bounds"
 ABOUT = "the rate no policy exceeds, and what RAD, Sarathi, vLLM and ours reach of it when saturated"
-SOURCE = PAPER
 REQUESTS = 4000
 PLAIN, FULL, MEMORY = "equation 7", "full", "with KV"
 LONGEST = 8192

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import inf, nan
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.core.errors import RunError
 from headgate.core.request import Slo
 from headgate.cost.laws.tiles import TileCost
 from headgate.experiment.library import card_engine, simulate
 from headgate.methods.bounds.capacity import Requests, tile_bound
 from headgate.methods.make import make_policy
 from headgate.record.tables import Flags, Floats, Run
-from headgate.reproduce.serving import Key, Outcomes, partly
+from headgate.reproduce.serving import Key, Outcomes
 from headgate.reproduce.slai.published import LONG_PROMPT
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import quantiles
@@ -36,7 +32,6 @@ CARD = "pub-rtx-ada-6000-mistral-7b"
 KINDS = (Kind("paying", Slo(between_tokens=0.1)), Kind("free", Slo(between_tokens=0.5), priority=1))
 SLOTS, BUDGET = 128, 512
 UNLIMITED = 1_000_000_000  # KV tokens
-FEW = 40  # jobs that are not worth processes of their own
 
 
 class ChatJob(NamedTuple):
@@ -121,34 +116,15 @@ def lengths_of(workload: Workload) -> Requests:
     return Requests.of(workload.prompt, workload.output - 1)
 
 
-def carry_out(
-    jobs: list[ChatJob], seed: int, progress: Callable[[int], None] = lambda done: None
-) -> Outcomes:
-    """All of them, one after the other or, where there are many, in one process per core."""
-    outcomes = Outcomes()
-    with partly(jobs, outcomes.failures) as done:
-        for number, (job, found) in enumerate(zip(jobs, _answers(jobs, seed), strict=True)):
-            if isinstance(found, str):
-                outcomes.failures[job.key] = found
-            else:
-                outcomes.add(job.key, found)
-            done.append(job.key)
-            progress(number + 1)
-    return outcomes
-
-
-def serve(job: ChatJob, seed: int) -> Served | str:
-    """One of them; a run that could not go on is a line that says why."""
+def serve(job: ChatJob, seed: int) -> Served:
+    """One of them."""
     engine = engine_of(job)
     workload = (
         sample(job.requests, seed)
         if job.rate is None
         else chat(job.rate, job.paying, seed + job.seed, job.seconds)
     )
-    try:
-        run = simulate(engine, make_policy(job.policy, dict(job.settings), engine)[0], workload, watchdog=1e9)
-    except RunError as error:
-        return str(error)
+    run = simulate(engine, make_policy(job.policy, dict(job.settings), engine)[0], workload, watchdog=1e9)
     return Served.of(run, inf if job.rate is None else job.seconds)
 
 
@@ -194,19 +170,6 @@ class Seeds:
         """Its least and largest value."""
         values = [self._outcomes.figure((*key, seed), name) for seed in self._seeds]
         return min(values), max(values)
-
-
-def _answers(jobs: list[ChatJob], seed: int) -> Iterator[Served | str]:
-    cores = os.cpu_count() or 1
-    if len(jobs) <= FEW or cores == 1:
-        yield from (serve(job, seed) for job in jobs)
-        return
-    with ProcessPoolExecutor(cores, initializer=_leave_interrupts_to_the_parent) as pool:
-        yield from pool.map(partial(serve, seed=seed), jobs, chunksize=4)
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @lru_cache(maxsize=4)

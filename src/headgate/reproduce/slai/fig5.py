@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import nan
 from typing import NamedTuple
 
@@ -11,13 +10,12 @@ import numpy as np
 from headgate.experiment.library import card_engine, simulate
 from headgate.methods.mixed.mixed import Mixed
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, spread
-from headgate.reproduce.serving import Options, Outcomes, partly
-from headgate.reproduce.slai.published import PAPER, SWEEP_BATCH, SWEEP_TTFT
+from headgate.reproduce.serving import Options, Outcomes
+from headgate.reproduce.slai.published import SWEEP_BATCH, SWEEP_TTFT
 from headgate.workloads.workload import Workload
 
 NAME = "slai-fig5"
 ABOUT = "TTFT and mean step of a 2,048-token prompt alone, by chunk size"
-SOURCE = PAPER
 CARD, PROMPT, REQUESTS, APART = "pub-rtx-ada-6000-mistral-7b", 2048, 20, 5.0
 WITHIN = 0.04
 
@@ -42,32 +40,19 @@ def jobs(options: Options) -> list[ChunkJob]:
     return [ChunkJob(chunk, max(2, REQUESTS // 10 if options.quick else REQUESTS)) for chunk in SWEEP_TTFT]
 
 
-def carry_out(
-    jobs: list[ChunkJob], seed: int, progress: Callable[[int], None] = lambda done: None
-) -> Outcomes:
-    """All of them; nothing is random: prompts do not meet."""
-    outcomes = Outcomes()
-    with partly(jobs, outcomes.failures) as done:
-        for number, job in enumerate(jobs):
-            engine = card_engine(CARD, slots=16, budget=job.key)
-            requests = Workload.of(
-                [PROMPT] * job.requests, [2] * job.requests, arrival=np.arange(job.requests) * APART
-            )
-            run = simulate(engine, Mixed(16, job.key), requests)
-            table, steps = run.requests, run.steps
-            seconds = steps["seconds"] / steps["count"]
-            prompts = steps["prefill"] > 0
-            outcomes.add(
-                job.key,
-                Sweep(
-                    float(np.median(table["first_token"] - table["arrival"])),
-                    float(np.average(seconds, weights=steps["count"])),
-                    float(seconds[prompts].mean()),
-                ),
-            )
-            done.append(job.key)
-            progress(number + 1)
-    return outcomes
+def run(job: ChunkJob, seed: int) -> Sweep:
+    """One of them; nothing is random: prompts do not meet."""
+    engine = card_engine(CARD, slots=16, budget=job.key)
+    count = job.requests
+    requests = Workload.of([PROMPT] * count, [2] * count, arrival=np.arange(count) * APART)
+    found = simulate(engine, Mixed(16, job.key), requests)
+    table, steps = found.requests, found.steps
+    seconds = steps["seconds"] / steps["count"]
+    return Sweep(
+        float(np.median(table["first_token"] - table["arrival"])),
+        float(np.average(seconds, weights=steps["count"])),
+        float(seconds[steps["prefill"] > 0].mean()),
+    )
 
 
 def judge(outcomes: Outcomes, options: Options) -> Report:

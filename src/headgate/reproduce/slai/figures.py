@@ -11,12 +11,11 @@ from typing import Any
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign
 from headgate.reproduce.serving import Options, Outcomes
 from headgate.reproduce.slai import starvation as slai_starvation
-from headgate.reproduce.slai.chat_runs import BUDGET, ChatJob, Seeds, best_rate, carry_out, offered
+from headgate.reproduce.slai.chat_runs import BUDGET, ChatJob, Seeds, best_rate, offered
 from headgate.reproduce.slai.published import (
     BOTH_LIMITS,
     CAPACITY,
     HIGH_LOAD,
-    PAPER,
     REFERENCE_CAPACITY,
     REFERENCE_HIGH_LOAD,
     REFERENCE_TBT,
@@ -53,9 +52,6 @@ class Figure:
 
     NAME: str
     paying: int
-
-    SOURCE = PAPER
-    carry_out = staticmethod(carry_out)
 
     @property
     def ABOUT(self) -> str:  # noqa: N802  # as the modules of other experiments have it

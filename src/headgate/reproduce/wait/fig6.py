@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import nan
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from headgate.core.request import Request
 from headgate.cost.laws.kv_linear import kv_linear
 from headgate.methods.wait.wait import NestedWait
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Options
+from headgate.reproduce.serving import Options, Outcomes
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
@@ -86,25 +86,31 @@ class Watch(Observer):
         self._batch, self._step = [], None
 
 
-def jobs(options: Options) -> list[str]:
+class FigureJob(NamedTuple):
     """One run, of ten requests."""
-    return ["figure 6"]
+
+    key: str = "figure 6"
 
 
-def carry_out(jobs: list[str], seed: int, progress: Callable[[int], None] = lambda done: None) -> Watch:
-    """Run it; the last two requests of the second segment leave by patience, long after the figure ends."""
+def jobs(options: Options) -> list[FigureJob]:
+    """The one."""
+    return [FigureJob()]
+
+
+def run(job: FigureJob, seed: int) -> Watch:
+    """The last two requests of the second segment leave by patience, long after the figure ends."""
     watch = Watch()
     outputs = [1 + (number in LONG) for number in range(1, len(ARRIVALS) + 1)]
     workload = Workload.of([PROMPT] * len(outputs), outputs, arrival=list(ARRIVALS))
     policy = NestedWait(100, COST, f"{THRESHOLD}/{THRESHOLD}", "0/1", max_pause=1e3, max_wait=1e3)
     Simulator(Engine(COST, 1000, 1000, 1000, 100, block=1), policy, workload, (watch,)).run()
     watch.close()
-    progress(len(jobs))
     return watch
 
 
-def judge(watch: Watch, options: Options) -> Report:
+def judge(outcomes: Outcomes, options: Options) -> Report:
     """The figure's counts beside ours, and the batches."""
+    (watch,) = outcomes.every(FigureJob().key)
     shown = watch.looks[: len(PUBLISHED)]
     rows, batches = [], []
     for number, ((left, waiting), look) in enumerate(zip(PUBLISHED, shown, strict=True), 1):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headgate.reproduce.report import Cell, Report, Row, Section
-from headgate.reproduce.serving import Options
-from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob
+from headgate.reproduce.serving import Options, Outcomes
+from headgate.reproduce.wait.runs import Machine, Mix, WaitJob
 from headgate.reproduce.wait.study import (
     BASELINES,
     Scene,
@@ -73,7 +73,7 @@ def jobs(options: Options) -> list[WaitJob]:
     ]
 
 
-def judge(found: Found, options: Options) -> Report:
+def judge(found: Outcomes, options: Options) -> Report:
     """Throughput, latency, and who is served in overload."""
     free, dear, names = scenes(), priced(), tuple(WAYS)
     rows = [*free, *dear]
@@ -113,19 +113,19 @@ def judge(found: Found, options: Options) -> Report:
     )
 
 
-def _mix(found: Found) -> Section:
+def _mix(found: Outcomes) -> Section:
     """Requests per second by type, with 512 seats and no memory limit at 600 requests/s."""
     rows = []
     for name in COUNTED:
-        run = found.runs.get((counted().name, name))
-        shares = run.shares if run else (float("nan"),) * 3
-        tokens = run.decodes if run else float("nan")
+        key = (counted().name, name)
+        shares = next((run.shares for run in found.every(key)), (float("nan"),) * 3)
+        tokens = found.figure(key, "decodes")
         rows.append(Row(name, tuple(Cell(float("nan"), value) for value in (*shares, tokens))))
     title = "Served per second by type, 512 seats, 300:200:100 arrive (no memory limit)"
     return Section(title, "policy", ("l'=100", "l'=200", "l'=300", "tokens/s"), tuple(rows))
 
 
-def _remarks(found: Found) -> tuple[str, ...]:
+def _remarks(found: Outcomes) -> tuple[str, ...]:
     seats = {name: found.figure((counted().name, name), "decodes") for name in COUNTED}
     dear = {name: found.figure(("d2, u=1.2", name), "decodes") for name in WAYS}
     near = [found.figure(("u=0.95", name), "latency") for name in ("paced", "v0", "mixed")]
@@ -144,7 +144,7 @@ def _remarks(found: Found) -> tuple[str, ...]:
     )
 
 
-def _of_others(found: Found) -> tuple[str, ...]:
+def _of_others(found: Outcomes) -> tuple[str, ...]:
     """Of the loads above 1, the gain over the two baselines of theory."""
     gains = {
         name: [

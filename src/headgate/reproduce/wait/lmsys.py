@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headgate.reproduce.report import Report
-from headgate.reproduce.serving import Options
-from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob
+from headgate.reproduce.serving import Options, Outcomes
+from headgate.reproduce.wait.runs import Machine, Mix, WaitJob
 from headgate.reproduce.wait.study import (
     BASELINES,
     LONG,
@@ -44,7 +44,7 @@ def jobs(options: Options) -> list[WaitJob]:
     return jobs_of(scenes(), WAYS, options)
 
 
-def judge(found: Found, options: Options) -> Report:
+def judge(found: Outcomes, options: Options) -> Report:
     """Throughput, latency and memory."""
     return nested_report(
         NAME,
@@ -66,7 +66,7 @@ def judge(found: Found, options: Options) -> Report:
     )
 
 
-def _remarks(found: Found) -> tuple[str, ...]:
+def _remarks(found: Outcomes) -> tuple[str, ...]:
     waits = {name: found.figure(("55/s", name), "latency") for name in WAYS}
     peaks = {name: found.figure(("55/s", name), "peak") for name in WAYS}
     full = {name: found.figure(("550/s", name), "decodes") / 1e3 for name in WAYS}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headgate.methods.wait.inventory import least_thresholds
 from headgate.reproduce.report import Report
-from headgate.reproduce.serving import Options
-from headgate.reproduce.wait.runs import FOR_EVER, Found, Machine, Mix, WaitJob
+from headgate.reproduce.serving import Options, Outcomes
+from headgate.reproduce.wait.runs import FOR_EVER, Machine, Mix, WaitJob
 from headgate.reproduce.wait.study import (
     BASELINES,
     Scene,
@@ -72,7 +72,7 @@ def jobs(options: Options) -> list[WaitJob]:
     return jobs_of(scenes(), WAYS, options)
 
 
-def judge(found: Found, options: Options) -> Report:
+def judge(found: Outcomes, options: Options) -> Report:
     """Throughput beside what arrives, and what users see."""
     rows, names = scenes(), tuple(WAYS)
     carried = [scene for scene in rows if load_of(scene.machine, scene.mix) < 1]
@@ -103,7 +103,7 @@ def judge(found: Found, options: Options) -> Report:
     )
 
 
-def _remarks(found: Found) -> tuple[str, ...]:
+def _remarks(found: Outcomes) -> tuple[str, ...]:
     mixed, wait = (found.figure(("x1", name), "latency") for name in ("mixed", "(10,10)"))
     light = [found.figure(("x0.01", name), "tpot") * 1e3 for name in ("(10,10)", "10 ms", "learned", "mixed")]
     return (
@@ -118,7 +118,7 @@ def _remarks(found: Found) -> tuple[str, ...]:
     )
 
 
-def _why(found: Found) -> tuple[str, ...]:
+def _why(found: Outcomes) -> tuple[str, ...]:
     """Two things that would make the paper's claim true, in numbers."""
     tokens, requests = (
         100 * (found.figure(("x6", "printed"), name) / found.figure(("x6", "mixed"), name) - 1)

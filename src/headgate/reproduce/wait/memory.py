@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import nan
-from typing import NamedTuple
 
 from headgate.methods.wait.inventory import filled
 from headgate.methods.wait.iteration import kind
 from headgate.methods.wait.nested import Choice, best_choice, choices, least_nested, memory_bound
 from headgate.methods.wait.segments import Segments, even_ends, segments_of
 from headgate.reproduce.report import Cell, Count, Report, Row, Section
-from headgate.reproduce.serving import Key, Options
-from headgate.reproduce.wait.runs import FOR_EVER, Machine, Mix, WaitJob, serve
+from headgate.reproduce.serving import Options, Outcomes
+from headgate.reproduce.wait.runs import FOR_EVER, Machine, Mix, Served, WaitJob, serve
 
 NAME = "wait-memory"
 ABOUT = "Nested WAIT's memory: bound (15) by number of segments, and how often simulated runs exceed (12)"
@@ -27,13 +25,6 @@ HORIZONS, MISSES = (20.0, 200.0, 2000.0), (0.1, 1e-3, 1e-5)
 SMALL = ((300.0, 2), (200.0, 4), (100.0, 8))
 SMALL_PROMPT, SECONDS = 10, 5.0
 RUNS = 200
-
-
-class Peaks(NamedTuple):
-    """The most KV of each run, and nothing that failed."""
-
-    held: list[float]
-    failures: dict[Key, str]
 
 
 def study(total: float, count: int) -> Segments:
@@ -61,13 +52,14 @@ def jobs(options: Options) -> list[WaitJob]:
     ]
 
 
-def carry_out(jobs: list[WaitJob], seed: int, progress: Callable[[int], None] = lambda done: None) -> Peaks:
-    """All of them, each with its own seed."""
-    peaks = Peaks([], {})
-    for number, job in enumerate(jobs):
-        peaks.held.append(serve(job, seed * 1_000_000 + number).peak)
-        progress(number + 1)
-    return peaks
+def run(job: WaitJob, seed: int) -> Served:
+    """One of them, with its own seed."""
+    return serve(job, seed * 1_000_000 + int(str(job.key)))
+
+
+def peaks(outcomes: Outcomes) -> list[float]:
+    """The most KV of each run."""
+    return [each.peak for number in range(RUNS) for each in outcomes.every(number)]
 
 
 def found_for(total: float, horizon: float, miss: float) -> list[Choice]:
@@ -77,9 +69,9 @@ def found_for(total: float, horizon: float, miss: float) -> list[Choice]:
     return choices(lines, candidates, SLACK, miss, horizon)
 
 
-def judge(peaks: Peaks, options: Options) -> Report:
+def judge(outcomes: Outcomes, options: Options) -> Report:
     """Bounds, terms, and the share of runs above the bound."""
-    usual, shares = found_for(TOTAL, 200.0, 0.1), _shares(peaks)
+    usual, shares = found_for(TOTAL, 200.0, 0.1), _shares(held := peaks(outcomes))
     kept: list[tuple[object, object]] = [(True, share <= miss) for miss, (_, share) in shares.items()]
     return Report(
         NAME,
@@ -88,7 +80,7 @@ def judge(peaks: Peaks, options: Options) -> Report:
             "d0 = 8 ms, d1 = 0.3 us per KV token. The study: 500 output lengths, uniform in ten bins, "
             "prompts of 62 tokens, slack 0.1 per segment, iterations 5 % above the shortest; T seconds are "
             "T/d0 iterations.",
-            f"The check: {len(peaks.held)} runs of {SECONDS:g} s, outputs of 2, 4 and 8 iterations at 300, "
+            f"The check: {len(held)} runs of {SECONDS:g} s, outputs of 2, 4 and 8 iterations at 300, "
             "200 and 100 requests/s, thresholds (5, 3, 2), memory without limit.",
         ),
         (_formulas(), _bounds(usual), _best(), _exceeded(shares)),
@@ -180,7 +172,7 @@ def _best() -> Section:
     return Section("Best number of segments (paper: 10 suffice)", "load", columns, tuple(rows), shared=True)
 
 
-def _shares(peaks: Peaks) -> dict[float, tuple[float, float]]:
+def _shares(held: list[float]) -> dict[float, tuple[float, float]]:
     """By δ: the bound, and the share of runs that held more."""
     segments = small()
     lines = MACHINE.lines(segments.parts())
@@ -188,7 +180,7 @@ def _shares(peaks: Peaks) -> dict[float, tuple[float, float]]:
     found = {}
     for miss in (0.5, 0.1, 0.01):
         bound = memory_bound(lines, segments, sizes, miss, SECONDS / MACHINE.fixed).total
-        found[miss] = bound, sum(held > bound for held in peaks.held) / len(peaks.held)
+        found[miss] = bound, sum(peak > bound for peak in held) / len(held)
     return found
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headgate.reproduce.report import Report
-from headgate.reproduce.serving import Options
-from headgate.reproduce.wait.runs import Found, Machine, Mix, WaitJob
+from headgate.reproduce.serving import Options, Outcomes
+from headgate.reproduce.wait.runs import Machine, Mix, WaitJob
 from headgate.reproduce.wait.study import (
     BASELINES,
     Scene,
@@ -40,7 +40,7 @@ def jobs(options: Options) -> list[WaitJob]:
     return jobs_of(scenes(), WAYS, options)
 
 
-def judge(found: Found, options: Options) -> Report:
+def judge(found: Outcomes, options: Options) -> Report:
     """Throughput, latency and memory."""
     return nested_report(
         NAME,
@@ -62,7 +62,7 @@ def judge(found: Found, options: Options) -> Report:
     )
 
 
-def _remarks(found: Found) -> tuple[str, ...]:
+def _remarks(found: Outcomes) -> tuple[str, ...]:
     dear = {name: found.figure(("d2,u=1.2", name), "decodes") for name in WAYS}
     waits = {name: found.figure(("u=0.9", name), "latency") for name in WAYS}
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import nan
@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.core.errors import RunError
 from headgate.cost.laws.kv_linear import kv_linear
 from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy
 from headgate.methods.wait.iteration import Lines, Part, kind, lines_of
 from headgate.record.tables import Run
-from headgate.reproduce.serving import Key, partly
+from headgate.reproduce.serving import Key
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
@@ -124,18 +123,6 @@ class Served:
         )
 
 
-class Found:
-    """The figures of all jobs by key; a run that could not go on has none, and a line that says why."""
-
-    def __init__(self) -> None:
-        self.runs: dict[Key, Served] = {}
-        self.failures: dict[Key, str] = {}
-
-    def figure(self, key: Key, name: str) -> float:
-        """One figure by its name in `Served`, NaN when the run failed."""
-        return float(getattr(self.runs[key], name)) if key in self.runs else nan
-
-
 @lru_cache(maxsize=8)
 def draw(mix: Mix, seconds: float, seed: int) -> Workload:
     """Everybody who comes before the horizon; whoever is still there then is sent home."""
@@ -159,20 +146,6 @@ def draw(mix: Mix, seconds: float, seed: int) -> Workload:
         abort=seconds - arrival,
         guess=decodes + 1,
     )
-
-
-def carry_out(jobs: list[WaitJob], seed: int, progress: Callable[[int], None] = lambda done: None) -> Found:
-    """All of them, one after the other."""
-    outcomes = Found()
-    with partly(jobs, outcomes.failures) as done:
-        for number, job in enumerate(jobs):
-            try:
-                outcomes.runs[job.key] = serve(job, seed)
-            except RunError as error:
-                outcomes.failures[job.key] = str(error)
-            done.append(job.key)
-            progress(number + 1)
-    return outcomes
 
 
 def serve(job: WaitJob, seed: int) -> Served:

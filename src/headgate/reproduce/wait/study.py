@@ -12,8 +12,8 @@ from headgate.methods.wait.inventory import keeping_up, most_rate, printed_rule,
 from headgate.methods.wait.iteration import offered
 from headgate.methods.wait.segments import segments_of
 from headgate.reproduce.report import Cell, Count, Report, Row, Section, sign
-from headgate.reproduce.serving import Options
-from headgate.reproduce.wait.runs import FOR_EVER, Found, Machine, Mix, WaitJob
+from headgate.reproduce.serving import Options, Outcomes
+from headgate.reproduce.wait.runs import FOR_EVER, Machine, Mix, WaitJob
 
 SOURCE = (
     "Optimizing LLM Inference: Fluid-Guided Online Scheduling with Memory Constraints (Ao et al., April 2025)"
@@ -166,7 +166,7 @@ def by_type(sizes: list[float]) -> str:
     return "+".join(f"{number}={size!r}" for number, size in enumerate(sizes))
 
 
-def throughput(found: Found, scenes: Iterable[Scene], names: Iterable[str]) -> Section:
+def throughput(found: Outcomes, scenes: Iterable[Scene], names: Iterable[str]) -> Section:
     """Decode tokens per second, in thousands, beside what arrives: the paper's bound throughput*."""
     rows = []
     for scene in scenes:
@@ -177,7 +177,12 @@ def throughput(found: Found, scenes: Iterable[Scene], names: Iterable[str]) -> S
 
 
 def figures(
-    found: Found, scenes: Iterable[Scene], names: Iterable[str], title: str, figure: str, scale: float = 1.0
+    found: Outcomes,
+    scenes: Iterable[Scene],
+    names: Iterable[str],
+    title: str,
+    figure: str,
+    scale: float = 1.0,
 ) -> Section:
     """One figure of ours; nothing is published beside it."""
     rows = [
@@ -190,7 +195,7 @@ def figures(
     return Section(title, "load", tuple(names), tuple(rows))
 
 
-def claim(found: Found, scenes: Iterable[Scene], wait: Iterable[str], figure: str, what: str) -> Count:
+def claim(found: Outcomes, scenes: Iterable[Scene], wait: Iterable[str], figure: str, what: str) -> Count:
     """How often the best of the WAIT columns is really better than each baseline, by more than a tie."""
     pairs: list[tuple[object, object]] = []
     better = -1 if figure == "latency" else 1
@@ -208,7 +213,7 @@ def nested_report(
     name: str,
     title: str,
     setup: tuple[str, ...],
-    found: Found,
+    found: Outcomes,
     rows: list[Scene],
     wait: dict[str, Way],
     remarks: tuple[str, ...],

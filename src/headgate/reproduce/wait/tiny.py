@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import nan
 
 from headgate.reproduce.report import Cell, Report, Row, Section
-from headgate.reproduce.serving import Options
-from headgate.reproduce.wait.runs import FOR_EVER, Found, Machine, Mix, WaitJob
+from headgate.reproduce.serving import Options, Outcomes
+from headgate.reproduce.wait.runs import FOR_EVER, Machine, Mix, WaitJob
 from headgate.reproduce.wait.study import (
     BASELINES,
     Scene,
@@ -58,7 +58,7 @@ def jobs(options: Options) -> list[WaitJob]:
     ]
 
 
-def judge(found: Found, options: Options) -> Report:
+def judge(found: Outcomes, options: Options) -> Report:
     """Completed requests and latency."""
     rows, names = scenes(), tuple(WAYS)
     served = tuple(
@@ -98,7 +98,7 @@ def judge(found: Found, options: Options) -> Report:
     )
 
 
-def _remarks(found: Found, rows: list[Scene], options: Options) -> tuple[str, ...]:
+def _remarks(found: Outcomes, rows: list[Scene], options: Options) -> tuple[str, ...]:
     full, dear = rows[0], rows[3]
     came = sum(rate for rate, _, _ in full.mix.types) * (full.seconds / 10 if options.quick else full.seconds)
     out = {name: found.figure((full.name, name), "evictions") / came for name in WAYS}

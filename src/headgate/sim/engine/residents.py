@@ -108,7 +108,7 @@ class Residents:
         entry.hit, entry.loose = found.blocks * self.blocks.size, found.loose * self.blocks.size
         entry.todo = known - entry.hit
         if not entry.evictions:
-            entry.cached = entry.hit
+            entry.cached = entry.prompt + entry.generated - entry.todo  # with KV that came from elsewhere
 
     def _claim(self, entry: Entry) -> bool:
         """A waiting request holds what the cache has of it; False: the rest of it does not fit."""
@@ -124,7 +124,7 @@ class Residents:
         if entry.evictions:
             entry.wasted = max(0, entry.wasted - hit)  # found again: nothing was lost
         else:
-            entry.cached = hit
+            entry.cached = entry.prompt + entry.generated - entry.todo
         return True
 
     def _unseen(self, entry: Entry) -> int:

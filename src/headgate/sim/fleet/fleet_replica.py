@@ -9,6 +9,7 @@ from math import inf
 from headgate.core.ledger import Entry
 from headgate.core.plan import NONE, Decodes
 from headgate.core.policy import BatchPolicy, End
+from headgate.core.request import Request
 from headgate.kv.prefix import NOTHING, Pieces
 from headgate.record.fleet_recorder import EngineRecorder
 from headgate.sim.engine.engine import Engine
@@ -52,6 +53,12 @@ class FleetReplica(Replica):
     @property
     def kv_free(self) -> int:
         return self.blocks.free * self.blocks.size
+
+    def cached(self, request: Request) -> int:
+        """What a router may ask: tokens of the prompt that are here now."""
+        if self.cache is None:
+            return 0
+        return self.cache.find(self._contents[request.id], request.prompt).blocks * self.blocks.size
 
     # -- parts of `advance` ---------------------------------------------------------------------------
 

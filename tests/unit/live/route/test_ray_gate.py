@@ -341,6 +341,7 @@ def test_what_a_request_shows_of_itself(arguments, expected):
         ({"seat": 3}, "unknown field 'seat'; did you mean 'seats'?"),
         ({"router": {"name": "least-loded"}}, "did you mean 'least-loaded'?"),
         ({"gate": "none"}, "gate"),
+        ({"router": {"name": "prefix-aware"}}, "reads prompts"),
         ({"router": {"name": "density-deep"}}, "give --card"),
     ],
 )

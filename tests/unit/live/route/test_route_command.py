@@ -32,7 +32,8 @@ def test_check_says_what_would_be_done(tmp_path: Path) -> None:
     done = command("--config", str(file), "--check", "--port", "1234")
     assert done.returncode == 0, done.stderr
     assert "listen on 127.0.0.1:1234" in done.stdout
-    assert "router density-deep (Online), 1 engines:" in done.stdout
+    assert "router density-deep, card linear-h200-qwen3-8b (Qwen3-8B on" in done.stdout
+    assert "64 seats an engine; 1 engine:" in done.stdout
     assert "http://a:8000  64 seats" in done.stdout
     assert "classes: chat, default" in done.stdout
 

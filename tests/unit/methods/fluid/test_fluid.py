@@ -503,3 +503,17 @@ def test_bad_input(change, said):
     words = {"flows": base.flows, "pace": base.pace, "prices": base.prices, "charging": "bundled"} | change
     with pytest.raises(InputError, match=said):
         plan_fluid(Instance(**words))
+
+
+def test_cached_prompt_tokens_are_paid_for_and_no_work():
+    whole = instance()
+    first = whole.flows[0]
+    cached = replace(first, cached=0.75 * first.prompt)
+    shorter = replace(first, prompt=0.25 * first.prompt)
+    pace, prices = whole.pace, whole.prices
+    assert pace.prefill_seconds(cached) == pace.prefill_seconds(shorter) < pace.prefill_seconds(first)
+    assert prices.value(cached) == prices.value(first)
+    found = plan_fluid(replace(whole, flows=(cached, *whole.flows[1:])).checked())
+    assert found.revenue > plan_fluid(whole).revenue
+    with pytest.raises(InputError, match="prompt tokens are cached; give fewer than the prompt has"):
+        replace(whole, flows=(replace(first, cached=first.prompt),)).checked()

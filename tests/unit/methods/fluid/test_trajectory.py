@@ -36,3 +36,12 @@ def test_half_the_step_is_the_same_path():
     coarse, fine = (fluid_path(plan, 30.0, step) for step in (0.02, 0.01))
     for name in ("waiting", "decoding"):
         assert coarse.mean(name, 20.0, 30.0) == pytest.approx(fine.mean(name, 20.0, 30.0), rel=0.01, abs=1e-3)
+
+
+def test_steps_longer_than_a_prompt_prefill_no_less():
+    plan = plan_fluid(two_classes())
+    long = 2 * min(plan.instance.seconds())
+    coarse, fine = (fluid_path(plan, 60.0, step) for step in (long, 0.01))
+    for name in ("prefilling", "decoding"):
+        found, wanted = (each.mean(name, 40.0, 60.0) for each in (coarse, fine))
+        assert found == pytest.approx(wanted, rel=0.02)
