@@ -8,6 +8,10 @@ BROWSER_READY := $(VENV)/.browser
 VLLM_VENV  ?= .venv-vllm
 VLLM_BIN   := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
+# So has Ray.
+RAY_VENV  ?= .venv-ray
+RAY_BIN   := $(RAY_VENV)/bin
+RAY_READY := $(RAY_VENV)/.ready
 
 # A network that stumbles is tried again.
 export PIP_RETRIES ?= 10
@@ -16,7 +20,7 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::
 
 SOAK ?= 600
 
-.PHONY: demo test test-live test-wheel wheel test-compiled test-laws reproduce test-browser test-vllm soak soak-route lint docs bench bench-route clean
+.PHONY: demo test test-live test-wheel wheel test-compiled test-laws reproduce test-browser test-vllm test-ray bench-ray soak soak-route lint docs bench bench-route clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -60,6 +64,14 @@ test-browser: $(BROWSER_READY)
 
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/pytest -n 2 --dist loadfile tests/engine
+
+# HeadgateRouter in Ray Serve before eight emulated engines, sweeps on Ray, the manifests; Ray's own warnings aside.
+test-ray: $(RAY_READY)
+	$(RAY_BIN)/pytest -W ignore tests/ray_serve
+
+# What HeadgateRouter costs beside Ray's power of two choices; needs a quiet machine.
+bench-ray: $(RAY_READY)
+	$(RAY_BIN)/python -m benchmarks.ray_router
 
 # Twenty minutes of attack on the real server; not part of CI. MINUTES=3 for a short look.
 soak: $(VLLM_READY)
@@ -107,5 +119,11 @@ $(VLLM_READY): pyproject.toml requirements-vllm.txt
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(VLLM_READY)
 
+$(RAY_READY): pyproject.toml requirements-dev.txt requirements-ray.txt
+	$(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_BIN)/pip install --quiet --disable-pip-version-check -r requirements-ray.txt
+	$(RAY_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $(RAY_READY)
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(RAY_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

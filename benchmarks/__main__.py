@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from headgate.record.recorder import Recorder
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.of_card import engine_of_card
 from headgate.sim.engine.simulator import Simulator
+from headgate.workloads.contents import private
 from headgate.workloads.workload import Workload
 
 Result = dict[str, float]
@@ -158,6 +160,31 @@ def asynchronous() -> Result:
     }
 
 
+def caching() -> Result:
+    """(j) Prefix caching: off; on where nothing is known of contents; on where they are known and private."""
+    found: Result = {}
+    races = {
+        "conversations": (worlds.conversations(5000), lambda: Mixed(512, 16384)),
+        "saturated eb": (worlds.saturated(4000, 1024, 512, 128), lambda: Exclusive(512, 32)),
+    }
+    for name, (workload, policy) in races.items():
+        known = replace(workload, contents=private(workload.prompt))
+        on = worlds.engine()
+        runs = {
+            "off": (on._replace(prefix_cache=False), workload),
+            "on": (on, workload),
+            "private": (on, known),
+        }
+        best = dict.fromkeys(runs, float("inf"))
+        for _ in range(5):  # in turn, so that a busy machine is so to all
+            for which, (engine, requests) in runs.items():
+                best[which] = min(best[which], fast(engine, policy, requests, tries=1))
+        found[f"{name}, off: microseconds per request"] = best["off"] / len(workload) * 1e6
+        found[f"{name}, on, contents unknown: times off"] = best["on"] / best["off"]
+        found[f"{name}, on, nothing shared: times off"] = best["private"] / best["off"]
+    return found
+
+
 def planning() -> Result:
     """(g) Microseconds of plan() while prompts run, and of those per running request; the median call."""
     found: Result = {}
@@ -203,6 +230,7 @@ RACES: dict[str, Callable[[], Result]] = {
     "leases": leases,
     "asynchronous": asynchronous,
     "planning": planning,
+    "caching": caching,
     "engines": many_engines,
 }
 

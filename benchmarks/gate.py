@@ -1,4 +1,5 @@
 """What the gate costs a request, by router and number of engines: `python -m benchmarks.gate [--quick]`.
+Other sizes: `python -m benchmarks.gate 10 100 1000`.
 
 CPU of one core in a full fleet, the best of three tries: arrival, place, first token or hand-over, second
 place, end, and the questions to the router, as in a live router but without HTTP and without a wait. Every
@@ -175,12 +176,13 @@ def replan() -> tuple[float, float]:
     return 1000 * again, 1000 * sorted(looks)[len(looks) // 2]
 
 
-def main(quick: bool) -> None:
-    requests = REQUESTS // (10 if quick else 1)
-    print("| router | " + " | ".join(f"{n} engines, us" for n in ENGINES) + " | largest / smallest fleet |")
-    print("|---" * (len(ENGINES) + 2) + "|")
+def main(arguments: list[str]) -> None:
+    requests = REQUESTS // (10 if "--quick" in arguments else 1)
+    sizes = tuple(int(each) for each in arguments if each.isdigit()) or ENGINES
+    print("| router | " + " | ".join(f"{n} engines, us" for n in sizes) + " | largest / smallest fleet |")
+    print("|---" * (len(sizes) + 2) + "|")
     for name in ROUTERS:
-        found = [cost(name, engines, requests) for engines in ENGINES]
+        found = [cost(name, engines, requests) for engines in sizes]
         cells = " | ".join(f"{each:.1f}" for each in found)
         print(f"| `{name}` | {cells} | {found[-1] / found[0]:.2f} |", flush=True)
     again, look = replan()
@@ -191,4 +193,4 @@ def main(quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    main(sys.argv[1:])

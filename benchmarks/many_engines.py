@@ -83,17 +83,17 @@ def many_engines() -> dict[str, float]:
     return found
 
 
-def largest(name: str) -> dict[str, float]:
-    """What a process of its own does."""
+def largest(name: str, engines: int = 256, requests: int = ALL) -> dict[str, float]:
+    """What a process of its own does: `python -m benchmarks.many_engines ROUTER [ENGINES REQUESTS]`."""
     routers: dict[str, RoutePolicy] = {
-        "round-robin": RoundRobin(256),
-        "least-loaded": LeastLoaded(256),
-        "split": Split(256, 128),
+        "round-robin": RoundRobin(engines),
+        "least-loaded": LeastLoaded(engines),
+        "split": Split(engines, engines // 2),
     }
-    took = seconds(256, ALL, routers[name])
+    took = seconds(engines, requests, routers[name])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {"CPU seconds": took, "GiB at most": peak}
 
 
 if __name__ == "__main__":
-    print(json.dumps(largest(sys.argv[1])))
+    print(json.dumps(largest(sys.argv[1], *map(int, sys.argv[2:]))))

@@ -61,6 +61,7 @@ class PlainEngine:
         self.decoding: dict[int, PlainRequest] = {}
         self.limits = Limits(engine.batch_tokens, engine.running, engine.block)
         self.kv_total = engine.kv_tokens // engine.block * engine.block
+        self.kv_shared = 0  # no cache
         self.longest = engine.longest
         self.asked_now = False
         self.admitted = 0

@@ -26,9 +26,9 @@ class _Jumping(selectors.DefaultSelector):
         ready = super().select(0)
         if not ready and timeout is None:
             return super().select(None)
-        if not ready and timeout > 0:
+        if not ready and timeout:
             ready = super().select(0)  # loopback has delivered what was written by now
-            self.now += 0.0 if ready else timeout
+            self.now += 0.0 if ready else max(0.0, timeout)
         return ready
 
 

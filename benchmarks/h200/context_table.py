@@ -37,7 +37,7 @@ def engine(setup: Line, kv_tokens: int) -> Engine:
 
 def long_rows(lines: list[Line], twin: Engine) -> list[tuple[str, ...]]:
     """The median of each length."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for prompt in sorted({line["prompt"] for line in lines}):
         seen = float(np.median([line["ttft"] for line in lines if line["prompt"] == prompt]))
         run = simulate(twin, policy("plain", twin), Workload.of([prompt], [2]), asynchronous=True)

@@ -89,6 +89,8 @@ def reports(tmp_path_factory) -> dict[str, Path]:
     headgate("plan", "capacity", *fewest, "--jobs", "1", "--report", "engines.html", folder=folder)
     headgate("plan", "wait", *SMALL, "--load", "0.8", "--report", "wait.html", folder=folder)
     headgate("plan", "flags", *SMALL, *SLO, "--report", "flags.html", folder=folder)
+    advice = [*capacity[:4], *capacity[6:], *SMALL, "--rate", "20", "--jobs", "1", "--cache", "none"]
+    headgate("advise", *advice, "--report", "advise.html", folder=folder)
     headgate("reproduce", "eb-table13", "--quick", "--report", "reproduce.html", folder=folder)
     return {kind: folder / f"{kind}.html" for kind in KINDS}
 

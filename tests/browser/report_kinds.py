@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 RUNS = ("compare", "classes", "fleet", "loads", "one")
-PLANS = ("threshold", "fluid", "capacity", "engines", "wait", "flags")
+PLANS = ("threshold", "fluid", "capacity", "engines", "wait", "flags", "advise")
 KINDS = (*RUNS, *PLANS, "reproduce")

@@ -81,6 +81,8 @@ class Both:
             len(b.identity) // self.size - 1 for b in plain.queue[blank:]
         ]
         assert not any(run.refs for run in runs)
+        held = [id(block) for blocks in self.blocks.values() for block in blocks]
+        assert fast.shared == len(held) - len(set(held))
 
 
 def written(pieces: list[tuple[int, int]], known: int) -> list:

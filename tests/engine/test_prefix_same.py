@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from random import Random
 
@@ -19,7 +20,7 @@ from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.contents import Contents
 from headgate.workloads.traces import read_trace
 from headgate.workloads.workload import Workload
-from worlds import Line, Log
+from worlds import POLICIES, Line, Log
 
 DATA = Path(__file__).parents[1] / "data"
 PRICES = Line(fixed=1.0, prefill=1 / 64, decode=1 / 16, context=1 / 1024, behind=1 / 2048)
@@ -37,8 +38,8 @@ class Everybody(BatchPolicy):
 class Shared(Virtual):
     """Prompts and outputs have the tokens their contents say."""
 
-    def __init__(self, engine: Engine, workload: Workload) -> None:
-        super().__init__(engine, Everybody(), workload, caching=True)
+    def __init__(self, engine: Engine, workload: Workload, policy: BatchPolicy) -> None:
+        super().__init__(engine, policy, workload, caching=True)
         self.pieces = workload.pieces()
         self.names: dict[tuple[int, int], int] = {}
         self.hits: list[tuple[int, int]] = []
@@ -78,11 +79,12 @@ class Hits(Log):
         self.preempted += 1
 
 
-def compare(engine: Engine, workload: Workload) -> Hits:
-    theirs = Shared(engine, workload)
+def compare(engine: Engine, workload: Workload, policy: BatchPolicy | None = None) -> Hits:
+    policy = policy or Everybody()
+    theirs = Shared(engine, workload, copy.deepcopy(policy))
     steps = theirs.run()
     log = Hits()
-    simulator = Simulator(engine, Everybody(), workload, (log,))
+    simulator = Simulator(engine, policy, workload, (log,))
     simulator.run()
     assert log.hits == theirs.hits
     ours = [(end, decodes, prefill, behind) for end, decodes, _, prefill, behind in log.steps]
@@ -129,6 +131,14 @@ def world(seed: int) -> tuple[Engine, Workload]:
 @given(seed=st.integers(0, 2**32))
 def test_same_hits_and_steps_in_random_worlds(seed):
     compare(*world(seed))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(seed=st.integers(0, 2**32), data=st.data())
+def test_same_hits_and_steps_under_policies(name, seed, data):
+    """What a policy sees of the cache before it admits a request is the same, so it decides the same."""
+    engine, workload = world(seed)
+    compare(engine, workload, POLICIES[name](data.draw, engine))
 
 
 def test_the_worlds_hit_and_preempt():

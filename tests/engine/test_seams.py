@@ -8,6 +8,7 @@ from importlib import import_module
 
 import pytest
 from schedulers import EngineShape, request, scheduler
+from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.sched import output as messages
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -16,7 +17,7 @@ from vllm.v1.request import Request
 from headgate.core.errors import InputError
 from headgate.live.vllm import factory, seams
 
-MODULES = ("plugin", "request_map", "knobs", "queues")
+MODULES = ("plugin", "request_map", "knobs", "queues", "lookup")
 # What our code calls the things of vLLM.
 OF_SCHEDULER = ("self", "scheduler", "self._scheduler")
 OPTIONAL = {"skipped_waiting", "kv_holding_waiting", "max_num_active_reqs"}  # asked for by getattr
@@ -39,6 +40,11 @@ def test_a_missing_method_is_named(monkeypatch, name):
 def test_a_renamed_argument_is_named(monkeypatch, name):
     monkeypatch.setattr(Scheduler, name, lambda self, other: None)
     _one_line(f"{name} lacks the argument {seams.METHODS[name][0]}")
+
+
+def test_another_way_to_look_into_the_cache_is_named(monkeypatch):
+    monkeypatch.setattr(KVCacheCoordinator, "find_longest_cache_hit", lambda self, request: None)
+    _one_line("KVCacheCoordinator.find_longest_cache_hit does not take block_hashes")
 
 
 def test_a_missing_way_to_promote_the_blocked_is_named(monkeypatch):

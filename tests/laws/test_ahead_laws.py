@@ -13,6 +13,7 @@ from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
+from headgate.sim.engine.asynchronous import Ahead
 from headgate.sim.engine.simulator import Simulator
 from headgate.stats.gaps import Gaps
 from worlds import POLICIES, TESTING, Log, engines, workloads
@@ -31,8 +32,7 @@ def test_everybody_is_served_or_leaves(name, data, engine, workload, hosted):
     policy = ALL_OF_THEM[name](data.draw, engine)
     again = copy.deepcopy(policy)
     log, recorder = Log(), Recorder(len(workload), [kind.name for kind in workload.kinds])
-    simulator = Simulator(engine, policy, workload, (log, recorder), asynchronous=True)
-    _dates_are_kept(simulator)
+    simulator = Simulator(engine, policy, workload, (log, recorder), kind=Dated)
     simulator.run()
     assert sum(event[0] == "finished" for event in log.events) == len(workload)
     ends = [step[0] for step in log.steps]
@@ -85,18 +85,16 @@ def _steps_do_not_overlap(run):
     assert (start[1:] >= (start + seconds)[:-1] - 1e-9).all()
 
 
-def _dates_are_kept(simulator):
+class Dated(Ahead):
     """After every step: a newest token has the time at which it was seen, or is of the step on its way."""
-    replica, settle = simulator.replica, simulator.replica.settle
-    seen: set[float] = set()
 
-    def watched():
-        settle()
-        ledger, air = replica.ledger, replica._air
-        seen.add(replica.now)
+    def settle(self):
+        super().settle()
+        ledger, air = self.ledger, self._air
+        if not hasattr(self, "dates"):
+            self.dates = set()
+        self.dates.add(self.now)
         for entry in (*ledger.waiting.values(), *ledger.decoding.values(), *ledger.prefilling.values()):
             last = entry.last_token
-            assert last is None or last <= replica.now
-            assert last is None or last in seen or (air is not None and last == air.date)
-
-    replica.settle = watched
+            assert last is None or last <= self.now
+            assert last is None or last in self.dates or (air is not None and last == air.date)

@@ -19,6 +19,8 @@ from token_fleets import TokenWorld, token_worlds
 MEMBERS = [(name, {}) for name in ROUTE if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
 MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
+# llm-d's rule reads queues and KV that simulated engines report; before real ones it has its own books only.
+SAME = [member for member in MEMBERS if member[0] != "llm-d"]
 TOLD = ("arrived", "prompt_done", "parted", "ended", "left", "woken", "route")
 some = settings(max_examples=max(10, settings.default.max_examples // 6))
 
@@ -104,7 +106,7 @@ class Replay:
         return [(what, now, self.numbers.get(id, -1), *rest) for what, now, id, *rest in log]
 
 
-@pytest.mark.parametrize("name, more", MEMBERS)
+@pytest.mark.parametrize("name, more", SAME)
 @some
 @given(world=token_worlds())
 def test_a_gate_makes_the_moves_of_the_simulator(name, more, world: TokenWorld):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import check
 from headgate.core.policy import BatchPolicy, End
+from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.stingy_engine import serve_stingily
 from worlds import POLICIES, TESTING, Log, engines, run, workloads
@@ -109,19 +111,19 @@ def test_refusal_breaks_nothing(name, data, engine, workload):
 @given(data=st.data(), engine=engines(), workload=workloads(), when=st.integers(0, 40))
 def test_take_over_half_way(name, data, engine, workload, when):
     fresh = MAKE[name](data.draw, engine)
-    simulator = Simulator(engine, MAKE["mixed"](data.draw, engine), workload, (log := Log(),))
-    replica, left = simulator.replica, when
-    advance = replica.advance
 
-    def counted(wake):
-        nonlocal left
-        left -= 1
-        if left == 0:
-            replica.take_over(fresh)
-            replica.ask()
-        return advance(wake)
+    class Changing(Replica):
+        left = when
 
-    replica.advance = counted
+        def advance(self, wake=inf):
+            self.left -= 1
+            if self.left == 0:
+                self.take_over(fresh)
+                self.ask()
+            return super().advance(wake)
+
+    first = MAKE["mixed"](data.draw, engine)
+    simulator = Simulator(engine, first, workload, (log := Log(),), kind=Changing)
     simulator.run()
     assert served(log, len(workload))
 
@@ -129,28 +131,29 @@ def test_take_over_half_way(name, data, engine, workload, when):
 @pytest.mark.parametrize("name", ALL_NAMES)
 @given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
 def test_books_add_up(name, data, engine, workload):
-    simulator = Simulator(engine, MAKE[name](data.draw, engine), workload, (log := Log(),))
-    replica, ledger, blocks = simulator.replica, simulator.replica.ledger, simulator.replica.blocks
-    settle = replica.settle
+    class Audited(Replica):
+        def settle(self):
+            super().settle()
+            ledger, blocks = self.ledger, self.blocks
+            rolling = [r for r in ledger.decoding.values() if r.id not in ledger.held]
+            assert ledger.rolling == len(rolling)
+            assert ledger.context == sum(r.prompt + r.generated - 1 for r in rolling)
+            running = [*ledger.prefilling.values(), *ledger.decoding.values()]
+            assert blocks.total - blocks.free == sum(blocks.of(r.held_kv) for r in running)
+            assert 0 <= blocks.free <= blocks.total
+            assert sum(blocks.growers) == len(rolling)
+            assert len(running) <= engine.running
+            places = [*ledger.waiting, *ledger.prefilling, *ledger.decoding]
+            assert len(places) == len(set(places))
+            gone = sum(event[0] == "finished" for event in log.events)
+            assert gone + len(places) == simulator.arrivals.sent
+            audits.append(len(places))
 
-    def audited():
-        settle()
-        rolling = [r for r in ledger.decoding.values() if r.id not in ledger.held]
-        assert ledger.rolling == len(rolling)
-        assert ledger.context == sum(r.prompt + r.generated - 1 for r in rolling)
-        running = [*ledger.prefilling.values(), *ledger.decoding.values()]
-        assert blocks.total - blocks.free == sum(blocks.of(r.held_kv) for r in running)
-        assert 0 <= blocks.free <= blocks.total
-        assert sum(blocks.growers) == len(rolling)
-        assert len(running) <= engine.running
-        places = [*ledger.waiting, *ledger.prefilling, *ledger.decoding]
-        assert len(places) == len(set(places))
-        gone = sum(event[0] == "finished" for event in log.events)
-        assert gone + len(places) == simulator.arrivals.sent
-
-    replica.settle = audited
+    audits, policy = [], MAKE[name](data.draw, engine)
+    simulator = Simulator(engine, policy, workload, (log := Log(),), kind=Audited)
     simulator.run()
     decoded = sum(step[1] for step in log.steps)
     by_prompt = sum(event[0] == "prefilled" for event in log.events)
     assert decoded + by_prompt == sum(event[4] for event in log.events if event[0] == "finished")
-    assert blocks.free == blocks.total
+    assert simulator.replica.blocks.free == simulator.replica.blocks.total
+    assert audits or not log.steps

@@ -10,6 +10,8 @@ ENTRANCES = {  # what users or other programs import
     "headgate",
     "headgate.cli",  # the command
     "headgate.vllm",  # vLLM's --scheduler-cls
+    "headgate.live.route.ray",  # Ray Serve's request_router_class
+    "headgate.live.route.ray_replica",  # a mixin for deployments
 }
 
 

@@ -66,7 +66,7 @@ def search_budgets(
         (text, seed): Search(bound.rate, options.precision) for text in chosen for seed in start.seeds
     }
     case = Case(start.engine, start.traffic, settings.watchdog, start.asynchronous)
-    answers = search_all(case, chosen, searches, options.jobs or 1, progress)
+    answers = search_all(case, chosen, searches, options.workers, progress)
     if any(search.next() is not None for search in searches.values()):
         raise KeyboardInterrupt
     found = {budget: put_together(str(budget), searches, answers, bound.rate, levels) for budget in budgets}

@@ -73,7 +73,7 @@ class FlagsPlan:
             "model": self.model,
             "gpu": self.gpu,
             "targets": self.targets,
-            "lengths": {**lengths._asdict(), "output_tokens": lengths.output + 1},
+            "lengths": {**lengths.as_dict(), "output_tokens": lengths.output + 1},
             "flags": {flag.name: {"value": flag.value, "why": flag.why} for flag in self.flags},
             "queued_requests": self.waiting,
             "decoding": self.decoding,
@@ -126,7 +126,7 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
 
 def sustained(about: Situation, running: float, budget: int) -> float:
     """How many of `running` requests decode at once: prompts must enter as fast, within the same budget."""
-    return max(1.0, min(running, budget / (1 + about.lengths.prompt / about.lengths.output)))
+    return max(1.0, min(running, budget / (1 + about.lengths.computed / about.lengths.output)))
 
 
 def step_mean(about: Situation, running: float, budget: int) -> float:
@@ -152,7 +152,7 @@ def _seats(about: Situation, tpot: float | None) -> Flag:
     name = "--max-num-seqs"
     by_memory = safe_mixed_seats(about)
     most = min(by_memory, about.slots)
-    why = f"KV memory holds {by_memory:,} such requests 99 % of the time"
+    why = f"KV memory is enough for {by_memory:,} such requests 99 % of the time"
     if by_memory > about.slots:
         why += f"; {about.slots:,} is the most the card or --slots allows"
     if tpot is None:
@@ -160,7 +160,7 @@ def _seats(about: Situation, tpot: float | None) -> Flag:
     for seats in range(most, 0, -1):
         mean = step_mean(about, seats, about.budget)
         if mean <= tpot:
-            limit = f"a mean mixed step of {seats:,} takes {_ms(mean)} of the {_ms(tpot)} of --tpot"
+            limit = f"a mean mixed step with {seats:,} requests takes {_ms(mean)}, --tpot allows {_ms(tpot)}"
             return Flag(name, seats, f"{why}; {limit}.")
     least = step_mean(about, 1, about.budget)
     raise InputError(f"--tpot {_ms(tpot)}: one request alone needs {_ms(least)} per token; ask for more")
@@ -169,7 +169,7 @@ def _seats(about: Situation, tpot: float | None) -> Flag:
 def _budget(about: Situation, seats: int, tpot: float | None) -> Flag:
     """The most tokens that keep a step of all seats within the TPOT target; never below the seats."""
     name = "--max-num-batched-tokens"
-    needed = seats * (1 + about.lengths.prompt / about.lengths.output)
+    needed = seats * (1 + about.lengths.computed / about.lengths.output)
     steady = f"in a steady state a step holds {needed:,.0f} tokens"
     if tpot is None:
         usual = max(seats, min(DEFAULT_BUDGET, about.budget))
@@ -183,10 +183,10 @@ def _budget(about: Situation, seats: int, tpot: float | None) -> Flag:
             high = middle - 1
     value = max(seats, (seats + low) // MULTIPLE * MULTIPLE)
     chunk = value - seats
-    took = f"beside {seats:,} decodes a chunk of {chunk:,} tokens makes a step of"
+    took = f"a step of {seats:,} decodes and {chunk:,} prompt tokens takes"
     why = f"{took} {_ms(_step(about, seats, chunk))}; {steady}"
     if value < needed:
-        why += f"; rounded down, {floor(sustained(about, seats, value)):,} of the seats decode at once"
+        why += f", more than this: {floor(sustained(about, seats, value)):,} of the seats decode at once"
     return Flag(name, value, why + ".")
 
 
@@ -205,8 +205,8 @@ def _queue(about: Situation, rate: float, per_token: float, ttft: float) -> tupl
             "a longer --tpot"
         )
     waiting = max(1, round(limit / about.lengths.prompt))
-    why = f"a full engine takes in {drain:,.0f} prompt tokens/s; so many and the next prompt are served"
-    return Flag("--max-num-queued-tokens", limit, f"{why} in the {_ms(ttft)} of --ttft, on average."), waiting
+    why = f"a full engine computes {drain:,.0f} prompt tokens/s; so many waiting and one prompt more take"
+    return Flag("--max-num-queued-tokens", limit, f"{why} the {_ms(ttft)} of --ttft, on average."), waiting
 
 
 def _step(about: Situation, decodes: int, chunk: int) -> float:

@@ -13,6 +13,7 @@ from headgate.advisor.set_up import set_up, without_load
 from headgate.advisor.settings import SearchSettings
 from headgate.experiment.build import make_workload
 from headgate.experiment.settings import Experiment
+from headgate.experiment.workers import Workers
 
 APART = 0.2  # of the answer: from here on both are shown
 PRECISION = 0.05  # of the other answer's bracket
@@ -73,7 +74,7 @@ def other_rate(
     (name, rate), top, seed = found, start.bounds()[0].rate, start.settings.seed
     search = Search(top, PRECISION, rate / top)
     case = Case(start.engine, start.traffic, start.settings.watchdog, start.asynchronous)
-    search_all(case, {name: contender}, {(name, seed): search}, 1, progress, remember(case))
+    search_all(case, {name: contender}, {(name, seed): search}, Workers(), progress, remember(case))
     if search.next() is not None:
         raise KeyboardInterrupt
     recorded = search.answer if options.as_recorded else rate

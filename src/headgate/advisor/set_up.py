@@ -51,7 +51,8 @@ class SetUp:
         alone = [] if self.traffic.drawn else [AS_RECORDED]
         sharing = self.traffic.sharing_said(self.engine)
         shared = [sharing] if sharing else []
-        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *shared, *alone]
+        read = self.traffic.trace.remarks if self.traffic.trace else []
+        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *read, *shared, *alone]
 
     def bounds(self) -> tuple[Bound, Bound]:
         """λ*, and the same with the engine's limits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headgate.experiment.settings import Experiment
+from headgate.experiment.workers import ON, Workers
 from headgate.settings_base import Count, Duration, SettingsModel, Switch, declared
 
 COSTS, LEVELS, FLEET = "Step costs as numbers, instead of a card", "Service levels", "Fleet"
@@ -106,6 +107,7 @@ class SearchSettings(SettingsModel):
     seeds: int = declared(SEARCH, "so many seeds, from --seed on", 4, ge=1, le=MOST_SEEDS)
     precision: float = declared(SEARCH, "of a bracket, as a share of the rate", 0.04, ge=0.001, le=0.5)
     jobs: Count | None = declared(SEARCH, "processes (default: one per core)")
+    on: str = declared(SEARCH, ON, "")
     as_recorded: Switch = declared(
         SEARCH,
         "a trace's own times, faster or slower, instead of Poisson",
@@ -113,3 +115,8 @@ class SearchSettings(SettingsModel):
         flag="--as-recorded/--no-as-recorded",
     )
     most_engines: Count = declared(SEARCH, "with --find engines: look no further", 512)
+
+    @property
+    def workers(self) -> Workers:
+        """Where runs are carried out."""
+        return Workers(self.jobs or 1, self.on).checked()

@@ -22,10 +22,16 @@ from headgate.experiment.settings import Experiment
 from headgate.methods.eb.costs import Lengths
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.durations import duration, price
+from headgate.workloads.reuse import ENDLESS, found_again
 from headgate.workloads.workload import Workload
 
 DRAWN = 100_000  # lengths drawn for a plan, so that it is for their law and not for one sample of it
 USUAL_BLOCK = 16
+CACHED = (
+    "prefix caching is on: hits are those of a cache of this size when requests come one after the other; "
+    "steps are priced by the prompt tokens that are left, memory by whole prompts"
+)
+RECORDED = "prefix caching is on: hits as recorded; steps are priced by the prompt tokens that are left"
 NEEDED = ("prefill_fixed", "prefill_per_token", "decode_fixed", "decode_per_request", "mixed_by_share")
 FIXED = ("prefill_fixed", "decode_fixed", "mixed_fixed")  # whole durations; the others are prices of a piece
 
@@ -135,8 +141,13 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
             "first token and hardly anything would decode: choose longer outputs"
         )
     running = decodes[decodes > 0]
-    lengths = Lengths(*(float(x) for x in (prompts.mean(), decodes.mean(), prompts.std(), decodes.std())))
-    notes = [f"left out {bad.count} bad rows"] if bad.count else []
+    means = float(prompts.mean()), float(decodes.mean())
+    lengths = Lengths(*means, float(prompts.std()), float(decodes.std()))
+    notes = [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
+    if engine.prefix_cache and (hits := _hits(workload, engine, kv_tokens)).any():
+        computed = prompts - hits
+        lengths = lengths._replace(uncached=(float(computed.mean()), float(computed.std())))
+        notes.append(CACHED if workload.contents is not None else RECORDED)
     if refused:
         notes.append(f"left out {refused} of {len(workload)} requests: too long for the engine")
     return Situation(
@@ -154,6 +165,12 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
         block=engine.block,
         notes=tuple(notes),
     )
+
+
+def _hits(workload: Workload, engine: Engine, kv_tokens: float) -> NDArray[np.int64]:
+    """Cached tokens of the requests that the engine would take."""
+    blocks = int(kv_tokens // engine.block) if isfinite(kv_tokens) else ENDLESS
+    return found_again(workload, engine.block, blocks)[workload.prompt < engine.longest]
 
 
 def held(prompts: NDArray[np.float64], decodes: NDArray[np.float64]) -> Held:

@@ -149,7 +149,7 @@ class ThresholdPlan:
         return {
             "costs_from": about.source,
             "workload": about.workload,
-            "lengths": {**lengths._asdict(), "output_tokens": lengths.output + 1, "context": lengths.context},
+            "lengths": {**lengths.as_dict(), "output_tokens": lengths.output + 1, "context": lengths.context},
             "engine": {"slots": about.slots, "budget": about.budget, "kv_tokens": _finite(about.kv_tokens)},
             "load": {**about.load._asdict(), "concurrent": self.concurrent},
             "costs": self.costs._asdict(),
@@ -227,16 +227,23 @@ def _concurrent(about: Situation, mixed_seats: int, most: int) -> int:
 def _mixed(about: Situation, costs: PhaseCosts, running: int, clients: int | None) -> Predicted:
     lengths, cost, budget = about.lengths, about.cost, about.budget
     rate = mixed_rate(cost, lengths, running, budget)
-    decodes = min(running, budget / (1 + lengths.prompt / lengths.output))  # as the prediction has it
+    decodes = min(running, budget / (1 + lengths.computed / lengths.output))  # as the prediction has it
     context = round(decodes * lengths.context)
     room = max(1, budget - round(decodes))
     longest = cost.seconds(Shape(round(decodes), context, room))
-    chunks = ceil(lengths.prompt / room)
-    own = chunks * cost.seconds(Shape(round(decodes), context, max(1, round(lengths.prompt / chunks))))
+    chunks = ceil(lengths.computed / room)
+    piece = Shape(round(decodes), context, max(1, round(lengths.computed / chunks)), round(lengths.cached))
+    own = chunks * cost.seconds(piece)
     first = None if clients is None else max(0.0, clients - decodes) / rate + own
     paper = mixed_throughput(costs, lengths, running)
     return Predicted(
-        running, rate, rate * (lengths.total + 1), paper, decodes / lengths.output / rate, longest, first
+        running,
+        rate,
+        rate * (lengths.prompt + lengths.output + 1),
+        paper,
+        decodes / lengths.output / rate,
+        longest,
+        first,
     )
 
 
@@ -255,7 +262,9 @@ def _exclusive(
     base = base_share(costs.overhead / lengths.output)
     paper = exclusive_throughput(costs, lengths, running, max(base, 1e-9) * running)
     gap = refill_gap(about, running, refilled)
-    return Predicted(running, rate, rate * (lengths.total + 1), paper, per_token, gap, first)
+    return Predicted(
+        running, rate, rate * (lengths.prompt + lengths.output + 1), paper, per_token, gap, first
+    )
 
 
 def _rate(about: Situation, running: int, share: float) -> float:
@@ -268,10 +277,13 @@ def _rate(about: Situation, running: int, share: float) -> float:
 
 def refill_gap(about: Situation, running: int, refilled: float) -> float:
     """Seconds between two tokens of a request across a refill of mean prompts: the refill, then its step."""
-    tokens = refilled * about.lengths.prompt
+    lengths = about.lengths
+    tokens = refilled * lengths.computed
     steps = ceil(tokens / about.budget)
-    pause = steps * about.cost.seconds(mean_prompts(tokens / steps, about.lengths.prompt))
-    return pause + about.cost.seconds(Shape(running, round(running * about.lengths.context)))
+    prompts = mean_prompts(tokens / steps, lengths.computed, lengths.cached)
+    return steps * about.cost.seconds(prompts) + about.cost.seconds(
+        Shape(running, round(running * lengths.context))
+    )
 
 
 def _crossing(about: Situation, costs: PhaseCosts, chosen: Threshold, mixed_seats: int) -> Crossing:

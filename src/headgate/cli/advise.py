@@ -61,7 +61,8 @@ def advise(
     from headgate.report.plans.advise import advice_page, other_said
 
     asks = asked("advise", words, search, slo, policy, (json, report))
-    options = asks.options.model_copy(update={"most_engines": engines_at_most or MOST_ENGINES})
+    told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
+    options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
     found = find(words, asks.policies or list(POLICIES), asks.levels, options, bar, _folder(cache))
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     page = advice_page(found, model or _model(found.start.card.model), sys.argv[1:])

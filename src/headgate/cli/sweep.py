@@ -16,6 +16,7 @@ from headgate.cli.pages import Report, said_to, save_page, summed_up
 from headgate.cli.progress import bar
 from headgate.core.errors import InputError, RunError
 from headgate.experiment.settings import Experiment
+from headgate.experiment.workers import ON, Workers
 
 if TYPE_CHECKING:
     from headgate.cli.compare import Chosen
@@ -39,6 +40,7 @@ Examples:
   headgate sweep --policy mixed --policy eb+ --over rate=4,8,12,16,20 --requests 2000
   headgate sweep --policy eb --over refill=4,16,64 --over clients=64,256,512 --seeds 3
   headgate sweep --policy mixed --trace azure-conv --over scale-rate=1,2,4 --over slots=64,256 --out grid
+  headgate sweep --policy mixed --policy eb+ --over rate=4,8,12,16,20 --seeds 50 --on ray:10.0.0.1:6379
 """
 
 Many = Annotated[list[str] | None, typer.Option("--over", help="NAME=VALUE,VALUE,...; may be repeated")]
@@ -52,6 +54,7 @@ def sweep(
     router: Annotated[list[str] | None, option(Experiment, "routers", "--router")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on")] = 1,
     jobs: Annotated[int | None, typer.Option(min=1, help="processes (default: one per core)")] = None,
+    on: Annotated[str, typer.Option(help=ON)] = "",
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-sweep)")] = None,
     json: Annotated[str | None, typer.Option(help="every point as JSON, to a file or -")] = None,
     report: Report = None,
@@ -66,6 +69,7 @@ def sweep(
 
     check_json(json)
     check_report(report)
+    workers = Workers(jobs or os.cpu_count() or 1, on).checked()
     axes = sorted(parse_grid(over or []), key=lambda axis: axis.word not in LOADS)
     if not axes:
         raise InputError("sweep needs something to sweep over; pass --over rate=2,4,8")
@@ -74,7 +78,7 @@ def sweep(
     _notes(tasks, say)
     going_on = out is not None and (Path(out) / RECORD).is_file()
     with run_folder(out, "sweep", going_on) as folder:
-        runs = run_all(tasks, folder, jobs or os.cpu_count() or 1, say)
+        runs = run_all(tasks, folder, workers, say)
     first = next((axis for axis in axes if is_word(axis)), None)
     scenes = {at: swept(own, first.word if first else "", at) for at, own in by_place(runs).items()}
     summed_up(list(scenes.values()))
@@ -157,7 +161,7 @@ def _chosen(
     return {text: each._replace(router=routed) for text, each in choose(texts, prepared).items()}
 
 
-def run_all(tasks: Sequence[Task], folder: Path, jobs: int, say: Any) -> list[tuple[Task, Run]]:
+def run_all(tasks: Sequence[Task], folder: Path, workers: Workers, say: Any) -> list[tuple[Task, Run]]:
     """Every run that is not there yet, each into its own folder as soon as it ends."""
     from headgate.experiment.sweep import carry_out_all
 
@@ -169,7 +173,7 @@ def run_all(tasks: Sequence[Task], folder: Path, jobs: int, say: Any) -> list[tu
         print(f"{len(there)} of {len(tasks)} runs are there already", file=say)
     try:
         with bar("sweep", len(left)) as progress:
-            for done, (task, run) in enumerate(carry_out_all(left, jobs, sys.argv[1:]), 1):
+            for done, (task, run) in enumerate(carry_out_all(left, workers, sys.argv[1:]), 1):
                 save(run, places[task.fingerprint], overwrite=True)
                 progress(done)
                 if run.meta["outcome"] == "interrupted":

@@ -15,6 +15,20 @@ from headgate.experiment.settings import Experiment, experiment
 
 CONVERT = "convert"
 
+EXAMPLES = """Read the step trace of a live engine and say what happened, as `simulate` does for virtual ones.
+
+The run folder has the same tables, so whatever reads simulated runs reads it too. A trace that is still
+being written, or whose last line was cut off, is read as far as it goes. A trace of `headgate route` is
+read as well; it tells of requests, not of steps.
+
+`headgate trace convert IN OUT` writes any trace that headgate reads as Mooncake's JSON lines.
+
+\b
+Examples:
+  headgate trace serve.jsonl --out live
+  headgate trace convert mine.csv mine.jsonl --columns arrival=ts,prompt=input,output=out
+"""
+
 
 def trace(
     file: Annotated[str, typer.Argument(help="a trace that `headgate serve --trace FILE` wrote, or convert")],
@@ -30,19 +44,7 @@ def trace(
     skip_bad_rows: Annotated[bool, option(Experiment, "skip_bad_rows")] = False,
     sort: Annotated[bool, option(Experiment, "sort")] = False,
 ) -> None:
-    r"""Read the step trace of a live engine and say what happened, as `simulate` does for a virtual one.
-
-    The run folder has the same tables, so whatever reads simulated runs reads it too. A trace that is still
-    being written, or whose last line was cut off, is read as far as it goes. A trace of `headgate route` is
-    read as well; it tells of requests, not of steps.
-
-    `headgate trace convert IN OUT` writes any trace that headgate reads as Mooncake's JSON lines.
-
-    \b
-    Examples:
-      headgate trace serve.jsonl --out live
-      headgate trace convert mine.csv mine.jsonl --columns arrival=ts,prompt=input,output=out
-    """
+    """Read it, or convert another one."""
     given = {
         "format": format,
         "columns": columns,
@@ -98,3 +100,6 @@ def notes(meta: dict[str, object]) -> list[str]:
         assert isinstance(lines, list)
         found += [told.format(**line) for line in lines]
     return found
+
+
+trace.__doc__ = EXAMPLES

@@ -112,6 +112,7 @@ class Ledger:
         "decoding",
         "held",
         "kv_free",
+        "kv_shared",
         "kv_total",
         "limits",
         "now",
@@ -127,6 +128,7 @@ class Ledger:
         self.now = 0.0
         self.kv_total = kv_total
         self.kv_free = kv_total
+        self.kv_shared = 0
         self.waiting: OrderedDict[int, Entry] = OrderedDict()
         self.prefilling: dict[int, Entry] = {}
         self.decoding: dict[int, Entry] = {}

@@ -49,6 +49,14 @@ FIELDS = tuple(field.name for field in fields(Identity))
 RECORDED = tuple(name for name in FIELDS if name not in ("id", "arrival", "limit", "guess", "slo"))
 
 
+def uncached(request: Request) -> int:
+    """Prompt tokens that the prefix cache does not have; all of them where KV comes from another engine.
+
+    There `cached` is the whole prompt, which no cache ever has.
+    """
+    return request.prompt - request.cached or request.prompt
+
+
 class Request(Protocol):
     """A live, read-only handle: its `Identity`, and how far it has come. Its true output is not on it.
 

@@ -59,5 +59,13 @@ class View(Protocol):
         """Tokens."""
 
     @property
+    def kv_shared(self) -> int:
+        """Tokens that requests hold beyond those in use: a cached block that several hold is in use once.
+
+        Decodes read `kv_total - kv_free + kv_shared` tokens, with what half-done prompts hold. In vLLM it is
+        estimated, from below.
+        """
+
+    @property
     def limits(self) -> Limits:
         """What the engine cannot exceed."""

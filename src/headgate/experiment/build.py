@@ -13,7 +13,9 @@ from headgate.core.errors import InputError, unknown
 from headgate.core.request import Slo
 from headgate.cost.card import Card
 from headgate.experiment.conflicts import at_once, refuse_conflicts
+from headgate.experiment.replay import as_workload
 from headgate.experiment.settings import ClassSettings, Experiment, Lengths, StageSettings
+from headgate.record.live_trace import is_live_trace, read_live_trace
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.of_card import DEFAULT_BUDGET, DEFAULT_SLOTS, engine_of_card
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process
@@ -78,7 +80,7 @@ def too_long(workload: Workload, engine: Engine) -> int:
 
 def _drawn(words: Experiment, seed: int) -> Workload:
     clients, process = _load(words)
-    _refuse_many(words.requests or sum(stage.requests for stage in words.stages))
+    refuse_many(words.requests or sum(stage.requests for stage in words.stages))
     requests = words.requests or (None if words.stages else DEFAULT_REQUESTS)
     stages = [_stage(words, stage) for stage in words.stages]
     name = words.workload if not words.classes else "mix"
@@ -111,7 +113,8 @@ def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload
     )
 
 
-def _refuse_many(requests: int) -> None:
+def refuse_many(requests: int) -> None:
+    """More than fit into memory, said before any work."""
     if requests > MOST_REQUESTS:
         raise InputError(
             f"{requests:,} requests are too many for one run: they need about "
@@ -195,6 +198,8 @@ def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
     """A bundled trace by its name, any other by its path."""
     if trace in BUNDLED:
         return bundled(trace), BadRows()
+    if is_live_trace(trace):
+        return as_workload(read_live_trace(trace), Path(trace)), BadRows()
     if "/" not in trace and "." not in trace and not (trace and Path(trace).exists()):
         raise unknown("trace", trace, BUNDLED)
     return read_trace(

@@ -11,9 +11,9 @@ from headgate.workloads.workload import Workload
 
 
 def cache_record(engines: Sequence[Residents]) -> dict[str, object]:
-    """What their prefix caches evicted, where they had any."""
-    caches = [engine.cache for engine in engines if engine.cache is not None]
-    return {"prefix_evicted": sum(cache.evicted for cache in caches)} if caches else {}
+    """Blocks that each one's prefix cache evicted, where they had any."""
+    evicted = [engine.cache.evicted for engine in engines if engine.cache is not None]
+    return {"prefix_evicted": evicted} if evicted else {}
 
 
 def described(workload: Workload) -> dict[str, object]:

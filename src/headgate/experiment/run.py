@@ -68,7 +68,7 @@ class Prepared:
         notes = error_bar(self.card)
         notes += [renaming] if (renaming := renamed(self.words.card)) else []
         notes += partly(self.words, self.card, self.words.engines is not None)
-        notes += [str(self.workload.origin[key]) for key in ("times", "ticks") if key in self.workload.origin]
+        notes += self.workload.remarks
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 from headgate.core.errors import InputError, unknown
 from headgate.experiment.run import Prepared, Routed, carry_out
 from headgate.experiment.settings import Experiment, experiment
+from headgate.experiment.workers import Workers, as_they_end
 from headgate.methods.make import policy_parameters, split_name
 from headgate.record.tables import Run
 
@@ -158,20 +157,12 @@ def variants(words: Experiment, axes: Sequence[Over]) -> dict[str, Experiment]:
     return found
 
 
-def carry_out_all(tasks: Sequence[Task], jobs: int, command: Sequence[str]) -> Iterator[tuple[Task, Run]]:
+def carry_out_all(
+    tasks: Sequence[Task], workers: Workers, command: Sequence[str]
+) -> Iterator[tuple[Task, Run]]:
     """Every task, in whatever order they end; what has not begun is dropped when the caller stops."""
-    if jobs == 1:
-        for task in tasks:
-            yield task, _run(task, command)
-        return
-    pool = ProcessPoolExecutor(min(jobs, max(len(tasks), 1)), initializer=_leave_interrupts_to_the_parent)
-    pending = {pool.submit(_run, task, command): task for task in tasks}
-    try:
-        while pending:
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                yield pending.pop(future), future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with workers.start(partial(_run, command=command), len(tasks)) as pool:
+        yield from as_they_end(pool, tasks)
 
 
 def _run(task: Task, command: Sequence[str]) -> Run:
@@ -180,10 +171,6 @@ def _run(task: Task, command: Sequence[str]) -> Run:
     run.meta["sweep"] = task.fingerprint
     run.meta["command"] = list(command)
     return run
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def by_place(runs: Sequence[tuple[Task, Run]]) -> dict[Any, dict[str, list[Run]]]:

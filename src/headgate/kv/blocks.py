@@ -55,6 +55,9 @@ class Blocks:
 
     def grow(self, tick: int, steps: int, rolling: int) -> None:
         """Take the blocks of `steps` steps from `tick` on."""
+        if steps == 1:
+            self.take(self.growers[tick % self.size])
+            return
         rounds, rest = divmod(steps, self.size)
         begin = tick % self.size
         over = begin + rest - self.size

@@ -60,12 +60,13 @@ class PrefixBlocks(Blocks):
     entry's tokens have an identity).
     """
 
-    __slots__ = ("_holders", "_queue", "_root", "_streams", "blank", "evicted", "identified")
+    __slots__ = ("_holders", "_queue", "_root", "_streams", "blank", "evicted", "identified", "shared")
 
     def __init__(self, total: int, size: int, identified: Callable[[Entry], int]) -> None:
         super().__init__(total, size)
         self.blank = total
         self.evicted = 0  # cached blocks that were taken for other content
+        self.shared = 0  # blocks that requests hold beyond the first that holds them
         self.identified = identified
         self._queue = FreeQueue()
         self._root = Node(None, (0, 0))
@@ -152,6 +153,7 @@ class PrefixBlocks(Blocks):
             run.refs += 1
             holder.held.append((run, end))
         self.free -= found.loose
+        self.shared += found.blocks - found.loose
         key = pieces[-1][0]
         if key >= 0:
             if key in self._streams:
@@ -177,7 +179,9 @@ class PrefixBlocks(Blocks):
         queue = self._queue
         for run in reversed(holder.runs()):
             run.refs -= 1
-            if not run.refs:
+            if run.refs:
+                self.shared -= run.hi - run.lo
+            else:
                 run.rest = None
                 queue.append(run)
                 self.free += run.hi - run.lo

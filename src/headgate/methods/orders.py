@@ -10,7 +10,7 @@ from math import inf, isfinite
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import EACH_STEP, Until
 from headgate.core.policy import BatchPolicy, End
-from headgate.core.request import Request
+from headgate.core.request import Request, uncached
 from headgate.core.view import View
 
 Key = tuple[float, ...]  # compared; the last two are arrival and number, so that no two are equal
@@ -104,6 +104,7 @@ class ByArrival(Order):
 class ShortestPrompt(Order):
     """The shortest prompt first; every second of waiting makes a prompt count as `ageing` tokens shorter.
 
+    Of a prompt those tokens count that the prefix cache did not have when it came.
     A prompt of L tokens is then overtaken only by requests that come within L / ageing seconds after it.
     Without ageing nothing bounds the wait of a long one.
     """
@@ -122,7 +123,7 @@ class ShortestPrompt(Order):
         return self._sorted.ids()
 
     def _key(self, request: Request) -> Key:
-        return (request.prompt + self._ageing * request.arrival, request.arrival, request.id)
+        return (uncached(request) + self._ageing * request.arrival, request.arrival, request.id)
 
 
 class ByPriority(ShortestPrompt):
@@ -173,7 +174,7 @@ class EarliestDeadline(ShortestPrompt):
         promise = request.slo.first_token
         if promise is None:
             promise = self._promise
-        return (request.arrival + promise - self._pace * request.prompt, request.arrival, request.id)
+        return (request.arrival + promise - self._pace * uncached(request), request.arrival, request.id)
 
 
 ORDERS = ("arrival", "shortest", "priority", "deadline")

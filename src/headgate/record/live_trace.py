@@ -20,6 +20,7 @@ from headgate.record.trace_fields import FIELDS, KNOWN, fault, header_fault
 
 TRACE = 1  # of the format; a reader refuses a newer one instead of misreading it
 SAME_MOMENT = 1e-6  # seconds; less is rounding
+FIRST_LINE = 1 << 20  # characters of it that are looked at
 HERE = ("admitted", "prefilled", "held", "resumed", "evicted", "finished")  # of a request that has arrived
 ORDERED = ("admitted", "prefilled", "finished")
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)  # what nonsense in a line can cause
@@ -157,6 +158,16 @@ def _forward(what: str, than: str, *moments: float) -> None:
         if after < before - SAME_MOMENT:
             raise ClockError(f"{what} at {after:g} s, before {than} at {before:g} s")
         than = "the moment above"
+
+
+def is_live_trace(path: str | Path) -> bool:
+    """Whether the first line is one that `headgate serve --trace` wrote."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            first = _parse(file.readline(FIRST_LINE))
+    except OSError:
+        return False
+    return first is not None and isinstance(first.get("trace"), int)
 
 
 def read_live_trace(path: str | Path) -> Run:

@@ -143,8 +143,10 @@ def _verdict(run: Run, times: Floats) -> Judged:
 
 
 def _stay(run: Run) -> float:
-    """Mean seconds of a request in the system."""
-    return float(np.nanmean(run.requests["finished"] - run.requests["arrival"]))
+    """Mean seconds of a request in the system; 0 where none has left."""
+    stays = run.requests["finished"] - run.requests["arrival"]
+    left = stays[~np.isnan(stays)]
+    return float(left.mean()) if len(left) else 0.0
 
 
 def _fills(run: Run, times: Floats, seconds: float) -> bool:

@@ -14,6 +14,7 @@ from headgate.stats import flow
 from headgate.stats.figures import Estimate, Figures, Spread, figures, per_batch, spread_of_mean
 from headgate.stats.intervals import Order
 from headgate.stats.measured import Measured
+from headgate.stats.prefix_hits import PrefixHits, prefix_hits
 from headgate.stats.promises import Latencies, Promises, promised
 from headgate.stats.windows import Window
 
@@ -100,6 +101,7 @@ class Metrics:
     queue_lengths: tuple[int, ...]
     stationary: bool
     reason: str
+    prefix_cache: PrefixHits | None = None  # None: there was none, or requests shared nothing
 
     @property
     def rough(self) -> tuple[str, ...]:
@@ -111,6 +113,8 @@ class Metrics:
         """Plain numbers for strict JSON: what is not known is None."""
         plain = without_nan(asdict(self))
         assert isinstance(plain, dict)
+        if self.prefix_cache is None:
+            del plain["prefix_cache"]
         return plain
 
 
@@ -161,6 +165,7 @@ def compute_metrics(found: Measured) -> Metrics:
         kinds=tuple(_kind(run, kind, chosen, latencies, longest, promises) for kind in range(len(run.kinds))),
         queue_times=tuple(times.tolist()), queue_lengths=tuple(lengths.tolist()),
         stationary=found.trend.stationary, reason=found.trend.reason,
+        prefix_cache=prefix_hits(run),
     )  # fmt: skip
 
 

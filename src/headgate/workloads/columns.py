@@ -35,6 +35,7 @@ LENGTH = f"lengths are whole numbers from 1 to {LONGEST}, fix or drop the row"
 ARRIVAL = f"times are seconds of at least 0 and at most {LATEST:.0f}, fix or drop the row"
 URGENCY = "priorities are whole numbers, smaller is more urgent"
 CLIENTS = f"clients are whole numbers up to {LONGEST}"
+FOUND = "cached tokens are whole numbers from 0 to one less than the prompt has"
 TIME = "times are seconds of at least 0, fix or drop the row"
 LENGTHS = Rule(True, 1, LONGEST, LENGTH)
 
@@ -70,6 +71,10 @@ def check_together(columns: Mapping[str, Whole | Real], kinds: int) -> None:
     if requests == 0:
         raise InputError("a workload has no requests; give at least one")
     _check_arrivals(columns["arrival"], columns["clients"])
+    whole = columns["cached"] >= columns["prompt"]
+    if whole.any():
+        row = int(np.argmax(whole))
+        raise InputError(f"cached at row {row} is {columns['cached'][row]}; {FOUND}")
     beyond = columns["kind"] >= kinds
     if beyond.any():
         row = int(np.argmax(beyond))

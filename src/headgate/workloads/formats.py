@@ -108,7 +108,7 @@ FORMATS: dict[str, Format] = {
 
 
 # Columns that say what a request shares with others; any format may have them.
-SHARING = ("hash_ids", "chat_id", "parent_chat_id", "prefix", "prefix_tokens", "session")
+SHARING = ("hash_ids", "chat_id", "parent_chat_id", "prefix", "prefix_tokens", "session", "cached")
 NOTHING_SHARED: Mapping[str, object] = {}
 
 
@@ -172,7 +172,8 @@ def _few(columns: Sequence[str]) -> str:
 
 def _csv_rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
     """Rows of CSV, read by the names in the header: releases of one trace order their columns differently."""
-    reader = csv.reader(io.StringIO(text, newline=""))
+    first = text.lstrip().split("\n", 1)[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(first))
     try:
         header: list[str] = next((_stripped(row) for row in reader if row), [])
         arrival, prompt, output, client = _places(path, header, name, chosen)
@@ -240,7 +241,12 @@ def _keys(line: str) -> Sequence[str]:
 
 
 def _header(line: str) -> Sequence[str]:
-    return _stripped(line.split(","))
+    return _stripped(line.split(_separator(line)))
+
+
+def _separator(header: str) -> str:
+    """Spreadsheets of many countries write semicolons, databases tabs."""
+    return max(",;\t", key=header.count)
 
 
 def _stripped(cells: Sequence[str]) -> list[str]:

@@ -159,8 +159,12 @@ class Pairs:
 
     def draw(self, count: int, generator: np.random.Generator) -> tuple[Whole, Whole]:
         """So many prompts and their outputs."""
-        rows = generator.integers(0, np.size(self.prompt), count)
+        rows = self.rows(count, generator)
         return np.asarray(self.prompt)[rows], np.asarray(self.output)[rows]
+
+    def rows(self, count: int, generator: np.random.Generator) -> Whole:
+        """Which of the pairs are drawn."""
+        return generator.integers(0, np.size(self.prompt), count)
 
 
 LAWS: dict[str, Callable[..., LengthLaw]] = {

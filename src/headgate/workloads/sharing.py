@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headgate.workloads.contents import PRIVATE, Contents, Piece, of_hashes
-from headgate.workloads.text import BadFieldError, tokens
+from headgate.workloads.text import BadFieldError, tokens, tokens_or_none
 
 MOST_IDS = 1_000_000  # hash ids of one request
 
@@ -20,6 +20,8 @@ def checked_sharing(row: Mapping[str, object]) -> Mapping[str, object]:
     for name in ("prefix", "session", "chat_id", "parent_chat_id"):
         if not isinstance(row.get(name, ""), int | str):
             raise BadFieldError(f"{name} is neither a number nor a name")
+    if "cached" in row:
+        row = {**row, "cached": tokens_or_none(row["cached"], "cached")}
     if "prefix" in row:
         return {**row, "prefix_tokens": tokens(row.get("prefix_tokens"), "prefix_tokens")}
     return row

@@ -17,6 +17,7 @@ from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
 
 MOST = 100_000_000  # requests of one workload: far more than any memory holds a run of
+PAIRS = "lengths.pairs"  # the stream that pairs are drawn from
 
 
 class Share(NamedTuple):
@@ -196,7 +197,7 @@ def _stage_lengths(recipe: Recipe, number: int, kind: Whole) -> tuple[Whole, Who
     if recipe.classes:
         return _class_lengths(recipe, number, kind)
     if recipe.pairs is not None:
-        return recipe.pairs.draw(count, _stream(recipe, "lengths.pairs", number))
+        return recipe.pairs.draw(count, _stream(recipe, PAIRS, number))
     prompt, output = stage.prompt or recipe.prompt, stage.output or recipe.output
     if prompt is None or output is None:
         raise InputError("lengths are missing; give a prompt law and an output law, pairs or classes")

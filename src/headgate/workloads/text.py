@@ -29,6 +29,11 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; check the path") from None
     except IsADirectoryError:
+        if any(Path(path).glob("chunk-*-trace.csv")):
+            raise InputError(
+                f"{path}: a client pool of ServeGen holds laws of arrivals and lengths, not requests; "
+                "generate a workload with ServeGen, save it as CSV, and read that with --columns"
+            ) from None
         raise InputError(f"{path}: is a directory; name a file in it") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or error
@@ -52,6 +57,11 @@ def as_text(path: str | os.PathLike[str], content: bytes) -> str:
     if not text.strip():
         raise InputError(f"{path}: the file is empty; give one with requests in it")
     return text
+
+
+def tokens_or_none(value: object, what: str) -> int:
+    """A number of tokens, 0 included."""
+    return 0 if value in (0, "0") else tokens(value, what)
 
 
 def tokens(value: object, what: str) -> int:

@@ -101,11 +101,14 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
     if workload.closed:
         raise InputError("a closed loop has no arrival times to write; save it as a workload instead")
     stamps = np.rint(workload.arrival * 1000).astype(np.int64).tolist()
-    lengths = zip(stamps, workload.prompt.tolist(), workload.output.tolist(), strict=True)
+    columns = (workload.prompt, workload.output, workload.cached)
+    lengths = zip(stamps, *(column.tolist() for column in columns), strict=True)
     try:
         with open(path, "w", encoding="utf-8", newline="\n") as file:
-            for stamp, prompt, output in lengths:
+            for stamp, prompt, output, cached in lengths:
                 record = {"timestamp": stamp, "input_length": prompt, "output_length": output, "hash_ids": []}
+                if cached:
+                    record["cached"] = cached
                 file.write(json.dumps(record) + "\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be written, {error.strerror}; choose another path") from None
@@ -170,7 +173,14 @@ def _table(
         name=Path(path).name.split(".")[0],
         origin=origin,
         contents=None if contents is None else contents.subset(order),
+        cached=np.array([_found(row, prompt) for row, prompt in zip(sharing, prompts, strict=True)])[order],
     )
+
+
+def _found(row: Mapping[str, object], prompt: int) -> int:
+    """Cached tokens as recorded; the last token of a prompt is computed in any case."""
+    found = row.get("cached", 0)
+    return min(found, prompt - 1) if isinstance(found, int) else 0
 
 
 def _arrivals(ticks: Sequence[float], chosen: Format) -> Real:

@@ -17,6 +17,7 @@ from headgate.workloads import archive
 from headgate.workloads.columns import (
     ARRIVAL,
     CLIENTS,
+    FOUND,
     LATEST,
     LENGTH,
     LONGEST,
@@ -72,6 +73,8 @@ class Workload:
         guess: predicted output tokens, -1 without a prediction.
         clients: 0 in an open loop. In a closed one, request i is sent as soon as fewer than clients[i]
             requests are outstanding, so a schedule of concurrency stages is just this column.
+        cached: prompt tokens that a prefix cache had of it, as recorded. Where `contents` is known the cache
+            is simulated instead.
         kinds: the classes.
         name: what reports call it.
         origin: how it was made, for the run's record.
@@ -94,6 +97,7 @@ class Workload:
     abort: Annotated[Real, Rule(False, 0, np.inf, TIME, np.inf)]
     guess: Annotated[Whole, Rule(True, NO_GUESS, LONGEST, "a guess is a length, or -1 for none", NO_GUESS)]
     clients: Annotated[Whole, Rule(True, OPEN_LOOP, LONGEST, CLIENTS, OPEN_LOOP)]
+    cached: Annotated[Whole, Rule(True, 0, LONGEST, FOUND, 0)]
     kinds: tuple[Kind, ...] = (Kind(),)
     name: str = ""
     origin: Mapping[str, object] = field(default_factory=dict)
@@ -132,7 +136,7 @@ class Workload:
             origin: how it was made.
             contents: what requests share.
             **columns: any of arrival, kind, limit, priority (that of the kind by default), patience, abort,
-                guess, clients; one value stands for all rows.
+                guess, clients, cached; one value stands for all rows.
         """
         requests = np.size(prompt)
         filled: dict[str, npt.ArrayLike] = {
@@ -184,6 +188,11 @@ class Workload:
         """Whether clients, not a clock, decide when the next request is sent."""
         return bool(self.clients[0] != OPEN_LOOP)
 
+    @property
+    def remarks(self) -> list[str]:
+        """How a trace's times were read, where that may be wrong: their unit, and coarse ticks."""
+        return [str(self.origin[key]) for key in ("times", "ticks") if key in self.origin]
+
     def head(self, requests: int) -> Workload:
         """The first requests, or all of them when there are fewer."""
         if requests < 1:
@@ -230,6 +239,7 @@ class Workload:
                 raise InputError(f"{name} lengths cannot be capped at {most}; give at least 1")
             if most is not None:
                 changed[name] = np.minimum(changed[name], min(most, LONGEST))
+        changed["cached"] = np.minimum(changed["cached"], changed["prompt"] - 1)
         return self._with(changed)
 
     def merge(self, *others: Workload) -> Workload:

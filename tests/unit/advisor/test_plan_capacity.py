@@ -159,7 +159,7 @@ def test_what_a_search_refuses(words, options, says):
 @pytest.mark.parametrize(
     ("classes", "says"),
     [
-        (None, "class 'gold', which no request belongs to; name the classes, such as --classes paying=5%"),
+        (None, "class 'gold', which no request belongs to; name a class column"),
         ("silver=1,free=2", "class 'gold', which no request belongs to; choose from: silver, free"),
     ],
 )
@@ -178,3 +178,15 @@ def test_a_policy_twice_or_misspelled():
         planned(("mixed", "mixed"))
     with pytest.raises(InputError, match="did you mean 'mixed'"):
         planned(("mixd",))
+
+
+def test_classes_of_a_trace_are_drawn_with_their_lengths(tmp_path):
+    rows = (f"{place},{'900,10,b' if place % 4 == 0 else '100,20,a'}\n" for place in range(80))
+    (tmp_path / "own.csv").write_text("at,in,out,who\n" + "".join(rows))
+    columns = "arrival=at,prompt=in,output=out,class=who"
+    words = experiment({"trace": str(tmp_path / "own.csv"), "columns": columns})
+    traffic = make_traffic(words, parse_levels(["ttft=1s@p95:b"]), None, 500, False, ENGINE)
+    drawn = traffic.at(5.0, 0)
+    names = np.array([drawn.kinds[place].name for place in drawn.kind])
+    assert set(drawn.prompt[names == "b"]) == {900} and set(drawn.prompt[names == "a"]) == {100}
+    assert {kind.name: kind.slo[0] for kind in drawn.kinds} == {"a": None, "b": 1.0}

@@ -27,7 +27,7 @@ def test_answer_first_then_plain_vllm_then_lines_to_paste(headgate, tmp_path):
     title, answer = run.out.split("\n\n")[:2]
     assert title == "Advice: card cal-h200-qwen3-8b, uniform lengths"
     assert answer.startswith("Run ") and "--max-num-seqs 64 --max-num-batched-tokens" in flat(answer)
-    assert "requests/s" in answer and "Your load of 10.00 requests/s needs 1 engine." in flat(answer)
+    assert "requests/s" in answer and "Your load of 10.00 requests/s needs 1 engine; plain" in flat(answer)
     for part in (
         "asynchronous engine",
         "Plain vLLM at its own best flags",

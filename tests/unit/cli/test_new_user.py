@@ -177,6 +177,8 @@ def test_advice_is_pasted(told, own_csv, headgate):
     columns = "arrival=when,prompt=in_tok,output=out_tok,class=tenant"
     promise = ("--slo", "ttft=1s@p95,tbt=100ms@p99", *QUICK, "--requests", 150, "--cache", "none")
     said = headgate("advise", "--trace", own_csv, "--columns", columns, "--policy", "keep", *promise)
-    assert "needs 1 engine." in " ".join(said.out.split())
+    text = " ".join(said.out.split())
+    assert "needs 1 engine; plain vLLM at its defaults bears it with as many." in text
+    assert "Arrivals are read as dates, milliseconds since 1970" in text
     line = next(row for row in said.out.replace("\\\n", " ").splitlines() if row.startswith("headgate serve"))
     assert "--scheduler-cls headgate.vllm.scheduler" in told(*shlex.split(line)[1:], "--dry-run")

@@ -4,7 +4,7 @@ import pytest
 
 LONG = (
     "--prompt",
-    60000,
+    150000,
     "--output",
     20,
     "--model-len",
@@ -28,7 +28,7 @@ SAID = "outside what card cal-h200-qwen3-8b measured"
         ("plan", "threshold", "--rate", 0.1),
         ("plan", "flags", "--clients", 8),
         ("plan", "flags", "--slo", "tbt=2s@p99", "--requests", 30, "--seeds", 1, "--jobs", 1),
-        ("plan", "wait", "--rate", 0.1),
+        ("plan", "wait", "--rate", 0.03),
         ("plan", "fluid", "--rate", 0.2, "--engines", 2),
     ],
     ids=lambda args: " ".join(map(str, args[:4])),

@@ -143,3 +143,8 @@ def test_mistakes_about_fleets(refused, words, says):
 
 def test_routers_are_for_engines(refused):
     refused([*WORDS, "--slo", "ttft=1s@p50", "--router", "round-robin"], "say --find engines, or drop it")
+
+
+def test_more_requests_than_memory_holds_are_refused_for_traces_too(refused):
+    args = ["plan", "capacity", "--trace", "azure-conv", "--slo", "ttft=1s@p50", "--requests", 100_000_000]
+    refused(args, "are too many for one run", "ask for at most 10,000,000")

@@ -1,6 +1,7 @@
 """`--out`: what was served can be read back as a run."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -28,11 +29,13 @@ def test_the_trace_of_a_virtual_engine_tells_what_its_clients_were_told(tmp_path
                 post(client, urls[0], body, **{"x-emulate-arrival": str(0.01 * number)})
                 for number, body in enumerate(bodies)
             )
-            return [told["emulated"] for _, told in await asyncio.gather(*calls)]
+            return [told["emulated"] for _, told in await asyncio.gather(*calls)], urls.clock.wall(0.0)
 
-    told = run(main())
+    told, zero = run(main())
     found = Run.load(out / "engine-0.jsonl")
     assert found.meta["driver"] == "emulator" and found.meta["outcome"] == "finished"
+    head = json.loads((out / "engine-0.jsonl").read_text().partition("\n")[0])
+    assert head["zero"] == zero  # times of the trace can be compared with a client's
     assert found.requests["prompt"].tolist() == [100] * 3
     assert found.requests["output"].tolist() == LENGTHS
     for name in ("arrival", "admitted", "finished"):

@@ -31,9 +31,9 @@ def queue(order: Order, rows: list[dict], now: float = 0.0) -> list[int]:
     ledger.now = now
     for id, row in enumerate(rows):
         row = dict(row)
-        evictions = row.pop("evictions", 0)
+        evictions, cached = row.pop("evictions", 0), row.pop("cached", 0)
         entry = Entry(ledger, id, **{"arrival": 0.0, "prompt": 10, "limit": 100, **row})
-        entry.evictions = evictions
+        entry.evictions, entry.cached = evictions, cached
         if evictions:
             ledger.waiting[id] = entry
             ledger.waiting.move_to_end(id, last=False)
@@ -49,6 +49,13 @@ PROMPTS = [{"prompt": p, "arrival": a} for p, a in ((50, 0.0), (20, 1.0), (20, 2
 def test_by_arrival_and_shortest():
     assert queue(ByArrival(), PROMPTS) == [0, 1, 2, 3]
     assert queue(ShortestPrompt(), PROMPTS) == [3, 1, 2, 0]
+
+
+def test_what_the_cache_has_does_not_count():
+    rows = [{"prompt": 20}, {"prompt": 50, "cached": 40}, {"prompt": 30, "cached": 16}]
+    assert queue(ShortestPrompt(), rows) == [1, 2, 0]
+    # With 0.1 s a token and 5 s promised they must start at 3.0, 4.0 and 3.6 s.
+    assert queue(EarliestDeadline(5.0, 0.1), rows) == [0, 2, 1]
 
 
 def test_ties_go_to_the_older_and_then_to_the_smaller_number():

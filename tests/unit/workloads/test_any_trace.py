@@ -24,6 +24,16 @@ def test_columns_by_name_with_classes(tmp_path):
     assert [workload.kinds[place].name for place in workload.kind] == ["paid", "free"]
 
 
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_columns_between_other_separators(tmp_path, between):
+    text = "Start Time,tenant,input,out\n2026-11-02T09:00:00,a b,100,20\n2026-11-02T09:00:01.5,c,200,30\n"
+    path = written(tmp_path, text.replace(",", between))
+    workload, _ = read_trace(path, columns="arrival=Start Time,prompt=input,output=out,class=tenant")
+    assert workload.arrival.tolist() == [0, 1.5] and workload.prompt.tolist() == [100, 200]
+    with pytest.raises(InputError, match="it has Start Time, tenant, input, out"):
+        read_trace(path)
+
+
 def test_columns_of_json_lines(tmp_path):
     path = written(tmp_path, '{"ts": 1, "input": 3, "out": 4, "tenant": 7}\n', "mine.jsonl")
     workload, _ = read_trace(path, columns=COLUMNS)
@@ -175,6 +185,12 @@ def test_requests_that_failed_are_bad_rows(tmp_path, text):
 def test_results_without_every_request_say_how_to_get_them(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
         read_trace(written(tmp_path, text, "result.json"))
+
+
+def test_a_client_pool_of_servegen_is_no_trace(tmp_path):
+    written(tmp_path, "0,1.33,8.6,Weibull,0.375,0.397\n600,0,0,,0,0\n", "chunk-0-trace.csv")
+    with pytest.raises(InputError, match="generate a workload with ServeGen, save it as CSV"):
+        read_trace(tmp_path)
 
 
 def test_lengths_of_servegen(tmp_path):

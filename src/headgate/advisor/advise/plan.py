@@ -209,7 +209,7 @@ class Round:
     def _search(self, chosen: Chosen, searches: dict[tuple[str, int], Search], start: SetUp) -> list[Found]:
         case = Case(start.engine, start.traffic, start.settings.watchdog, start.asynchronous)
         memory = Kept(self.folder, case) if self.folder else None
-        answers = search_all(case, chosen, searches, start.options.jobs or 1, self.progress, memory)
+        answers = search_all(case, chosen, searches, start.options.workers, self.progress, memory)
         if any(search.next() is not None for search in searches.values()):
             raise KeyboardInterrupt
         self.known += memory.hits if memory else 0

@@ -62,7 +62,7 @@ def put_together(
 
 def _no_finer_than_searched(rate: Estimate, searches: Sequence[Search]) -> Estimate:
     """Seeds that end in the same bracket agree by the grid, not by what they measured: the interval of the
-    mean is never narrower than the brackets in which the answers were interpolated.
+    mean is never narrower than the brackets in which the answers were interpolated. It ends at λ*.
     """
     if rate.low is None or rate.high is None:
         return rate
@@ -70,4 +70,4 @@ def _no_finer_than_searched(rate: Estimate, searches: Sequence[Search]) -> Estim
         return Estimate(rate.value)  # all at the edge of the search: nothing was measured
     below = float(np.mean([search.sustained for search in searches]))
     above = float(np.mean([min(search.missed, search.top) for search in searches]))
-    return replace(rate, low=min(rate.low, below), high=max(rate.high, above))
+    return replace(rate, low=min(rate.low, below), high=min(max(rate.high, above), searches[0].top))

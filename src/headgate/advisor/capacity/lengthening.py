@@ -87,7 +87,7 @@ class Lengthening:
             for seed in start.seeds
         }
         case = Case(start.engine, traffic, start.settings.watchdog, start.asynchronous)
-        answers = search_all(case, self.chosen, searches, options.jobs or 1, progress)
+        answers = search_all(case, self.chosen, searches, options.workers, progress)
         left = sum(search.next() is not None for search in searches.values())
         tried = {key: search for key, search in searches.items() if search.tried}
         heard = [text for text in self.chosen if any(text == policy for policy, _ in tried)]

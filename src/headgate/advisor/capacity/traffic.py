@@ -10,7 +10,7 @@ import numpy as np
 
 from headgate.advisor.capacity.slo import Level, promise
 from headgate.core.errors import InputError
-from headgate.experiment.build import make_workload
+from headgate.experiment.build import make_workload, refuse_many
 from headgate.experiment.settings import Experiment
 from headgate.experiment.unservable import servable
 from headgate.methods.bounds.capacity import Requests
@@ -19,7 +19,7 @@ from headgate.workloads.arrivals import arrival_process
 from headgate.workloads.lengths import Pairs
 from headgate.workloads.reuse import found_again
 from headgate.workloads.streams import stream
-from headgate.workloads.synthetic import generate
+from headgate.workloads.synthetic import PAIRS, generate
 from headgate.workloads.workload import Kind, Workload
 
 REFUSED = {
@@ -78,18 +78,24 @@ class Traffic:
     def sharing_said(self, engine: Engine) -> str:
         """Whether prompts are found in the prefix cache; empty where none share anything."""
         found = self.trace if self.trace is not None else self.at(1.0, self.words.seed)
-        if found.contents is None or not engine.prefix_cache:
+        if not engine.prefix_cache or (found.contents is None and not found.cached.any()):
             return ""
         if self.trace is not None and not self.recorded:
             return "rows drawn from the trace share nothing: no prompt is found in a cache; see --as-recorded"
         share = found_again(found, engine.block).sum() / found.prompt.sum()
+        if found.contents is None:
+            return f"prefix caching is on: {share:.1%} of the prompt tokens are found, as recorded"
         return f"prefix caching is on: an endless cache would find {share:.1%} of the prompt tokens"
 
     def _resampled(self, trace: Workload, rate: float, seed: int) -> Workload:
         name = self.words.arrivals or ("gamma" if self.words.burstiness else "poisson")
         process = arrival_process(name, rate, self.words.burstiness)
         pairs = Pairs(trace.prompt, np.minimum(trace.output, trace.limit))
-        return generate(self.requests, seed=seed, arrivals=process, pairs=pairs, name=trace.name)
+        found = generate(self.requests, seed=seed, arrivals=process, pairs=pairs, name=trace.name)
+        if len(trace.kinds) == 1 or self.classes:
+            return found
+        drawn = pairs.rows(self.requests, stream(seed, PAIRS))  # the same rows, for their classes
+        return replace(found, kind=trace.kind[drawn], kinds=trace.kinds, priority=trace.priority[drawn])
 
     def _classed(self, found: Workload, seed: int) -> Workload:
         """Each request gets a class at random, by the shares."""
@@ -123,6 +129,7 @@ def make_traffic(
         raise InputError(
             "--arrivals all-at-once has no rate to search for; choose poisson, gamma or constant"
         )
+    refuse_many(words.requests or 0)
     trace = None
     if words.trace is not None:
         own = words.requests if recorded else None
@@ -180,7 +187,6 @@ def _check_kinds(levels: Sequence[Level], names: Sequence[str]) -> None:
     for level in levels:
         if level.kind and level.kind not in names:
             known = ", ".join(name for name in names if name)
-            remedy = (
-                f"choose from: {known}" if known else "name the classes, such as --classes paying=5%,free=95%"
-            )
+            draw = "name a class column (--columns class=NAME), or draw classes: --classes paying=5%,free=95%"
+            remedy = f"choose from: {known}" if known else draw
             raise InputError(f"--slo is about class {level.kind!r}, which no request belongs to; {remedy}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +14,7 @@ from headgate.advisor.capacity.slo import measure
 from headgate.advisor.capacity.traffic import Traffic
 from headgate.core.errors import RunError
 from headgate.experiment.library import simulate
+from headgate.experiment.workers import Workers
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 
@@ -89,7 +89,7 @@ def search_all(
     case: Case,
     chosen: Chosen,
     searches: Searches,
-    jobs: int,
+    workers: Workers,
     progress: Progress,
     memory: Memory | None = None,
 ) -> Answers:
@@ -100,8 +100,7 @@ def search_all(
     answers: Answers = {}
     try:
         with progress("searching", EXPECTED * len(searches)) as report:
-            work = _here if jobs == 1 else _in_parallel
-            for key, rate, answer in work(case, chosen, searches, jobs, memory or Forgetting()):
+            for key, rate, answer in _answers(case, chosen, searches, workers, memory or Forgetting()):
                 answers[*key, rate] = answer
                 report(min(len(answers), EXPECTED * len(searches) - 1))
     except KeyboardInterrupt:
@@ -123,20 +122,7 @@ class Forgetting:
 Told = Iterator[tuple[tuple[str, int], float, Answer]]
 
 
-def _here(case: Case, chosen: Chosen, searches: Searches, jobs: int, memory: Memory) -> Told:
-    for (text, seed), search in searches.items():
-        while (rate := search.next()) is not None:
-            task = Task(*chosen[text], seed, rate)
-            answer = memory.get(task)
-            if answer is None:
-                answer = case.run(task)
-                memory.put(task, answer)
-            search.tell(rate, answer.ratio)
-            yield (text, seed), rate, answer
-
-
-def _in_parallel(case: Case, chosen: Chosen, searches: Searches, jobs: int, memory: Memory) -> Told:
-    pool = ProcessPoolExecutor(min(jobs, len(searches)), initializer=_share, initargs=(case,))
+def _answers(case: Case, chosen: Chosen, searches: Searches, workers: Workers, memory: Memory) -> Told:
     pending: dict[Future[Answer], tuple[tuple[str, int], Task]] = {}
 
     def ask(key: tuple[str, int]) -> Told:
@@ -145,12 +131,12 @@ def _in_parallel(case: Case, chosen: Chosen, searches: Searches, jobs: int, memo
             task = Task(*chosen[key[0]], key[1], rate)
             answer = memory.get(task)
             if answer is None:
-                pending[pool.submit(_run_shared, task)] = key, task
+                pending[pool.submit(task)] = key, task
                 return
             searches[key].tell(rate, answer.ratio)
             yield key, rate, answer
 
-    try:
+    with workers.start(case.run, len(searches)) as pool:
         for key in searches:
             yield from ask(key)
         while pending:
@@ -161,17 +147,3 @@ def _in_parallel(case: Case, chosen: Chosen, searches: Searches, jobs: int, memo
                 searches[key].tell(task.rate, answer.ratio)
                 yield key, task.rate, answer
                 yield from ask(key)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-_shared: list[Case] = []  # what the tasks of this process have in common
-
-
-def _share(case: Case) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and decides
-    _shared[:] = [case]
-
-
-def _run_shared(task: Task) -> Answer:
-    return _shared[0].run(task)

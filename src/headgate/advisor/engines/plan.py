@@ -152,7 +152,7 @@ def plan_engines(
     first = max(least, min(guess, options.most_engines))
     searches = {name: Fewest(first, options.most_engines) for name in ways}
     case = FleetCase(serve, traffic, rate, engine.running)
-    outcomes = search_fewest(case, ways, searches, seeds, options.jobs or 1, progress)
+    outcomes = search_fewest(case, ways, searches, seeds, options.workers, progress)
     notes = start.notes(fleet=True)
     left = [name for name, search in searches.items() if search.next() is not None]
     notes += [f"interrupted: the search for {name} is unfinished" for name in left]

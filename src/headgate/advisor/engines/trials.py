@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple
 
@@ -15,6 +13,7 @@ from headgate.advisor.capacity.slo import measure
 from headgate.advisor.capacity.traffic import Traffic
 from headgate.advisor.capacity.trials import Progress
 from headgate.core.errors import RunError
+from headgate.experiment.workers import Workers, as_they_end
 from headgate.record.tables import Run
 from headgate.stats.windows import choose
 from headgate.workloads.workload import Workload
@@ -87,7 +86,12 @@ Outcomes = dict[tuple[str, int, int], Outcome]  # by name, engines and seed
 
 
 def search_fewest(
-    case: FleetCase, ways: dict[str, Way], searches: Searches, seeds: range, jobs: int, progress: Progress
+    case: FleetCase,
+    ways: dict[str, Way],
+    searches: Searches,
+    seeds: range,
+    workers: Workers,
+    progress: Progress,
 ) -> Outcomes:
     """Every search to its end. A count is enough when it is enough with every seed.
 
@@ -96,10 +100,10 @@ def search_fewest(
     outcomes: Outcomes = {}
     total = EXPECTED * len(searches) * len(seeds)
     try:
-        with progress("searching", total) as report, Workers(case, jobs) as work:
+        with progress("searching", total) as report, workers.start(case.run, total) as pool:
             while asked := {name: count for name, search in searches.items() if (count := search.next())}:
                 trials = [Trial(name, ways[name], n, seed) for name, n in asked.items() for seed in seeds]
-                for trial, outcome in zip(trials, work(trials), strict=True):
+                for trial, outcome in as_they_end(pool, trials):
                     outcomes[trial.name, trial.engines, trial.seed] = outcome
                     report(min(len(outcomes), total - 1))
                 for name, count in asked.items():
@@ -108,31 +112,3 @@ def search_fewest(
         if not any(search.tried for search in searches.values()):
             raise
     return outcomes
-
-
-class Workers:
-    """Runs trials here, or in processes of their own."""
-
-    def __init__(self, case: FleetCase, jobs: int) -> None:
-        self.case = case
-        self.pool = ProcessPoolExecutor(jobs, initializer=_share, initargs=(case,)) if jobs > 1 else None
-
-    def __enter__(self) -> Callable[[list[Trial]], Iterator[Outcome]]:
-        pool = self.pool
-        return (lambda trials: pool.map(_run_shared, trials)) if pool else lambda t: map(self.case.run, t)
-
-    def __exit__(self, *error: object) -> None:
-        if self.pool:
-            self.pool.shutdown(wait=True, cancel_futures=True)
-
-
-_shared: list[FleetCase] = []  # what the trials of this process have in common
-
-
-def _share(case: FleetCase) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and decides
-    _shared[:] = [case]
-
-
-def _run_shared(trial: Trial) -> Outcome:
-    return _shared[0].run(trial)

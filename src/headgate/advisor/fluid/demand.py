@@ -44,7 +44,7 @@ def demand(words: Experiment, classes: tuple[str, ...], clusters: int) -> Demand
     rate = _rate_known(words)
     workload, bad = make_workload(_enough(words))
     rate = rate or _own_rate(workload)
-    notes = [f"left out {bad.count} bad rows"] if bad.count else []
+    notes = [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
     outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
     prompts = workload.prompt.astype(np.float64)
     several = len(set(workload.kind.tolist())) > 1

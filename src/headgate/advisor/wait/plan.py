@@ -143,7 +143,7 @@ class WaitPlan:
             "pace": {"shortest": self.pace.shortest, "longest": self.pace.longest},
             "wait": {
                 "types": [
-                    {"name": name, **part._asdict(), "threshold": size}
+                    {"name": name, **_plain(part), "threshold": size}
                     for name, part, size in zip(
                         self.mix.names, self.mix.parts, self.thresholds.sizes, strict=True
                     )
@@ -167,7 +167,11 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
     card = load_card(settings.card)
     engine = make_engine(settings, card)
     workload, bad = make_workload(enough(settings))
-    notes = (*error_bar(card), *_notes(bad.count, too_long(workload, engine), len(workload), wishes))
+    notes = (
+        *error_bar(card),
+        *workload.remarks,
+        *_notes(bad.count, too_long(workload, engine), len(workload), wishes),
+    )
     mix = gathered_mix(settings, wishes, workload, engine)
     lines = lines_of(engine.cost, mix.parts, engine.kv_tokens)
     most = mix.rate * most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
@@ -281,3 +285,8 @@ def _sizes(thresholds: Thresholds | None) -> list[float] | None:
 
 def _total(choice: Choice) -> float | None:
     return None if choice.bound is None else _finite(choice.bound.total)
+
+
+def _plain(part: Part) -> dict[str, float]:
+    """Its numbers; a plan is made for whole prompts, so none is cached."""
+    return {name: value for name, value in part._asdict().items() if name != "cached"}

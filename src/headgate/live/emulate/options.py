@@ -66,7 +66,7 @@ class Options(SettingsModel):
     shutdown_timeout: Delay = declared(SERVER, "time to drain after SIGTERM (default: 30s)", 30.0)
     out: str | None = declared(SERVER, "folder for what was served: traces, and run folders at the end")
     admin_port: Port | None = declared(SERVER, "port of the admin calls (default: none)")
-    admin_host: str = declared(SERVER, "its address", "127.0.0.1")
+    admin_host: str = declared(SERVER, "address of the admin calls", "127.0.0.1")
 
     model: str | None = declared(OUTPUT, "name of the model (default: the card's)")
     tokenizer: str | None = declared(OUTPUT, "tokenizer.json or its folder (default: 4 bytes are a token)")
@@ -84,10 +84,10 @@ class Options(SettingsModel):
     )
 
     fail_rate: Share = declared(FAULTS, "this share of the requests gets --fault", 0.0)
-    fault: str = declared(FAULTS, "503, drop=20, stall=5, ...", "500")
+    fault: str = declared(FAULTS, "503, drop=20, stall=5, ...: see docs/emulate.md", "500")
     stall_at: Count | None = declared(FAULTS, "every stream stops after so many tokens")
     crash_after: Count | None = declared(FAULTS, "the engine dies after so many tokens")
-    slow_start: Delay = declared(FAULTS, "seconds before anything listens", 0.0)
+    slow_start: Delay = declared(FAULTS, "time before anything listens, such as 20s", 0.0)
     fault_header: Switch = declared(FAULTS, "requests may name their fault: x-emulate-fault", True)
 
     kv_connector: Switch = declared(KV, "answer kv_transfer_params, as with NixlConnector", True)

@@ -28,7 +28,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "headgate_steps": ("Steps, by what ran in them.", ("kind",)),
-    "headgate_tokens": ("Tokens scheduled.", ("kind",)),
+    "headgate_tokens": ("Tokens scheduled; cached: prompt tokens found in the prefix cache.", ("kind",)),
     "headgate_plans": ("Times the policy was asked.", ()),
     "headgate_finished": ("Requests that left, by how.", ("how",)),
     "headgate_evictions": ("Requests whose KV was dropped.", ()),

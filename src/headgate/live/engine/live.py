@@ -45,6 +45,7 @@ class Live:
         watchdog: float = PATIENT_DOG,
         evict: Callable[[Entry], None] = lambda entry: None,
         reject: Callable[[Entry], None] = lambda entry: None,
+        look: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
         self.ledger = Ledger(limits, kv_total)
         self.lease = Lease()
@@ -55,7 +56,7 @@ class Live:
         self.counts = {"mixed": 0, "decode": 0, "prefill": 0, "empty": 0}
         self._news = Events(observers, self.fall)
         self._watchdog = Watchdog(watchdog)
-        self._evict, self._reject = evict, reject
+        self._evict, self._reject, self._look = evict, reject, look
         self._flights: deque[StepInFlight] = deque()  # composed, tokens not yet known; oldest first
         self._last_end = 0.0
         self._rescue = 0  # steps it still lasts
@@ -101,15 +102,18 @@ class Live:
         self.lease.arrival()
 
     def admitted(self, entry: Entry, cached: int) -> None:
-        """The step being composed gives it a seat; `cached` of its prompt tokens are there already."""
+        """The step being composed gives it a seat; `cached` of its tokens are there already."""
         self.ledger.admit(entry)
-        if not entry.evictions:
-            entry.cached = cached
+        if entry.evictions:
+            entry.wasted = max(0, entry.wasted - cached)  # found again: nothing was lost
+        else:
+            entry.cached = min(entry.prompt, cached)
         self._of("admitted", entry)
 
     def evicted(self, entry: Entry) -> None:
         """Its KV was dropped: by the plan, or because the engine had to. Ends the lease with this step."""
         self.ledger.evict(entry)
+        self._look(entry)
         self.lease.steps = min(self.lease.steps, 1)
         self._rescue = 0
         self._of("evicted", entry)
@@ -154,6 +158,8 @@ class Live:
                 for entry in self._last_tokens.due():  # they get none in the next; the engine knows that
                     ledger.retire(entry)
         ledger.now, ledger.kv_free = now, kv_free
+        known = ledger.context + sum(entry.held_kv for entry in ledger.prefilling.values())
+        ledger.kv_shared = max(0, known - (ledger.kv_total - kv_free))
         if self.policy is None or self.fallen is not None:
             return None
         if now >= self._watchdog.next_look:

@@ -68,6 +68,8 @@ class Metrics(Tally):
         counts = ", ".join(f"{steps[kind]} {kind}" for kind in KINDS)
         gauges = ", ".join(f"{name} {value:.4g}" for name, value in numbers(self.gauges).items())
         kv = f", KV {self.kv / self._kv_total:.0%}" if self._kv_total else ""
+        if cached := self.tokens["cached"]:
+            kv += f", {cached} prompt tokens cached so far"
         states = ", ".join(f"{count} {state}" for state, count in zip(STATES, self.states, strict=True))
         return (
             f"{self.policy}, mode {self.mode}{f' ({gauges})' if gauges else ''}; steps in {seconds:.0f} s: "

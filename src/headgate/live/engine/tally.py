@@ -39,7 +39,7 @@ class Tally(LiveObserver):
         self.now = 0.0  # of the newest step
         self.kind = IDLE  # of the newest step
         self.steps: Counter[str] = Counter()
-        self.tokens: Counter[str] = Counter()  # by prefill and decode
+        self.tokens: Counter[str] = Counter()  # by prefill and decode; cached: prompt tokens that were found
         self.lost: Counter[str] = Counter()  # tokens computed in vain, by eviction and gone
         self.left: Counter[str] = Counter()  # requests, by how they left
         self.reasons: Counter[str] = Counter()  # fallbacks
@@ -87,6 +87,14 @@ class Tally(LiveObserver):
         self._move(request.id, WAITING)
 
     def admitted(self, request: Request, now: float) -> None:
+        """It has a seat; what the prefix cache has of it is not computed, and was not lost."""
+        if request.evictions:
+            found = self._thrown.get(request.id, 0) - request.wasted
+            if found > 0:
+                self.lost["eviction"] -= found
+                self._thrown[request.id] = request.wasted
+        elif request.cached:
+            self.tokens["cached"] += request.cached
         self._move(request.id, PREFILLING)
 
     def prefilled(self, request: Request, now: float) -> None:

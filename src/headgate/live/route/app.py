@@ -21,7 +21,7 @@ from headgate.live.route.classes import Classes
 from headgate.live.route.config import Config, EngineAt
 from headgate.live.route.discovery import discover
 from headgate.live.route.front import Front
-from headgate.live.route.gate import ClassLimits, EngineState, Gate
+from headgate.live.route.gate import EngineState, Gate
 from headgate.live.route.gate_engines import UNBOUNDED
 from headgate.live.route.headers import request_id
 from headgate.live.route.job import Job
@@ -84,8 +84,9 @@ class RouterApp:
             trust_env=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.config.limits.connect),
         )
+        config = self.config
         self.gate = Gate(
-            self.policy.router, self._kinds(), limits=self._class_limits(), clock=self.now, on_fall=self._fell
+            self.policy.router, config.kinds, limits=config.class_limits, clock=self.now, on_fall=self._fell
         )
         self.watch = Watch(self.session, self.config.health, self.set_room, self.now)
         self.legs = Legs(self.session, self.config, self.metrics, self.watch.tell, self.now)
@@ -183,7 +184,7 @@ class RouterApp:
         self._set_token_limits()
         self.legs.config, self.watch.health = new, new.health
         self.body_bytes.most, self.service.budget.share = new.limits.inflight_bytes, new.limits.retry_share
-        self.gate.set_classes(self._kinds(), self._class_limits())
+        self.gate.set_classes(new.kinds, new.class_limits)
         self._set_engines(engines)
         if old.router != new.router or old.classes != new.classes:
             self.policy.swap(new, len(engines), self.gate)
@@ -215,14 +216,6 @@ class RouterApp:
             await asyncio.sleep(1.0)
             self.access_log.flush()
             self.trace.flush()
-
-    def _kinds(self) -> tuple[str, ...]:
-        return (self.config.default.name, *(each.name for each in self.config.classes))
-
-    def _class_limits(self) -> dict[str, ClassLimits]:
-        limits = self.config.limits
-        every = (*self.config.classes, self.config.default)
-        return {each.name: ClassLimits(each.queue or limits.queue, limits.queue_ttl) for each in every}
 
     def _set_token_limits(self) -> None:
         every = (*self.config.classes, self.config.default)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.live.route.config import Class, Config, Match
+from headgate.live.route.config import Class, GateConfig, Match
 from headgate.live.route.keys import Key
 
 Traits = tuple[Key | None, str | None, str, str | None, int]
@@ -18,7 +18,7 @@ class Classes:
     or where no keys are in use.
     """
 
-    def __init__(self, config: Config, keyed: bool = False) -> None:
+    def __init__(self, config: GateConfig, keyed: bool = False) -> None:
         self.default = config.default.name
         self._keyed = keyed
         self._rules = sorted(config.classes, key=lambda each: _rank(each.match))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headgate.core.errors import InputError, first_fault
 from headgate.live.route.addresses import Address, Name, Url, address
+from headgate.live.route.gate_waits import ClassLimits
 from headgate.live.route.units import Bytes, Count, Delay, Seconds, Switch
 
 MOST_CLASSES = 64
@@ -25,6 +27,9 @@ class Part(BaseModel):
     """A table of the file; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Whole = TypeVar("Whole", bound=Part)
 
 
 class Front(Part):
@@ -165,27 +170,59 @@ class Health(Part):
     eject: Seconds = 30.0
 
 
-class Config(Part):
-    """The whole file."""
+class GateConfig(Part):
+    """What a gate is told, whatever brings the requests: its router policy, the classes, their queues."""
 
-    front: Front = Front()
-    limits: Limits = Limits()
     router: Router = Router()
     classes: tuple[Class, ...] = ()
     default: Class = Class(name="default")
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _distinct_classes(self) -> Self:
+        _distinct("class", [each.name for each in (*self.classes, self.default)])
+        if len(self.classes) >= MOST_CLASSES:
+            raise ValueError(
+                f"{len(self.classes)} classes; {MOST_CLASSES - 1} beside the default are the most"
+            )
+        return self
+
+    @property
+    def fewest_seats(self) -> int:
+        """Seats of the smallest engine, for the first plan."""
+        raise NotImplementedError
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the classes, the default first."""
+        return (self.default.name, *(each.name for each in self.classes))
+
+    @property
+    def class_limits(self) -> dict[str, ClassLimits]:
+        """What each class may have waiting."""
+        limits = self.limits
+        return {
+            each.name: ClassLimits(each.queue or limits.queue, limits.queue_ttl)
+            for each in (self.default, *self.classes)
+        }
+
+
+class Config(GateConfig):
+    """The whole file."""
+
+    front: Front = Front()
     engines: tuple[EngineAt, ...] = ()
     kv: Kv = Kv()
     discovery: Discovery = Discovery()
     health: Health = Health()
 
+    @property
+    def fewest_seats(self) -> int:
+        return min((each.seats for each in self.engines), default=self.discovery.seats)
+
     @model_validator(mode="after")
     def _agrees(self) -> Config:
-        _distinct("class", [each.name for each in (*self.classes, self.default)])
         _distinct("engine", [each.url for each in self.engines])
-        if len(self.classes) >= MOST_CLASSES:
-            raise ValueError(
-                f"{len(self.classes)} classes; {MOST_CLASSES - 1} beside the default are the most"
-            )
         if not self.engines and not self.discovery.file and not self.discovery.dns:
             raise ValueError("no engines; give --engine URL, an [[engines]] table or [discovery]")
         front = self.front
@@ -231,10 +268,16 @@ def checked(given: dict[str, Any], where: str = "", written: bool = False) -> Co
 
     `written` in a file a duration needs a unit; from Python a number is seconds.
     """
+    return checked_as(Config, given, where, written)
+
+
+def checked_as(model: type[Whole], given: dict[str, Any], where: str = "", written: bool = False) -> Whole:
+    """The same for another set of tables."""
     try:
-        return Config.model_validate(given, context=written or None)
+        return model.model_validate(given, context=written or None)
     except ValidationError as error:
-        raise InputError(where + first_fault(error.errors(include_url=False), _fields)) from None
+        faults = error.errors(include_url=False)
+        raise InputError(where + first_fault(faults, partial(_fields, model))) from None
 
 
 def parsed(path: str | Path) -> dict[str, Any]:
@@ -247,9 +290,9 @@ def parsed(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: not TOML, {error}; fix the line") from None
 
 
-def _fields(place: tuple[int | str, ...]) -> list[str]:
+def _fields(whole: type[Part], place: tuple[int | str, ...]) -> list[str]:
     """What may stand at a place of the file."""
-    model: Any = Config
+    model: Any = whole
     for part in place:
         if isinstance(part, int):
             continue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.error_bar import error_bar
-from headgate.live.route.config import Config
+from headgate.live.route.config import GateConfig
 from headgate.methods.fluid.engine_pace import pace_of
 from headgate.methods.fluid.flows import Flow, Instance, Prices
 
@@ -21,7 +21,7 @@ OTHERS = 0.05  # of the rates that are given: the rate of a class without one
 BUDGET = 8192  # tokens of one step
 
 
-def first_plan(config: Config, engines: int) -> FluidPlan:
+def first_plan(config: GateConfig, engines: int) -> FluidPlan:
     """Solved once; the online router replaces it as soon as enough requests of a class were seen."""
     from headgate.methods.fluid.planner import plan_fluid  # the solver takes a while to import
 
@@ -39,14 +39,13 @@ def first_plan(config: Config, engines: int) -> FluidPlan:
     prompt = sum(flow.rate * flow.prompt for flow in flows) / total
     outputs = sum(flow.rate * flow.output for flow in flows)
     context = sum(flow.rate * flow.output * (flow.prompt + flow.output / 2) for flow in flows) / outputs
-    seats = min((each.seats for each in config.engines), default=config.discovery.seats)
-    seats = max(1, min(seats, int(card.kv_tokens / max(context, 1.0))))
+    seats = max(1, min(config.fewest_seats, int(card.kv_tokens / max(context, 1.0))))
     pace = pace_of(card.cost, seats, min(BUDGET, card.max_batch_tokens), prompt, context)
     prices = Prices(router.prices.prompt, router.prices.output)
     return plan_fluid(Instance(flows, pace, prices).checked())
 
 
-def _flows(config: Config, engines: int) -> tuple[Flow, ...]:
+def _flows(config: GateConfig, engines: int) -> tuple[Flow, ...]:
     """What is not said of a class is as in the mean of the others; nobody waits longer than `queue_ttl`."""
     classes = (config.default, *config.classes)
     rates = [each.rate for each in classes if each.rate]

@@ -10,7 +10,7 @@ from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.request import Request
 from headgate.cost.card import load_card
-from headgate.live.route.config import Config
+from headgate.live.route.config import GateConfig
 from headgate.live.route.first_plan import first_plan
 from headgate.live.route.gate import Gate
 from headgate.live.route.prompt_content import Content
@@ -29,16 +29,16 @@ BLOCK = 16
 class LivePolicy:
     """Owns the router policy. Routers with a plan get one that is solved again while they run."""
 
-    def __init__(self, config: Config, engines: int) -> None:
+    def __init__(self, config: GateConfig, engines: int) -> None:
         self.config = config
         self.router = made(config, engines)
 
-    def check(self, new: Config, engines: int) -> None:
+    def check(self, new: GateConfig, engines: int) -> None:
         """Refuses a configuration whose router cannot be made."""
         if new.router != self.config.router or new.classes != self.config.classes:
             made(new, engines)
 
-    def swap(self, new: Config, engines: int, gate: Gate) -> None:
+    def swap(self, new: GateConfig, engines: int, gate: Gate) -> None:
         """Another router takes over what is inside."""
         self.config, self.router = new, made(new, engines)
         gate.swap(self.router)
@@ -76,7 +76,7 @@ class LivePolicy:
         }
 
 
-def rests_on(config: Config, seats: Collection[int]) -> str:
+def rests_on(config: GateConfig, seats: Collection[int]) -> str:
     """The router, the card it plans with, and the seats it counts on, in one line."""
     name = config.router.card
     card = None if name is None else load_card(name)
@@ -85,7 +85,7 @@ def rests_on(config: Config, seats: Collection[int]) -> str:
     return f"router {config.router.name}, {planned}, {each} seats an engine"
 
 
-def made(config: Config, engines: int) -> RoutePolicy:
+def made(config: GateConfig, engines: int) -> RoutePolicy:
     """The router of a configuration, for so many engines."""
     name, own = split_name(config.router.name, "router")
     settings: dict[str, Any] = {**own, **config.router.settings}
@@ -105,7 +105,7 @@ def made(config: Config, engines: int) -> RoutePolicy:
     return router
 
 
-def live_sharing(config: Config) -> Sharing:
+def live_sharing(config: GateConfig) -> Sharing:
     """What is known of prefixes before real engines: contents from hashed prompts, prices from the card."""
     card = None if config.router.card is None else load_card(config.router.card)
     return Sharing(
@@ -113,7 +113,7 @@ def live_sharing(config: Config) -> Sharing:
         cost=None if card is None else card.cost,
         kv_tokens=KV_TOKENS if card is None else card.kv_tokens,
         block=BLOCK,
-        seats=min((each.seats for each in config.engines), default=config.discovery.seats),
+        seats=config.fewest_seats,
         session=lambda request: None if (known := _content(request)) is None else known.session,
         measure=lambda request: request.prompt if (known := _content(request)) is None else known.tokens,
     )

@@ -70,6 +70,7 @@ class Headgate:
             watchdog=duties.watchdog,
             evict=self._headgate_evict,
             reject=self._headgate_reject,
+            look=lambda entry: self._headgate_books.look(entry),
         )
         self._headgate_books = RequestMap(self, self._headgate, duties.promises)
         self._headgate_knobs = Knobs(self, self._headgate.ledger, self._headgate_books)

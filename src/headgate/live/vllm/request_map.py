@@ -13,6 +13,7 @@ from headgate.core.policy import End
 from headgate.core.request import Slo
 from headgate.live.engine.live import Live
 from headgate.live.engine.step_in_flight import Chunk, StepInFlight
+from headgate.live.vllm.lookup import Lookup
 from headgate.live.vllm.seams import PROMOTE
 
 LONGEST_WAY = 60.0  # seconds a request may have been on its way from the front end
@@ -36,6 +37,7 @@ class RequestMap:
         self._next = 0
         self._by_priority = scheduler.policy.value == "priority"
         self._in_order = True
+        self._lookup = Lookup(scheduler)
         self._promote = next(getattr(scheduler, name) for name in PROMOTE if hasattr(scheduler, name))
 
     # -- comings and goings -------------------------------------------------------------------------
@@ -50,12 +52,15 @@ class RequestMap:
     def _join(self, request: Request) -> None:
         """It can run: a new entry, or the one that was away."""
         live, entry = self._live, self.entries.get(request.request_id)
+        known = entry
         if entry is None:
             entry = self._entry(request)
+        entry.todo, entry.hit, entry.loose = max(1, request.num_tokens - request.num_computed_tokens), 0, 0
+        self._lookup.look(entry, request)
+        if known is None:
             live.arrive(entry)
         else:
             live.back(entry)
-        entry.todo = max(1, request.num_tokens - request.num_computed_tokens)
         if request.num_computed_tokens:
             self.holding[entry.id] = request
         self._in_order = False
@@ -94,6 +99,14 @@ class RequestMap:
                     self._join(request)
         if self._by_priority and not self._in_order:
             self._sort()
+        for entry in self._live.ledger.waiting.values():  # the next in turn sees what is there now
+            if self._lookup.look(entry, self.requests[entry.id]):
+                self._live.lease.ended = True
+            break
+
+    def look(self, entry: Entry) -> None:
+        """It was evicted, and waits: how much of it is still in the prefix cache?"""
+        self._lookup.look(entry, self.requests[entry.id])
 
     def set_aside(self, requests: list[Request]) -> None:
         """There is no room for their adapters: the policy is not to wait for them."""
@@ -155,9 +168,27 @@ class RequestMap:
                 self._away(request)
                 self._unready[request.request_id] = request
         chunks = tuple(self._chunks(scheduled)) if ledger.prefilling else ()
-        flight = live.ran(chunks, len(scheduled) - len(chunks), lambda: self._decodes(scheduled))
+        decodes = len(scheduled) - len(chunks)
+        flight = live.ran(chunks, decodes, lambda: self._decodes(scheduled))
+        self._look_at_refused(seen, decodes, sum(chunk.tokens for chunk in chunks))
         if flight is not None:
             self._flights[id(output)] = flight, output
+
+    def _look_at_refused(self, seen: list[Request], decodes: int, prompts: int) -> None:
+        """The first prompt that vLLM tried and did not admit had no room: the policy may have counted on more
+        in the cache than there is.
+        """
+        plan, ledger = self._live.plan, self._live.ledger
+        if plan is None or len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
+            return
+        left = min(plan.budget, ledger.limits.batch_tokens) - decodes * ledger.limits.decode_width
+        if prompts >= min(left, plan.chunk):
+            return
+        for request in seen:
+            entry = self.entries.get(request.request_id)
+            if entry is not None and entry.id in ledger.waiting:
+                self._lookup.look(entry, request)
+                return
 
     def _seat(self, names: tuple[str, ...], scheduled: dict[str, int]) -> None:
         """They have got a seat, or theirs again."""
@@ -168,7 +199,9 @@ class RequestMap:
             if entry.evictions:
                 self._live.ledger.recount(entry, request.num_output_tokens)
             self.holding.pop(entry.id, None)
-            self._live.admitted(entry, min(entry.prompt, request.num_computed_tokens - scheduled[name]))
+            found = request.num_computed_tokens - scheduled[name]
+            entry.todo, entry.hit, entry.loose = max(1, request.num_tokens - found), 0, 0
+            self._live.admitted(entry, found)
 
     def done(self, output: Any, kv: int) -> bool:
         """The tokens of that step are known. False: it was empty."""
@@ -188,7 +221,7 @@ class RequestMap:
             request = self._scheduler.requests[name]
             ledger.recount(entry, request.num_output_tokens)
             if entry.id in ledger.waiting:  # evicted while the step was in flight
-                entry.todo = request.num_tokens
+                entry.todo = request.num_tokens - entry.hit
 
     def _chunks(self, scheduled: dict[str, int]) -> list[Chunk]:
         chunks = []

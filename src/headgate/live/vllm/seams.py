@@ -13,6 +13,7 @@ MODULES = {
     "queues": "vllm.v1.core.sched.request_queue",
     "output": "vllm.v1.core.sched.output",
     "request": "vllm.v1.request",
+    "caches": "vllm.v1.core.kv_cache_coordinator",
 }
 # Methods we call or override, with the arguments we pass by position or read by name.
 METHODS = {
@@ -37,8 +38,9 @@ READ_BY_SCHEDULE = (
 )  # fmt: skip
 REQUEST = (
     "num_computed_tokens", "is_prefill_chunk", "next_decode_eligible_step", "lora_request",
-    "max_tokens", "priority", "arrival_time", "status",
+    "max_tokens", "priority", "arrival_time", "status", "block_hashes",
 )  # fmt: skip
+LOOKUP = ("block_hashes", "max_cache_hit_length")  # arguments of the prefix cache's look-up
 OUTPUT = {
     "SchedulerOutput": ("num_scheduled_tokens", "scheduled_new_reqs", "scheduled_cached_reqs"),
     "CachedRequestData": ("resumed_req_ids",),
@@ -81,6 +83,9 @@ def faults() -> list[str]:
         for name in sorted(getattr(queue, "__abstractmethods__", ()))
         if name not in QUEUE
     ]
+    lookup = getattr(getattr(modules["caches"], "KVCacheCoordinator", None), "find_longest_cache_hit", None)
+    if lookup is None or list(inspect.signature(lookup).parameters)[1:] != list(LOOKUP):
+        found.append(f"KVCacheCoordinator.find_longest_cache_hit does not take {', '.join(LOOKUP)}")
     source = inspect.getsource(modules["request"].Request)
     found += [f"Request lacks {name}" for name in REQUEST if f"self.{name}" not in source]
     for name, fields in OUTPUT.items():

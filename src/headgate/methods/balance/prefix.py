@@ -310,7 +310,7 @@ class Scored(KnowsPrefixes):
 
     def cost(self, request: Request, engine: int, cached: int) -> float:
         shortest, longest = self._queues
-        matched = min(cached, self.longest) / min(request.prompt, self.longest)
+        matched = min(cached, self.longest) / max(1, min(request.prompt, self.longest))
         short = (longest - self._waiting(engine)) / (longest - shortest) if longest > shortest else 1.0
         prefix, kv, queue = self.weights
         return -(prefix * matched + kv * self._free(engine) + queue * short)

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 from headgate.core.errors import InputError, unknown
 from headgate.core.policy import End, Steps
-from headgate.core.request import Request
+from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.estimators.averages import Window
@@ -83,6 +83,7 @@ class AdaptiveExclusive(Exclusive):
         self._hazard = OutputHazard(window)
         self._completed = OutputHazard(window)  # these alone, in full, as the paper fits them
         self._prompts = Window(window)
+        self._computed = Window(window)  # of those, what no cache had
         self._running: dict[int, Request] = {}  # those that decode
         self._iterations = 0
         self._left = 0  # completions since the last plan
@@ -130,6 +131,7 @@ class AdaptiveExclusive(Exclusive):
         self._hazard.update(decoded, how in (End.STOPPED, End.LIMIT), self._iterations)
         self._completed.update(decoded, how in (End.STOPPED, End.LIMIT))
         self._prompts.update(request.prompt)
+        self._computed.update(uncached(request))
         self._left += 1
         if self._left >= self.review and len(self._hazard) >= self.warm and self._memory:
             self._left = 0
@@ -146,7 +148,9 @@ class AdaptiveExclusive(Exclusive):
         survival = self._hazard.survival(ages, self._iterations)
         prompt, spread = self._prompts.value or 1.0, self._prompts.spread or 0.0
         output = max(mean, 1.0 + 1e-9)
-        self.lengths = Lengths(prompt, output, spread, output * survival.spread if survival else 0.0)
+        output_sd = output * survival.spread if survival else 0.0
+        uncached = self._computed.value or 1.0, self._computed.spread or 0.0
+        self.lengths = Lengths(prompt, output, spread, output_sd, uncached)
         capacity, block = self._memory
         least = min(self.most, max(LEAST_SEATS, self.most // 10))
         seats = Seats(max(capacity, prompt + block + mean + 1), self.most, least, self.miss, block)

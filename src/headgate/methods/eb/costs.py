@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError
 from headgate.cost.laws.linear import LinearCost
@@ -15,12 +15,42 @@ class Lengths(NamedTuple):
     """Means and standard deviations of prompt and output. mu_L, mu_O, sigma_L, sigma_O of the EB paper.
 
     Outputs are decode iterations, one less than output tokens (erratum E12: the prefill emits the first).
+    With a prefix cache a prompt costs time by the tokens that are computed, and memory by all of them:
+    `uncached` has mean and deviation of the former, None where they are the prompt's.
     """
 
     prompt: float
     output: float
     prompt_sd: float = 0.0
     output_sd: float = 0.0
+    uncached: tuple[float, float] | None = None
+
+    @property
+    def computed(self) -> float:
+        """Mean prompt tokens that no cache has."""
+        return self.prompt if self.uncached is None else self.uncached[0]
+
+    @property
+    def computed_sd(self) -> float:
+        return self.prompt_sd if self.uncached is None else self.uncached[1]
+
+    @property
+    def cached(self) -> float:
+        """Mean prompt tokens that stand before those."""
+        return self.prompt - self.computed
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain numbers; those of the cache only where it finds anything."""
+        plain: dict[str, Any] = self._asdict()
+        del plain["uncached"]
+        if self.uncached is not None:
+            plain |= {"computed": self.computed, "computed_sd": self.computed_sd}
+        return plain
+
+    def longer(self, tokens: float) -> Lengths:
+        """So many more prompt tokens to compute."""
+        computed = None if self.uncached is None else (self.uncached[0] + tokens, self.uncached[1])
+        return self._replace(prompt=self.prompt + tokens, uncached=computed)
 
     @property
     def context(self) -> float:
@@ -29,8 +59,8 @@ class Lengths(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Tokens of a request, prompt and output."""
-        return self.prompt + self.output
+        """Tokens that are computed for a request, prompt and output."""
+        return self.computed + self.output
 
 
 class PhaseCosts(NamedTuple):
@@ -66,7 +96,7 @@ class PhaseCosts(NamedTuple):
 
     def pure_per_token(self, lengths: Lengths) -> float:
         """The price of a token when each kind runs alone, without fixed costs: beta_EB."""
-        prompt = self.prefill_per_token * lengths.prompt
+        prompt = self.prefill_per_token * lengths.computed
         return (prompt + self.decode_per_request * lengths.output) / lengths.total
 
 
@@ -88,7 +118,7 @@ def checked_costs(costs: PhaseCosts) -> PhaseCosts:
 
 def checked_lengths(lengths: Lengths) -> Lengths:
     """The same, or an InputError: prompts > 0, outputs >= 1 iteration, deviations >= 0, all finite."""
-    bounds = (("prompt", lengths.prompt > 0, "> 0"), ("output", lengths.output >= 1, ">= 1"))
+    bounds = (("prompt", lengths.computed > 0, "> 0"), ("output", lengths.output >= 1, ">= 1"))
     spreads = (("prompt_sd", lengths.prompt_sd >= 0, ">= 0"), ("output_sd", lengths.output_sd >= 0, ">= 0"))
     for name, fine, bound in (*bounds, *spreads):
         value = getattr(lengths, name)
@@ -137,7 +167,7 @@ def phase_costs(cost: StepCost, lengths: Lengths, slots: int, refill: int = 1) -
 
 def _nearest(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
     """The same from any step cost, by the lines nearest to it."""
-    decode, prefill, mixed = nearest_lines(cost, lengths.prompt, lengths.context, slots)
+    decode, prefill, mixed = nearest_lines(cost, lengths.computed, lengths.context, slots, lengths.cached)
     together, per_token, beside = mixed
     phase = prefill[0] + cost.switch  # erratum E2: of the change, not of a kernel
     shares = (per_token, beside - per_token, 0.0)

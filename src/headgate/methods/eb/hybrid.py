@@ -98,6 +98,7 @@ class ExclusivePlus(BatchPolicy):
         self._surge = float(light)  # demand that brings the review forward
         self._gain = 0.0
         self._capacity = inf  # KV tokens, once seen
+        self._shared = 0.0  # of those a decode reads, how many it shares with others
         self._wasted = Window(review)  # KV tokens that mixed batching computed in vain, by request
 
     def gauges(self) -> Mapping[str, float]:
@@ -140,6 +141,7 @@ class ExclusivePlus(BatchPolicy):
     def plan(self, view: View) -> Plan:
         """The chosen one's plan, but at most until the next review."""
         self._capacity = view.kv_total
+        self._shared = view.kv_shared / max(1, len(view.decoding))
         self.exclusive.look(view)
         if self._wants_exclusive != self._in_exclusive and not self.exclusive.refilling:
             self._in_exclusive = self._wants_exclusive
@@ -182,14 +184,15 @@ class ExclusivePlus(BatchPolicy):
         """
         lengths, share = self.exclusive.lengths, self.exclusive.share
         again = (self._wasted.value or 0.0) if demand > seats else 0.0
-        mixed = mixed_rate(self._cost, lengths._replace(prompt=lengths.prompt + again), seats, self.budget)
+        mixed = mixed_rate(self._cost, lengths.longer(again), seats, self.budget)
         return exclusive_rate(self._cost, lengths, seats, min(share, 0.99), self.budget) / mixed - 1
 
     def _seats(self) -> int:
-        """How many requests memory holds in either mode, at the mean context of the lengths seen."""
+        """How many requests memory holds in either mode, at the mean context less what they share."""
         if self._capacity == inf:
             return self.slots
-        fit = self.exclusive.seats_that_fit(self.exclusive.lengths.context, self._capacity)
+        held = max(1.0, self.exclusive.lengths.context - self._shared)
+        fit = self.exclusive.seats_that_fit(held, self._capacity)
         return max(1, min(self.slots, fit))
 
     def _count(self, now: float, by: int) -> None:

@@ -21,15 +21,16 @@ class Lines(NamedTuple):
     mixed: tuple[float, float, float]  # fixed, per prompt token, per decode
 
 
-def nearest_lines(cost: StepCost, prompt: float, context: float, slots: int) -> Lines:
+def nearest_lines(cost: StepCost, prompt: float, context: float, slots: int, cached: float = 0.0) -> Lines:
     """Least-squares lines through steps of mean requests.
 
     Decodes from half the seats to all of them, each with `context`; one to eight prompts of `prompt` tokens,
-    the last one cut so that tiles are met at all their sides. None of the numbers is negative.
+    each behind `cached` ones, the last one cut so that tiles are met at all their sides. None of the numbers
+    is negative.
     """
     sizes = np.unique(np.linspace(max(1, slots // 2), slots, SIZES).round().astype(int)).tolist()
     totals = np.linspace(max(prompt, 1), PROMPTS * max(prompt, 1), POINTS).round().astype(int).tolist()
-    prompts = [Shape(prefill=total, chunks=_chunks(total, prompt)) for total in totals]
+    prompts = [mean_prompts(total, prompt, cached) for total in totals]
     decode = _line(sizes, [cost.seconds(Shape(n, round(n * context))) for n in sizes])
     prefill = _line(totals, [cost.seconds(shape) for shape in prompts])
     rows, times = [], []
@@ -41,16 +42,12 @@ def nearest_lines(cost: StepCost, prompt: float, context: float, slots: int) -> 
     return Lines(decode, prefill, (max(fixed, 0.0), max(each, 0.0), max(beside, 0.0)))
 
 
-def mean_prompts(tokens: float, prompt: float) -> Shape:
-    """A step of that many prompt tokens, in whole prompts of mean length and a rest."""
-    total = max(1, round(tokens))
-    return Shape(prefill=total, chunks=_chunks(total, prompt))
-
-
-def _chunks(total: int, prompt: float) -> tuple[Chunk, ...]:
-    each = max(1, round(prompt))
+def mean_prompts(tokens: float, prompt: float, cached: float = 0.0) -> Shape:
+    """A step of that many prompt tokens, in prompts of mean length and a rest, each behind cached ones."""
+    total, each, behind = max(1, round(tokens)), max(1, round(prompt)), round(cached)
     whole, rest = divmod(total, each)
-    return (Chunk(0, each),) * whole + ((Chunk(0, rest),) if rest else ())
+    chunks = (Chunk(behind, each),) * whole + ((Chunk(behind, rest),) if rest else ())
+    return Shape(prefill=total, behind=behind * len(chunks), chunks=chunks)
 
 
 def _line(sizes: list[int], times: list[float]) -> tuple[float, float]:

@@ -50,7 +50,7 @@ class Pieces:
 
     def _piece(self, view: View, joining: int, tokens: int) -> tuple[int, int]:
         decodes = len(view.decoding) + joining
-        held = view.kv_total - view.kv_free + tokens  # what they read, less a token each, and a little more
+        held = view.kv_total - view.kv_free + view.kv_shared + tokens  # what they read, less a token each
         after = self._cost.seconds(Shape(decodes, held + decodes))
         return self._largest(self.max_gap - after - self._lag(view, after), view.limits.batch_tokens)
 

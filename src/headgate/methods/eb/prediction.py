@@ -21,16 +21,16 @@ def mixed_rate(cost: StepCost, lengths: Lengths, running: float, budget: int) ->
     the price of a mixed token to every step. Where prompts do not fit into the budget, decodes wait for them.
     """
     running = _checked(lengths, running, budget)
-    running = min(running, budget / (1 + lengths.prompt / lengths.output))
+    running = min(running, budget / (1 + lengths.computed / lengths.output))
     decodes, context = round(running), round(running * lengths.context)
     entering = running / lengths.output
     if entering >= 1:
-        prompts = mean_prompts(entering * lengths.prompt, lengths.prompt)
+        prompts = mean_prompts(entering * lengths.computed, lengths.computed, lengths.cached)
         seconds = cost.seconds(prompts._replace(decodes=decodes, context=context))
     else:
-        chunk = min(lengths.prompt, budget - running)
-        share = min(1.0, entering * lengths.prompt / chunk)  # a prompt above the budget takes several steps
-        with_prompt = cost.seconds(Shape(decodes, context, max(1, round(chunk))))
+        chunk = min(lengths.computed, budget - running)
+        share = min(1.0, entering * lengths.computed / chunk)  # a prompt above the budget takes several steps
+        with_prompt = cost.seconds(Shape(decodes, context, max(1, round(chunk)), round(lengths.cached)))
         seconds = share * with_prompt + (1 - share) * cost.seconds(Shape(decodes, context))
     return entering / seconds
 
@@ -50,14 +50,15 @@ def exclusive_rate(cost: StepCost, lengths: Lengths, slots: float, share: float,
     phase = -log1p(-share) * lengths.output
     decodes = refilled * lengths.output / phase
     decode = phase * cost.seconds(Shape(round(decodes), round(decodes * lengths.context)))
-    tokens = refilled * lengths.prompt
+    tokens = refilled * lengths.computed
     steps = ceil(tokens / budget)
-    return refilled / (decode + steps * cost.seconds(mean_prompts(tokens / steps, lengths.prompt)))
+    prompts = mean_prompts(tokens / steps, lengths.computed, lengths.cached)
+    return refilled / (decode + steps * cost.seconds(prompts))
 
 
 def prefill_steps(lengths: Lengths, refilled: float, budget: float) -> float:
     """How many steps of `budget` tokens a refill takes on average; its prompts' sum is taken as normal."""
-    mean, spread = refilled * lengths.prompt, sqrt(2 * refilled) * lengths.prompt_sd
+    mean, spread = refilled * lengths.computed, sqrt(2 * refilled) * lengths.computed_sd
     if not spread:
         return float(ceil(mean / budget))
     full = max(0, int((mean - 4 * spread) / budget))  # these are certain
@@ -84,11 +85,11 @@ def whole_steps(plan: Threshold, lengths: Lengths, overhead: float, budget: floa
         refilled = min(refill + extra, slots)
         return (phase + overhead * prefill_steps(lengths, refilled, budget)) / refilled
 
-    last = ceil((plan.refill + extra) * lengths.prompt / budget)
+    last = ceil((plan.refill + extra) * lengths.computed / budget)
     choices = [plan.refill]
     for steps in (last - 1, last):
-        root = sqrt(lengths.prompt_sd**2 + 4 * lengths.prompt * steps * budget) - lengths.prompt_sd
-        choices.append(int((root / (2 * lengths.prompt)) ** 2 - extra))
+        root = sqrt(lengths.computed_sd**2 + 4 * lengths.computed * steps * budget) - lengths.computed_sd
+        choices.append(int((root / (2 * lengths.computed)) ** 2 - extra))
     refill = min((choice for choice in choices if 1 <= choice <= slots), key=cost)
     return Threshold(refill / slots, refill, slots)
 

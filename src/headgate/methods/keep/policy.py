@@ -290,7 +290,7 @@ def _load(view: View) -> Load:
     decodes = len(view.decoding)
     if not decodes:
         return Load(0, 0)
-    held = view.kv_total - view.kv_free
+    held = view.kv_total - view.kv_free + view.kv_shared
     for request in view.prefilling.values():
         held -= request.prompt + request.generated - request.todo
     held -= decodes * (view.limits.block - 1) // 2

@@ -85,12 +85,14 @@ class Margin:
     def _full_step(self, view: View, budget: int) -> float:
         decodes = len(view.decoding)
         tokens = max(1, budget - decodes * view.limits.decode_width)
-        held = view.kv_total - view.kv_free + decodes
+        held = view.kv_total - view.kv_free + view.kv_shared + decodes
         return self._cost.seconds(Shape(decodes, held, tokens, behind(view)))
 
 
 def behind(view: View) -> int:
-    """KV that is already there for the prompt under way."""
+    """KV that is already there for the prompt under way, or cached for the next one."""
     for request in view.prefilling.values():
         return request.prompt + request.generated - request.todo
+    for request in view.waiting.values():
+        return request.cached
     return 0

@@ -202,7 +202,8 @@ class _Step:
         self._seconds, self._allowance = cost.seconds, allowance * TRUSTED
         self._behind = behind(view)
         decodes = len(view.decoding)
-        self._each = (view.kv_total - view.kv_free) / decodes + 1 if decodes else 0.0  # mean context
+        held = view.kv_total - view.kv_free + view.kv_shared
+        self._each = held / decodes + 1 if decodes else 0.0  # mean context
 
     def most_tokens(self, decodes: int, room: int) -> int:
         """Prompt tokens beside so many decodes, up to `room`; a few even if there is no time for any."""

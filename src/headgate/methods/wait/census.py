@@ -27,13 +27,13 @@ class Census:
     def __init__(self, window: int) -> None:
         self.ended = 0  # completions so far
         self._window = window
-        self._arrivals: deque[tuple[str, int, float]] = deque(maxlen=window)
+        self._arrivals: deque[tuple[str, int, int, float]] = deque(maxlen=window)
         self._all = _Lengths(window)
         self._lengths: dict[str, _Lengths] = {}
 
-    def came(self, name: str, prompt: int, when: float) -> None:
-        """One request of that type has come."""
-        self._arrivals.append((name, prompt, when))
+    def came(self, name: str, prompt: int, when: float, cached: int = 0) -> None:
+        """One request of that type has come; the prefix cache had so many tokens of it."""
+        self._arrivals.append((name, prompt, cached, when))
 
     def went(self, name: str, decodes: int, how: End) -> None:
         """One has left after so many decode iterations; a request that never began (-1) is ignored."""
@@ -49,12 +49,14 @@ class Census:
 
     def seen(self, running: Mapping[str, Sequence[int]], now: float, longer: float = 0.0) -> dict[str, Seen]:
         """The types of the last arrivals; `running`: ages of those that decode; prompts are `longer`."""
-        span = now - self._arrivals[0][2] if self._arrivals else 0.0
+        span = now - self._arrivals[0][-1] if self._arrivals else 0.0
         if span <= 0:
             return {}
         prompts: dict[str, list[int]] = {}
-        for name, prompt, _ in self._arrivals:
+        cached: dict[str, int] = {}
+        for name, prompt, there, _ in self._arrivals:
             prompts.setdefault(name, []).append(prompt)
+            cached[name] = cached.get(name, 0) + there
         everybody = [age for ages in running.values() for age in ages if age]
         found: dict[str, Seen] = {}
         for name, theirs in prompts.items():
@@ -64,5 +66,7 @@ class Census:
             ages = everybody if known is self._all else [age for age in running.get(name, ()) if age]
             survival, share = known.hazard.survival(ages), decoding.decoding.value
             if survival is not None and share is not None:
-                found[name] = Seen(len(theirs) / span, sum(theirs) / len(theirs) + longer, survival, share)
+                count = len(theirs)
+                mean, found_there = sum(theirs) / count + longer, cached[name] / count
+                found[name] = Seen(count / span, mean, survival, share, found_there)
         return found

@@ -27,10 +27,11 @@ class Part(NamedTuple):
     """
 
     rate: float  # requests per second that enter it: λ_j, or Λ_i of a segment
-    prompt: float  # prompt tokens of one request, 0 where no prompt runs: l_j
+    prompt: float  # prompt tokens of one request that are computed, 0 where no prompt runs: l_j
     decodes: float  # decode stages, output tokens less one: l'_j
     work: float  # KV tokens touched over all its stages: w_j, or σ_i of a segment
     peak: float = 0.0  # the most KV tokens one request holds in it
+    cached: float = 0.0  # prompt tokens that a prefix cache has: held with the prompt, and not computed
 
     @property
     def stages(self) -> float:
@@ -52,7 +53,7 @@ class Line(NamedTuple):
 
     def price(self, part: Part) -> float:
         """Seconds that one request at each stage of the part adds."""
-        read = part.work - part.prompt
+        read = part.work - part.prompt - part.cached
         return self.per_context * read + self.per_prompt * part.prompt + self.per_decode * part.decodes
 
     def pressure(self, parts: Sequence[Part]) -> float:
@@ -149,14 +150,15 @@ def mean_seconds(cost: StepCost, parts: Sequence[Part], pace: float) -> float:
     each_second = sum(part.rate * part.decodes for part in parts)
     busy = max(pace, 1 / each_second) if each_second else pace
     decodes = round(busy * each_second)
-    read = round(busy * sum(part.rate * (part.work - part.prompt) for part in parts))
+    read = round(busy * sum(part.rate * (part.work - part.prompt - part.cached) for part in parts))
     prompts = pace * sum(part.rate for part in parts if part.prompt)
     tokens = pace * sum(part.rate * part.prompt for part in parts)
     if not prompts:
         return cost.seconds(Shape(decodes, read))
     each, many = max(1, round(tokens / prompts)), max(1.0, prompts)
-    chunks = (Chunk(0, each),) * round(many)
-    together = cost.seconds(Shape(decodes, read, round(each * many), 0, chunks))
+    behind = round(pace * sum(part.rate * part.cached for part in parts) / prompts)
+    chunks = (Chunk(behind, each),) * round(many)
+    together = cost.seconds(Shape(decodes, read, round(each * many), behind * len(chunks), chunks))
     if prompts >= 1 or not decodes:
         return together
     return prompts * together + (1 - prompts) * cost.seconds(Shape(decodes, read))

@@ -7,13 +7,15 @@ from math import isfinite
 from typing import NamedTuple
 
 from headgate.core.errors import InputError
-from headgate.core.request import Request
+from headgate.core.request import Request, uncached
 
 BY_VALUE = ("prompt", "output")
 
 
 class Sorting(NamedTuple):
-    """By kind, by bounds of the prompt or of the predicted output, or not at all."""
+    """By kind, by bounds of the prompt (what the prefix cache has of it left out) or of the predicted output,
+    or not at all.
+    """
 
     by: str
     bounds: tuple[int, ...] = ()
@@ -36,7 +38,7 @@ class Sorting(NamedTuple):
             return ""
         if self.by == "kind":
             return request.kind
-        value = request.prompt if self.by == "prompt" else request.guess
+        value = uncached(request) if self.by == "prompt" else request.guess
         if value is None:
             return "unknown"
         return next((str(bound) for bound in self.bounds if value <= bound), "more")

@@ -19,12 +19,17 @@ LAST = 0.005  # of the requests may live beyond the end of the last segment
 
 
 class Seen(NamedTuple):
-    """One type of requests: how many come per second, their mean prompt, how long they decode."""
+    """One type of requests: how many come per second, their mean prompt, how long they decode.
+
+    Of the prompt `cached` tokens are found in a prefix cache: they take memory and no time. Memory that
+    requests share is counted for each of them.
+    """
 
     rate: float
     prompt: float
     survival: Survival  # of those that decode at all
     decoding: float = 1.0  # the share that does
+    cached: float = 0.0
 
     def part(self) -> Part:
         """The type as one part: l' and w by their means, (l+k) summed over the stages that are reached."""
@@ -37,7 +42,8 @@ class Seen(NamedTuple):
         read += beyond * (self.prompt + len(curve)) + beyond / ending
         work = self.prompt + self.decoding * read
         longest = self.prompt + self.end(1 - LAST)
-        return Part(self.rate, self.prompt, self.decoding * decodes, work, longest)
+        computed = self.prompt - self.cached
+        return Part(self.rate, computed, self.decoding * decodes, work, longest, self.cached)
 
     def end(self, share: float) -> int:
         """By which decode iteration that share of the requests has ended, nearly."""
@@ -63,8 +69,9 @@ class Seen(NamedTuple):
             stages, first = slice(begin, end), not number
             decodes = float(alive[stages].sum()) / enter if enter else 0.0
             read = float((alive[stages] * kv[stages]).sum()) / enter if enter else 0.0
-            prompt = self.prompt if first else 0.0
-            found.append(Part(self.rate * enter, prompt, decodes, prompt + read, self.prompt + end))
+            prompt, cached = (self.prompt, self.cached) if first else (0.0, 0.0)
+            sizes = decodes, prompt + read, self.prompt + end
+            found.append(Part(self.rate * enter, prompt - cached, *sizes, cached))
         return found
 
     def _curve(self, ages: int) -> NDArray[np.float64]:

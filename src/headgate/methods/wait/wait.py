@@ -8,7 +8,7 @@ from math import inf
 from headgate.core.errors import InputError
 from headgate.core.plan import Plan
 from headgate.core.policy import End
-from headgate.core.request import Request
+from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.methods.wait.census import Census
@@ -36,7 +36,7 @@ class Wait(Lockstep):
         thresholds: requests per stage that enter together, `10` for every type or `chat=2+code=0.5` by type;
             fractions enter now and then. Types without one enter freely. Empty: learned from the traffic.
         split: what makes a type: "kind", "prompt:256/1024" (by bounds of the prompt), "output:50/200" (by
-            bounds of the predicted output), "none".
+            bounds of the predicted output), "none". A prompt counts without what the prefix cache had of it.
         max_pause: seconds a decode may pause before its type moves anyway. 0: no request is ever
             paused, in a segment or before one, and none waits for a cohort (`max_wait` is 0 too);
             thresholds only pace admission. With learned thresholds this is the better choice.
@@ -79,6 +79,7 @@ class Wait(Lockstep):
         self._sorting = Sorting.read(self.name, split)
         self._census = Census(window)
         self._came = 0
+        self._names: dict[int, str] = {}  # types by request: what a cache has of a prompt changes
         self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
 
     def gauges(self) -> Mapping[str, float]:
@@ -92,7 +93,7 @@ class Wait(Lockstep):
 
     def track_of(self, request: Request) -> Track:
         """The track of its type, made when the first of the type comes."""
-        name = self._sorting.name(request)
+        name = self._name(request)
         if name not in self.tracks:
             self.tracks[name] = self._new(name)
         return self.tracks[name]
@@ -100,15 +101,24 @@ class Wait(Lockstep):
     def arrived(self, request: Request, now: float) -> None:
         """Count it; review the thresholds when enough have come."""
         super().arrived(request, now)
-        self._census.came(self._sorting.name(request), request.prompt, request.queued)
+        cached = request.prompt - uncached(request)
+        self._census.came(self._name(request), request.prompt, request.queued, cached)
         self._came += 1
         if not self.fixed and self._came >= self.review and self._memory and self._census.ended >= self.warm:
             self._came = 0
             self._learn(now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        self._census.went(self._sorting.name(request), request.generated - 1, how)
+        self._census.went(self._name(request), request.generated - 1, how)
         super().finished(request, now, how)
+        self._names.pop(request.id, None)
+
+    def _name(self, request: Request) -> str:
+        """Its type, as it was when it came."""
+        name = self._names.get(request.id)
+        if name is None:
+            name = self._names[request.id] = self._sorting.name(request)
+        return name
 
     def check_sizes(self) -> None:
         """One threshold for each type."""

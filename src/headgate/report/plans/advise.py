@@ -73,7 +73,16 @@ def answer(advice: Advice) -> str:
         return f"{said}."
     needs = plural(best.engines, "engine") if best.engines else f"more than {plural(advice.most, 'engine')}"
     needs += f", {engines_range(best.engines, error)}" if error and best.engines else ""
-    return f"{said}. Your load of {number(advice.load)} requests/s needs {needs}."
+    return f"{said}. Your load of {number(advice.load)} requests/s needs {needs}{_also_plain(advice)}."
+
+
+def _also_plain(advice: Advice) -> str:
+    """Whether vLLM without a plug-in bears the load with as few engines: then nothing need be changed."""
+    best = advice.best
+    for other, flags in ((advice.default, "at its defaults"), (advice.plain, "at its best flags")):
+        if best.engines and other.engines == best.engines and other.name != best.name:
+            return f"; plain vLLM {flags} bears it with as many"
+    return ""
 
 
 def other_said(advice: Advice) -> str:

@@ -19,9 +19,9 @@ from headgate.report.numbers import interval, number, percent, plural, sentence
 from headgate.report.runs.origin import plan_page
 
 ENOUGH = (
-    "Enough: every level is kept with every seed; below it, if tried, one engine fewer; smaller fleets are "
-    "not rechecked. In time: percent of requests (TBT: of gaps) within the limit. Seats: taken by decodes. "
-    "Of λ*: the load."
+    "A fleet is enough if it keeps every level with every seed. The row below it is one engine fewer, if "
+    "that was tried; smaller fleets are not rechecked. In time: the percentage of requests (TBT: of gaps "
+    "between tokens) within the limit. Seats: the share that decodes take. Of λ*: the load."
 )
 FASTER = 1.5  # a trace that runs so many times as fast has sharper bursts than any that came
 CARE = (

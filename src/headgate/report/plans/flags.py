@@ -31,7 +31,8 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] 
     sections = (Section("", tuple(blocks)), Section("Command", (Code(_command(plan)),)), *more)
     rate = f"{number(plan.rate)} requests/s at {number(1000 * plan.per_token)} ms per token"
     bar = f", ±{100 * about.error:.0f} % (derived card)" if about.error else ""
-    verdict, named = f"Predicted when saturated: {rate}{bar}.", f"{about.source}, {about.workload}"
+    flags = " ".join(f"{flag.name} {flag.value}" for flag in plan.flags)
+    verdict, named = f"Set {flags}: saturated, {rate}{bar}.", f"{about.source}, {about.workload}"
     return plan_page("Flags for plain vLLM", named, verdict, sections, [*map(sentence, about.notes)], command)
 
 

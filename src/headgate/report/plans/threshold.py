@@ -15,7 +15,7 @@ from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.stationary import phase_share
 from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
 from headgate.report.document import Cell, Drawn, Facts, Figure, Grid, Page, Row, Section, row, valued
-from headgate.report.numbers import fine_time, number, sentence, signed, time_unit
+from headgate.report.numbers import fine_time, number, percent, sentence, signed, time_unit
 from headgate.report.runs.origin import plan_page
 
 POINTS = 90
@@ -128,7 +128,8 @@ def _gap(plan: ThresholdPlan) -> str:
 def lengths(about: Situation) -> str:
     """Mean lengths, and what a decode reads."""
     found = about.lengths
-    means = f"prompt {number(found.prompt)}, output {number(found.output + 1)} tokens"
+    cached = f" ({percent(found.cached / found.prompt)} cached)" if found.uncached else ""
+    means = f"prompt {number(found.prompt)}{cached}, output {number(found.output + 1)} tokens"
     return f"{means}; a decode reads {number(found.context)}"
 
 

@@ -15,7 +15,7 @@ from headgate.stats.figures import Figures
 from headgate.stats.fleet import FleetFigures
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import Engine, Metrics
-from headgate.stats.prefix_hits import PrefixHits, prefix_hits
+from headgate.stats.prefix_hits import PrefixHits
 
 TONES = {BETTER: "words good", WORSE: "words bad"}
 SHORT = {
@@ -145,8 +145,8 @@ def run_facts(found: Measured) -> Facts:
         "Finished": ", ".join([f"{counts.completed:,} of {counts.total:,} requests", *ended]),
         "Stationary": f"yes, {metrics.reason}" if metrics.stationary else f"NO: {_why_not(found)}",
     }
-    if hits := prefix_hits(found.run):
-        rows["Prefix cache"] = _hits(hits)
+    if metrics.prefix_cache:
+        rows["Prefix cache"] = _hits(metrics.prefix_cache)
     if metrics.rough:
         names = ", ".join(metrics.rough)
         rows["Intervals"] = f"unreliable: samples are correlated ({names}); use more requests"
@@ -154,13 +154,48 @@ def run_facts(found: Measured) -> Facts:
 
 
 def _hits(hits: PrefixHits) -> str:
-    """The share of prompt tokens that were found, by class where there are several, and evictions."""
-    classes = [f"{name} {percent(share)}" for name, share in hits.by_kind.items()]
-    parts = f" ({', '.join(classes)})" if len(classes) > 1 else ""
-    if len(hits.by_engine) > 1:
-        low, high = min(hits.by_engine.values()), max(hits.by_engine.values())
-        parts += f", {percent(low)} to {percent(high)} by engine"
-    return f"{percent(hits.share)} of prompt tokens found{parts}; {hits.evicted:,} cached blocks evicted"
+    """The share of prompt tokens that were found, what that saved, and evictions."""
+    parts = f"{percent(hits.all.share)} of prompt tokens found"
+    if len(hits.engines) > 1:
+        shares = [found.share for found in hits.engines.values()]
+        parts += f", {percent(min(shares))} to {percent(max(shares))} by engine"
+    if hits.all.saved is not None:
+        parts += f"; {number(hits.all.saved)} s of prefill saved"
+    return (
+        f"{parts}; as recorded"
+        if hits.evicted is None
+        else f"{parts}; {hits.evicted:,} cached blocks evicted"
+    )
+
+
+def prefix_grid(metrics: Mapping[str, Metrics], by_engine: bool = False) -> list[Grid]:
+    """Hits of several runs or classes, or of the engines of fleets; a single line stands among the facts."""
+    rows: list[Row] = []
+    for name, found in metrics.items():
+        hits = found.prefix_cache
+        if hits is None:
+            continue
+        if by_engine:
+            parts = {f"engine {each}": part for each, part in hits.engines.items()}
+            evicted = {f"engine {each}": count for each, count in hits.evicted_by_engine.items()}
+        else:
+            parts = {"all": hits.all, **(hits.kinds if len(hits.kinds) > 1 else {})}
+            evicted = {} if hits.evicted is None else {"all": hits.evicted}
+        for part, each in parts.items():
+            saved = "" if each.saved is None else each.saved
+            cells = share(each.share), each.tokens, saved, evicted.get(part, "")
+            rows.append(row(name, part, *cells))
+    if len(rows) < 2:
+        return []
+    heads = (
+        "run",
+        "of",
+        "prompt tokens\nfound",
+        "tokens\nfound",
+        "prefill saved\ns",
+        "cached blocks\nevicted",
+    )
+    return [Grid("", heads, tuple(rows), grouped=True)]
 
 
 def _why_not(found: Measured) -> str:

@@ -13,7 +13,16 @@ from headgate.report.document import FOLDED, PAGE_ONLY, Block, Chapter, Drawn, P
 from headgate.report.numbers import number, plural, sentence
 from headgate.report.runs.alarms import alarms
 from headgate.report.runs.gauges import gauge_blocks
-from headgate.report.runs.grids import differences, engines, fleets, latencies, overview, rates, run_facts
+from headgate.report.runs.grids import (
+    differences,
+    engines,
+    fleets,
+    latencies,
+    overview,
+    prefix_grid,
+    rates,
+    run_facts,
+)
 from headgate.report.runs.groups import (
     class_figures,
     class_grid,
@@ -76,6 +85,8 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
         Section(machine, (Drawn(lambda: filter(None, (timeline(list(runs.items()), rows),))),)),
         Section("By class", (*class_grid(scene.metrics, head), Drawn(lambda: class_figures(first)))),
         Section("By tenant", (*tenant_grid(first), Drawn(lambda: tenant_figures(first)))),
+        Section("Prefix cache", tuple(prefix_grid(scene.metrics))),
+        Section("Prefix cache by engine", tuple(prefix_grid(scene.metrics, by_engine=True)), PAGE_ONLY),
         Section("The fleet", (*fleet, Drawn(lambda: fleet_figures(runs, paths)))),
         Section("What the policies estimated", (Drawn(lambda: gauge_blocks(runs)),)),
     ]

@@ -147,7 +147,7 @@ class Scene:
         done = counted[run.requests["output"][counted] >= 1]
         if not limits or not len(done):
             return None
-        if any(table.meta.get("prefix_evicted") is not None for table in self.tables.values()):
+        if any(found.prefix_cache for found in self.metrics.values()):
             return None  # prompts that are found cost less than the bound counts
         lengths = Requests.of(run.requests["prompt"][done], run.requests["output"][done] - 1)
         try:

@@ -13,9 +13,12 @@ class Arrivals:
 
     Open loop: at the workload's times. Closed loop: request i is sent as soon as fewer than
     `clients[i]` requests are outstanding, so one that leaves lets the next one in at that moment.
+
+    With `hits` a request comes with the cached tokens that were recorded for it. Which other requests hold
+    them is not known, so they take memory as if no other did.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, hits: bool = False) -> None:
         self.total = len(workload)
         self.sent = 0
         self.outstanding = 0
@@ -24,7 +27,8 @@ class Arrivals:
         self._clients: list[int] = workload.clients.tolist()
         self._known = workload.identities()
         self._now = 0.0
-
+        recorded = hits and workload.contents is None and workload.cached.any()
+        self._cached: list[int] = workload.cached.tolist() if recorded else []
         self.next_time = -inf if self._closed else self._times[0]
 
     @property
@@ -45,7 +49,11 @@ class Arrivals:
         self.sent += 1
         self.outstanding += 1
         self._look_ahead()
-        return Entry(ledger, id, self._now if self._closed else self._times[id], *next(self._known))
+        entry = Entry(ledger, id, self._now if self._closed else self._times[id], *next(self._known))
+        if self._cached:
+            entry.cached = entry.hit = entry.loose = self._cached[id]
+            entry.todo -= entry.hit
+        return entry
 
     def returned(self, now: float) -> None:
         """One request has left; in a closed loop its client sends the next."""

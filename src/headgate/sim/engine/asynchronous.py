@@ -120,7 +120,7 @@ class Ahead(Replica):
         """The tokens of the step before the newest are seen; who has all of them goes."""
         self._see()
         while self._ends and self._ends[0][0] <= self.ledger.tick:
-            end, id = heappop(self._ends)
+            end, _, id = heappop(self._ends)
             entry = self.ledger.decoding.get(id)
             if entry is not None and entry.end == end:
                 known = entry.generated >= min(entry.limit, self.longest - entry.prompt)
@@ -130,12 +130,12 @@ class Ahead(Replica):
                 self._goes(entry, End.STOPPED if whole else End.LIMIT)
 
     def _see(self) -> None:
-        dated: list[tuple[Entry, int]] = []
-        if self._landing is not None:
-            dated = self._landing.dated
-            self._land(self._landing)
-            self._landing = None
-        self._later.catch_up(dated, self.now)
+        landing, self._landing = self._landing, None
+        if landing is not None:
+            self._land(landing)
+            self._later.catch_up(landing.dated, self.now)
+        else:
+            self._later.catch_up()
 
     def _ran(
         self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
@@ -176,7 +176,8 @@ class Ahead(Replica):
         return (self.blocks.total - self.blocks.free) * self.blocks.size
 
     def _tell_steps(self, steps: Steps) -> None:
-        self._later.tell("stepped", steps)
+        for hook in self._later.hear.stepped:
+            hook(steps)
         for hook in self.hear.stepped:  # the policy's
             hook(steps)
 
@@ -194,21 +195,24 @@ class Ahead(Replica):
 
     def _land(self, step: Composed) -> None:
         """Tell what this step brought."""
-        now, later = self.now, self._later
+        now, hear = self.now, self._later.hear
         start, self._seen = max(step.composed, self._seen), now
         ticks_since = self._air is not None and self._air.work[0] > 0
         self.ledger.redate(now, step.work[0] > 0 and not ticks_since, step.dated)
         self._tell_steps(Steps(start, [now], *step.work, self._kv))
         for entry, rolling in step.joined:
-            later.tell("prefilled", entry, now)
+            for hook in hear.prefilled:
+                hook(entry, now)
             if not rolling:
-                later.tell("held", entry, now)
+                for hook in hear.held:
+                    hook(entry, now)
         for entry, how in step.leaving.values():
             self._free(entry)
             self.ledger.recount(entry, min(entry.generated, self._whole(entry)))
             self.ledger.leave(entry)
             self.lease.finish()
-            later.tell("finished", entry, now, how)
+            for ended in hear.finished:
+                ended(entry, now, how)
             self.policy.finished(entry, now, how)
             self._on_leave(now)
 

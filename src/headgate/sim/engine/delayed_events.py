@@ -32,19 +32,21 @@ class DelayedEvents(Observer):
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._hear = Listeners(observers)
+        self.hear = Listeners(observers)  # for those who tell them at once
         self._news: list[tuple[str, tuple[Any, ...]]] = []
 
     def arrived(self, request: Request, now: float) -> None:
         """At once: it has no part in any step yet."""
-        self.tell("arrived", request, now)
+        for hook in self.hear.arrived:
+            hook(request, now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         """It left the queue: at once, unless there are news that must come first."""
         if self._news:
             self._news.append(("finished", (request, now, how)))
         else:
-            self.tell("finished", request, now, how)
+            for hook in self.hear.finished:
+                hook(request, now, how)
 
     def admitted(self, request: Request, now: float) -> None:
         self._news.append(("admitted", (request, now)))
@@ -61,11 +63,6 @@ class DelayedEvents(Observer):
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         self._news.append(("planned", (plan, now, gauges)))
 
-    def tell(self, name: str, *news: object) -> None:
-        """To all of them, now."""
-        for hook in getattr(self._hear, name):
-            hook(*news)
-
     def catch_up(self, dated: Iterable[tuple[Entry, int]] = (), seen: float | None = None) -> None:
         """What has waited; newest tokens of those `dated`, and of how many, were `seen` only now."""
         if not self._news:
@@ -75,4 +72,5 @@ class DelayedEvents(Observer):
         for name, words in news:
             if isinstance(words[0], RequestAsOf) and (words[0].id, words[0].generated) in late:
                 words[0].last_token = seen
-            self.tell(name, *words)
+            for hook in getattr(self.hear, name):
+                hook(*words)

@@ -17,12 +17,13 @@ class Launches(Pace):
     and the next one may be composed.
     """
 
-    __slots__ = ("_host", "done")
+    __slots__ = ("_host", "_spent", "done")
 
     def __init__(self, cost: StepCost) -> None:
         host = cost.host
         super().__init__(cost.unhosted() if host else cost)
         self._host = host
+        self._spent: dict[int, float] = {}  # the host's seconds for a step of so many decodes
         self.done = -inf  # when the GPU has done all that was launched
         self.by_chunk = self.by_chunk or host is not None  # it counts prompts
 
@@ -41,7 +42,7 @@ class Launches(Pace):
         and a change of phase stands alone, so from the second on their times lie on a straight line.
         """
         fixed, slope = self._cost.decode_line(decodes)
-        least, spent = self._floor(decodes), self._host.seconds(Shape(decodes)) if self._host else 0.0
+        least, spent = self._floor(decodes), self._host_seconds(decodes)
         more, self._more = self._more, 0.0
         first = max(fixed + slope * context, least)
         if more:
@@ -61,3 +62,11 @@ class Launches(Pace):
             ends.append(now)
         self.done = done
         return ends
+
+    def _host_seconds(self, decodes: int) -> float:
+        if self._host is None:
+            return 0.0
+        spent = self._spent.get(decodes)
+        if spent is None:
+            spent = self._spent[decodes] = self._host.seconds(Shape(decodes))
+        return spent

@@ -251,8 +251,11 @@ class Replica(Residents):
         if len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
             return False
         if self.cache is None:
-            if self.blocks.of(entry.todo) > self.blocks.free:
+            if self.blocks.of(entry.todo + entry.hit) > self.blocks.free:
                 return False
+            if entry.hit:  # recorded, not looked up
+                self.blocks.take(self.blocks.of(entry.hit))
+                entry.hit = entry.loose = 0
         else:
             todo = entry.todo
             if not self._claim(entry):
@@ -323,6 +326,8 @@ class Replica(Residents):
     def _refresh_view(self) -> None:
         self.ledger.now = self.now
         self.ledger.kv_free = self.blocks.free * self.blocks.size
+        if self.cache is not None:
+            self.ledger.kv_shared = self.cache.shared * self.cache.size
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         for hook in self.hear.finished:

@@ -35,7 +35,7 @@ class Residents:
         self.ledger = Ledger(limits, self.blocks.total * engine.block)
         self.longest = engine.longest
         self._lengths = lengths  # true output lengths, by request number; no policy sees them
-        self._ends: list[tuple[int, int]] = []  # heap of (tick of its last token, request); some rows stale
+        self._ends: list[tuple[int, int, int]] = []  # heap: tick of its last token, rank, request
 
     @property
     def occupied(self) -> bool:
@@ -64,8 +64,7 @@ class Residents:
         if rolling:
             self.blocks.roll(entry.prompt + generated - 1, ledger.tick)
         if rolling or not remaining:
-            entry.end = ledger.tick + remaining
-            heappush(self._ends, (entry.end, entry.id))
+            self._ends_in(entry, remaining)
 
     def _hold(self, entry: Entry) -> None:
         """It stops rolling; its end is not known any more."""
@@ -77,8 +76,16 @@ class Residents:
         ledger = self.ledger
         ledger.resume(entry)
         self.blocks.roll(entry.held_kv, ledger.tick)
-        entry.end = ledger.tick + self._whole(entry) - entry.generated
-        heappush(self._ends, (entry.end, entry.id))
+        self._ends_in(entry, self._whole(entry) - entry.generated)
+
+    def _ends_in(self, entry: Entry, steps: int) -> None:
+        """Its last token comes after so many steps. Those that end together leave by number.
+
+        In a cache the order of leaving is that of later evictions: there they leave by seat, as in vLLM.
+        """
+        entry.end = self.ledger.tick + steps
+        rank = entry.id if self.cache is None else entry.seat
+        heappush(self._ends, (entry.end, rank, entry.id))
 
     def _free(self, entry: Entry) -> None:
         """Give its blocks back; call it before the ledger lets it go."""
@@ -139,7 +146,7 @@ class Residents:
         """Somebody whose last token has come, with the KV given back; None when there is no one left."""
         ends, ledger = self._ends, self.ledger
         while ends and ends[0][0] <= ledger.tick:
-            end, id = heappop(ends)
+            end, _, id = heappop(ends)
             entry = ledger.decoding.get(id)
             if entry is not None and entry.end == end:
                 self._free(entry)
@@ -151,7 +158,7 @@ class Residents:
         """The tick at which somebody's last token comes; at least one decode must roll."""
         ends, decoding = self._ends, self.ledger.decoding
         while True:
-            end, id = ends[0]
+            end, _, id = ends[0]
             entry = decoding.get(id)
             if entry is not None and entry.end == end:
                 return end

@@ -46,7 +46,7 @@ class Simulator:
         progress: Callable[[int], None] | None = None,
         kind: type[Replica] = Replica,
     ) -> None:
-        self.arrivals = Arrivals(workload)
+        self.arrivals = Arrivals(workload, engine.prefix_cache)
         lengths, returned = workload.output.tolist(), self.arrivals.returned
         contents = workload.pieces() if engine.prefix_cache else None
         self.replica: Replica

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import accumulate
 from math import ceil, inf
 
 import numpy as np
@@ -32,26 +30,29 @@ def step_ends(
     `span` knows, and the first takes `more` than its price.
     """
     fixed, slope = cost.decode_line(decodes)
-    first = fixed + slope * context
-    if first < least:
-        first = least
-    if stop < inf and first > 0:  # steps do not get shorter, so no more than this are needed
-        most = min(most, max(1, int((stop - start) / first) + 1))
+    if most >= LONG:
+        first = max(fixed + slope * context, least)
+        if stop < inf and first > 0:  # steps do not get shorter, so no more than this are needed
+            most = min(most, max(1, int((stop - start) / first) + 1))
     if most < LONG:
-        costs = [fixed + slope * read for read in range(context, context + most * decodes, decodes)]
-        if first == least:  # the host may hold up some of them
-            costs = [seconds if seconds > least else least for seconds in costs]
-        costs[0] += more
-        ends = list(accumulate(costs, initial=start))
-        if ends[-1] > stop:
-            del ends[bisect_left(ends, stop, 1) + 1 :]
-    else:
-        span = cost.span(decodes, context, most)
-        span[0] += more
-        sums = np.cumsum(np.concatenate(([start], span)))
-        ends = sums[: int(np.searchsorted(sums, stop)) + 1].tolist()
-    del ends[0]
-    return ends
+        ends: list[float] = []
+        end = start
+        for _ in range(most):
+            seconds = fixed + slope * context
+            if seconds < least:  # the host holds it up
+                seconds = least
+            end += seconds + more
+            ends.append(end)
+            if end >= stop:
+                break
+            more = 0.0
+            context += decodes
+        return ends
+    span = cost.span(decodes, context, most)
+    span[0] += more
+    sums = np.cumsum(np.concatenate(([start], span)))
+    long: list[float] = sums[1 : int(np.searchsorted(sums, stop)) + 1].tolist()
+    return long
 
 
 class Pace:

@@ -62,7 +62,7 @@ class FleetSimulator:
         if engines < 1:
             raise InputError(f"{engines} engines; give at least 1")
         self.now = 0.0
-        self.arrivals = Arrivals(workload)
+        self.arrivals = Arrivals(workload, engine.prefix_cache)
         kinds = [kind.name for kind in workload.kinds]
         self.recorder = FleetRecorder(len(workload), kinds, engines)
         roles = router.roles(engines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappush
 from math import inf
 
 from headgate.core.ledger import Entry
@@ -195,7 +194,9 @@ class FleetReplica(Replica):
 
     def _still_needs(self, prompt: Entry) -> int:
         """Blocks that a prompt of the plan has yet to take."""
-        if prompt.id not in self.ledger.waiting and prompt.id not in self.ledger.prefilling:
+        if prompt.id in self.ledger.waiting:
+            return self.blocks.of(prompt.room)
+        if prompt.id not in self.ledger.prefilling:
             return 0
         known = prompt.prompt + prompt.generated
         return self.blocks.of(known) - self.blocks.of(known - prompt.todo)
@@ -226,8 +227,7 @@ class FleetReplica(Replica):
             self.cache.learn(entry.id, entry.held_kv)  # KV from elsewhere can be found here
         if rolls:
             self.blocks.roll(entry.held_kv, ledger.tick)
-            entry.end = ledger.tick + self._whole(entry) - entry.generated
-            heappush(self._ends, (entry.end, entry.id))
+            self._ends_in(entry, self._whole(entry) - entry.generated)
         self.lease.ended = True
         self._recorder.joined(entry, self.now, rolls)
         for tell in (self.policy.arrived, self.policy.admitted, self.policy.prefilled):

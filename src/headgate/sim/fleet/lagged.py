@@ -22,6 +22,7 @@ class Seen(NamedTuple):
     decoding: Mapping[int, Request]
     kv_free: int
     kv_total: int
+    kv_shared: int
     limits: Limits
 
 
@@ -96,4 +97,5 @@ class Lagged(BatchPolicy):
         }
         seats = max(1, view.limits.running - self._left)
         limits = view.limits._replace(running=seats)
-        return Seen(view.now, known, view.prefilling, view.decoding, view.kv_free, view.kv_total, limits)
+        held = view.kv_free, view.kv_total, view.kv_shared
+        return Seen(view.now, known, view.prefilling, view.decoding, *held, limits)

@@ -1,0 +1,84 @@
+"""Simulations as tasks of a Ray cluster: a local one that ends with us, or one that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from headgate.core.errors import InputError, RunError
+from headgate.experiment.workers import AHEAD, Answer, Pool, Task
+
+RETRIES = 5  # of a task whose worker or node died; runs are pure, so it is the same run again
+STORE = 256 << 20  # bytes for answers under way, of a cluster started here
+
+
+def ray_module() -> ModuleType:
+    """Ray, or one line on how to get it."""
+    try:
+        import ray
+    except ImportError:
+        raise InputError("--on ray needs Ray; install headgate[ray]") from None
+    found: ModuleType = ray
+    return found
+
+
+class RayPool(Pool[Task, Answer]):
+    """One Ray task for every task, with one CPU. Tasks of lost workers run again, on another node."""
+
+    def __init__(self, work: Callable[[Task], Answer], jobs: int, address: str) -> None:
+        self._ray: Any = ray_module()
+        self._own = not self._ray.is_initialized()
+        if self._own:
+            self._start(jobs, address)
+        self._run = self._ray.remote(num_cpus=1, max_retries=RETRIES)(_run)
+        self._work = self._ray.put(work)
+        self._pending: dict[Any, Future[Answer]] = {}
+
+    def _start(self, jobs: int, address: str) -> None:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        if not address:
+            self._ray.init(num_cpus=jobs, include_dashboard=False, object_store_memory=STORE, **quiet)
+            return
+        package = str(Path(__file__).parents[1])  # nodes run this very code
+        try:
+            self._ray.init(address=address, runtime_env={"py_modules": [package]}, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            said = str(error).strip().partition("\n")[0]
+            raise InputError(f"--on ray:{address}: {said}; check that the cluster is up") from None
+
+    @property
+    def ahead(self) -> int:
+        """By the CPUs of the cluster as it is now; it may grow."""
+        return AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def submit(self, task: Task) -> Future[Answer]:
+        ref = self._run.remote(self._work, task)
+        told: Future[Answer] = Future()
+        self._pending[ref] = told
+        ref.future().add_done_callback(lambda done: self._ended(ref, done))
+        return told
+
+    def _ended(self, ref: Any, done: Future[Answer]) -> None:
+        told, error = self._pending.pop(ref), done.exception()
+        if error is None:
+            told.set_result(done.result())
+        elif isinstance(error, self._ray.exceptions.RayTaskError):  # the work itself failed
+            told.set_exception(error.cause)
+        else:
+            said = str(error).strip().partition("\n")[0]
+            told.set_exception(
+                RunError(f"Ray lost a run {RETRIES + 1} times: {type(error).__name__}: {said}")
+            )
+
+    def close(self) -> None:
+        for ref in [*self._pending]:
+            self._ray.cancel(ref, force=True)
+        if self._own:
+            self._ray.shutdown()
+
+
+def _run(work: Callable[[Any], Any], task: Any) -> Any:
+    return work(task)

@@ -1,0 +1,181 @@
+"""What HeadgateRouter uses of Ray beyond its documentation: it must be there and mean the same."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: make test-ray installs it")
+
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve.exceptions import BackPressureError
+from ray.serve.request_router import PendingRequest, RequestRouter
+
+from headgate.core.errors import InputError
+from headgate.live.route.ray import HeadgateRouter, router_config
+
+DEPLOYMENT = DeploymentID("d", "a")
+METHODS = {
+    "_choose_replica_for_request": ["self", "pending_request", "is_retry"],
+    "_record_queue_wait_time": ["self", "pending_request"],
+    "_remove_pending_request_from_indices": ["self", "pending_request"],
+    "on_request_completed": ["self", "replica_id", "internal_request_id"],
+    "on_replica_actor_died": ["self", "replica_id"],
+    "update_replicas": ["self", "replicas"],
+}
+ATTRIBUTES = (
+    "_deployment_id",
+    "_pending_requests_by_id",
+    "_pending_requests_to_fulfill",
+    "_pending_requests_to_route",
+    "_routing_task_by_pending_request_future",
+)
+
+
+class Replica:
+    """As much of a running replica as a router touches."""
+
+    def __init__(self, name, most=2):
+        self.replica_id = ReplicaID(name, DEPLOYMENT)
+        self.max_ongoing_requests, self.routing_stats, self.queue = most, {}, 0
+
+    async def get_queue_len(self, *, deadline_s):
+        return self.queue
+
+    def push_proxy_handle(self, handle): ...
+
+
+def router(**kwargs):
+    made = HeadgateRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+    made.initialize_state(**{"gate": "local", **kwargs})
+    return made
+
+
+def request(number, id=None):
+    return PendingRequest(args=[], kwargs={}, metadata=RequestMetadata(str(number), id or f"id{number}"))
+
+
+@pytest.mark.parametrize(("name", "arguments"), METHODS.items())
+def test_methods(name, arguments):
+    assert [*inspect.signature(getattr(RequestRouter, name)).parameters] == arguments
+
+
+def test_attributes():
+    made = router()
+    assert [each for each in ATTRIBUTES if not hasattr(made, each)] == []
+
+
+def test_everybody_is_looked_at_and_every_place_is_given_back(cluster):
+    """More wait than Ray's own window of 2 x replicas; each gets its replica, cancels hold nothing."""
+
+    async def work():
+        made = router()
+        made.update_replicas([Replica("a"), Replica("b")])
+        waits = [asyncio.create_task(made._choose_replica_for_request(request(n))) for n in range(40)]
+        await asyncio.sleep(0.05)
+        assert sum(each.done() for each in waits) == 4
+        assert made.curr_num_routing_tasks == 36
+        for each in waits[20:30]:
+            each.cancel()
+        done = 0
+        while done < 30:
+            for number, each in enumerate(waits):
+                if each is not None and each.done():
+                    waits[number] = None
+                    if not each.cancelled():
+                        done += 1
+                        made.on_request_completed(each.result().replica_id, f"id{number}")
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        assert (made._held, made._gate.entries, made._pending_requests_by_id) == ({}, {}, {})
+        assert made._gate.local.books()["counts"]["ended_twice"] == 0
+        await made._gate.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_calls_that_share_an_id_are_kept_apart(cluster):
+    async def work():
+        made = router()
+        made.update_replicas([Replica("a", 1), Replica("b", 1)])
+        asked = [made._choose_replica_for_request(request(n, "same")) for n in range(2)]
+        one, two = await asyncio.gather(*asked)
+        assert one.replica_id != two.replica_id
+        made.on_request_completed(one.replica_id, "same")
+        made.on_request_completed(two.replica_id, "same")
+        await asyncio.sleep(0.02)
+        assert not made._gate.entries
+        await made._gate.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_a_rejected_request_goes_elsewhere_and_its_first_end_counts_for_nothing(cluster):
+    async def work():
+        made = router()
+        made.update_replicas([Replica("a", 1), Replica("b", 1)])
+        asked = request(1)
+        first = await made._choose_replica_for_request(asked)
+        second = await made._choose_replica_for_request(asked, is_retry=True)
+        assert second.replica_id != first.replica_id
+        made.on_request_completed(first.replica_id, "id1")  # the rejected attempt ends late
+        await asyncio.sleep(0.02)
+        assert len(made._gate.entries) == 1
+        made.on_request_completed(second.replica_id, "id1")
+        await asyncio.sleep(0.02)
+        assert (made._gate.entries, made._held, dict(made._owed)) == ({}, {}, {})
+        await made._gate.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_a_gate_that_raises_hangs_nobody(cluster, monkeypatch):
+    async def work():
+        made = router()
+        made.update_replicas([Replica("a"), Replica("b")])
+        monkeypatch.setattr(made._gate, "place", None)  # calling it raises
+        found = await made._choose_replica_for_request(request(1))
+        assert found in made.curr_replicas.values()
+        await made._gate.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_direct_streaming_takes_no_place(cluster):
+    """Ray asks for a replica without a request that would end."""
+
+    async def work():
+        made = router()
+        made.update_replicas([Replica("a", 1)])
+        for number in range(3):
+            ((chosen,),) = await made.choose_replicas([*made.curr_replicas.values()], request(number))
+            assert chosen.replica_id.unique_id == "a"
+        assert not made._gate.entries
+        await made._gate.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_a_refusal_is_back_pressure(cluster):
+    async def work():
+        made = router(limits={"queue": 1})
+        made.update_replicas([Replica("a", 1)])
+        await made._choose_replica_for_request(request(1))
+        waiting = asyncio.create_task(made._choose_replica_for_request(request(2)))
+        await asyncio.sleep(0.02)
+        with pytest.raises(BackPressureError) as refused:
+            await made._choose_replica_for_request(request(3))
+        assert refused.value.status_code == 429
+        assert refused.value.retry_after_s >= 1
+        waiting.cancel()
+        await made._gate.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_bad_kwargs_are_refused_before_the_deployment_and_serve_after_it(cluster):
+    with pytest.raises(InputError, match="did you mean 'seats'"):
+        router_config(seat=3)
+    assert router(seat=3)._config.router.name == "least-loaded"

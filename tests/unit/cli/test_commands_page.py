@@ -1,0 +1,67 @@
+"""docs/commands.md names every command and every flag: it is made from what --help shows.
+
+`pytest --update-golden tests/unit/cli/test_commands_page.py` writes it.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import typer
+
+from headgate.cli import app
+
+PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
+SHARED = 5  # a flag that so many commands take with the same meaning stands in the first table
+TOP = """# All commands and flags
+
+This page is made from `headgate COMMAND --help`. The other pages explain when to use which.
+A duration needs its unit (`500ms`, `2s`). Experiment files use the same names, with `_` for `-`.
+"""
+
+
+def leaves(group, name="headgate"):
+    for word, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, f"{name} {word}")
+        else:
+            yield f"{name} {word}", command
+
+
+def cell(text):
+    return " ".join((text or "").replace("\b", "").split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def flags(command):
+    """Its flags as (panel, flag, meaning)."""
+    for each in command.params:
+        if each.opts[0].startswith("--") and each.opts[0] != "--help" and not each.hidden:
+            names = " / ".join(f"`{name}`" for name in (*each.opts, *each.secondary_opts))
+            yield getattr(each, "rich_help_panel", None) or "", names, cell(each.help)
+
+
+def table(rows):
+    yield from ("| Flag | Meaning |", "|---|---|", *(f"| {flag} | {meaning} |" for flag, meaning in rows), "")
+
+
+def page():
+    commands = dict(leaves(typer.main.get_command(app)))
+    taken = Counter(entry for command in commands.values() for entry in set(flags(command)))
+    shared = [entry for entry in taken if taken[entry] >= SHARED]
+    lines = [TOP, "## Flags of most commands", ""]
+    first = [entry for entry in flags(commands["headgate compare"]) if entry in shared]
+    order = [*first, *sorted(set(shared) - set(first))]
+    for panel in dict.fromkeys(panel for panel, _, _ in order):
+        lines += [f"### {panel or 'Output'}", ""]
+        lines += table((flag, meaning) for where, flag, meaning in order if where == panel)
+    for name, command in commands.items():
+        own = [entry for entry in flags(command) if entry not in shared]
+        lines += [f"## {name}", "", cell((command.help or "").split("\n\n")[0]), ""]
+        lines += table((flag, meaning) for _, flag, meaning in own) if own else ()
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def test_the_page_is_what_help_says(request):
+    found = page()
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(found, encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == found, "run pytest --update-golden on this file"
