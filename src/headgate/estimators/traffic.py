@@ -215,7 +215,8 @@ class Traffic:
 
     def finished(self, request: Request, now: float) -> None:
         """It has all its tokens."""
-        self.kinds[request.kind].found(request.cached, request.prompt, now)
+        handed_over = request.cached >= request.prompt  # by another engine: no cache has a whole prompt
+        self.kinds[request.kind].found(0 if handed_over else request.cached, request.prompt, now)
         self._count(request, now, True)
         self._running.pop(request.id, None)
 

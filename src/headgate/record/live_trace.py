@@ -165,7 +165,7 @@ def is_live_trace(path: str | Path) -> bool:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             first = _parse(file.readline(FIRST_LINE))
-    except OSError:
+    except (OSError, ValueError):  # no such file, or no name of one
         return False
     return first is not None and isinstance(first.get("trace"), int)
 

@@ -113,11 +113,11 @@ def test_threshold_json(tmp_path) -> None:
 
 def test_flags_say_why_and_print_the_command() -> None:
     out = run("flags", "--trace", "azure-conv", "--tpot", "50ms", "--ttft", "500ms")
-    # With its reason and in the command; the last one also where its 503 is explained.
+    # With its reason, in the command and in the answer; the last one also where its 503 is explained.
     for name, times in (
-        ("--max-num-seqs", 2),
-        ("--max-num-batched-tokens", 2),
-        ("--max-num-queued-tokens", 3),
+        ("--max-num-seqs", 3),
+        ("--max-num-batched-tokens", 3),
+        ("--max-num-queued-tokens", 4),
     ):
         assert out.count(name) == times
     assert "vllm serve MODEL --max-num-seqs" in out
