@@ -231,7 +231,7 @@ def test_a_reload_is_not_undone_by_a_discovery_that_began_before_it(
         async with FakeEngine() as a, FakeEngine() as b, FakeEngine() as c:
             listed = tmp_path / "engines.txt"
             listed.write_text(f"{c.url}\n")
-            more = f'[discovery]\nfile = "{listed}"\nevery = 0.01\n'
+            more = f'[discovery]\nfile = "{listed}"\nevery = "10ms"\n'
             write(file, [a.url, b.url], more)
             app = RouterApp(read_config(file, {}, []), lambda: read_config(file, {}, []))
             await app.start()
