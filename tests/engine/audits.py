@@ -58,7 +58,7 @@ def _one(oracle: Oracle, name: str, entry: Any, request: Any) -> None:
         return  # its newest token was thrown away with its KV; counted again when it is admitted
     _same(f"{name}: tokens", entry.generated, request.num_output_tokens)
     if entry.id in ledger.waiting:
-        _same(f"{name}: to prefill", entry.todo, request.num_tokens - request.num_computed_tokens)
+        _same(f"{name}: to prefill", entry.todo + entry.hit, request.num_tokens - request.num_computed_tokens)
     elif entry.id in ledger.prefilling and name in oracle.settled.computed:
         _same(f"{name}: to prefill", entry.todo, request.num_tokens - oracle.settled.computed[name])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from ray import serve
 from starlette.requests import Request
@@ -38,11 +39,15 @@ class Lines:
 
 
 class Engine(Reports):
-    """Streams the tokens of an emulated engine; counts how many requests it ever had at once."""
+    """Streams the tokens of an emulated engine; counts how many requests it ever had at once.
+
+    While the file `held` is there, requests keep their places and get nothing.
+    """
 
     seats = SEATS
 
-    def __init__(self, speed: float) -> None:
+    def __init__(self, speed: float, held: str) -> None:
+        self.held = Path(held)
         engine = engine_of_card(load_card("cal-h200-qwen3-8b"), SEATS, 512)
         self.engine = EmulatedEngine(engine, make_policy("mixed", {}, engine)[0], WallClock(speed))
         self.inside = self.most = self.served = 0
@@ -56,8 +61,10 @@ class Engine(Reports):
         self.most = max(self.most, self.inside)
         lines = Lines()
         job = Job(prompt, output, output, Text(number), lines)
-        self.engine.submit(job)
         try:
+            while self.held.exists():
+                await asyncio.sleep(0.05)
+            self.engine.submit(job)
             async for made in self.reported(_lines(lines)):
                 yield number, made
             self.served += 1

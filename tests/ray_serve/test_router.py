@@ -7,6 +7,8 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,7 +26,6 @@ from headgate.live.route.ray import NAMESPACE, gate_name, router_config
 ENGINES = 8
 PATIENCE = 60.0  # seconds
 APP = "fleet"
-LONG = 800  # tokens: some seconds in which all seats are taken
 KWARGS = {
     "router": {"name": "density-deep", "order": ["urgent", "default"], "card": "cal-h200-qwen3-8b"},
     "classes": [
@@ -44,8 +45,27 @@ def until(condition, what):
         time.sleep(0.1)
 
 
+class Fleet(NamedTuple):
+    """Handle and callers; while the file `held` is there, requests keep their seats and get nothing."""
+
+    handle: Any
+    callers: list[Any]
+    held: Path
+
+    def fill(self, tokens: int) -> list[Any]:
+        """Requests that take every seat until `release`."""
+        self.held.touch()
+        slow = [self.callers[0].ask.remote(number, tokens) for number in range(ENGINES * SEATS)]
+        until(lambda: inside() == ENGINES * SEATS, "full")
+        return slow
+
+    def release(self) -> None:
+        self.held.unlink()
+
+
 @pytest.fixture(scope="module")
-def fleet(served):
+def fleet(served, tmp_path_factory):
+    held = tmp_path_factory.mktemp("engines") / "held"
     deployment = serve.deployment(
         name="Engine",
         num_replicas=ENGINES,
@@ -56,11 +76,11 @@ def fleet(served):
         health_check_timeout_s=60.0,
         request_router_config=router_config(**KWARGS),
     )(Engine)
-    handle = serve.run(deployment.bind(1.0), name=APP, route_prefix="/")
+    handle = serve.run(deployment.bind(1.0, str(held)), name=APP, route_prefix="/")
     callers = [ray.remote(num_cpus=0, max_concurrency=1000)(Caller).remote(APP) for _ in range(2)]
     ray.get([each.ask.remote(0, 2) for each in callers])
     until(lambda: books()["clients"] >= 2, "both callers have joined")
-    yield handle, callers
+    yield Fleet(handle, callers, held)
     for each in callers:
         ray.kill(each)
     serve.delete(APP)
@@ -110,71 +130,66 @@ def settled():
 
 
 def test_routers_share_one_gate_and_never_exceed_its_seats(fleet):
-    _, callers = fleet
-    answers = ray.get([each.load.remote(100, 40) for each in callers])
+    answers = ray.get([each.load.remote(100, 40) for each in fleet.callers])
     assert [set(each) for each in answers] == [{"40"}, {"40"}]
     assert max(each["most"] for each in pids().values()) <= SEATS
     settled()
 
 
 def test_an_urgent_request_overtakes_those_that_wait(fleet):
-    _, (one, _) = fleet
-    slow = [one.ask.remote(number, 100) for number in range(150)]
-    until(lambda: books()["queued"]["default"] > 100, "more wait than Ray itself would look at")
+    one = fleet.callers[0]
+    slow = fleet.fill(20)
+    slow += [one.ask.remote(number, 20) for number in range(150)]
+    until(lambda: books()["queued"]["default"] == 150, "more wait than Ray itself would look at")
     urgent = one.ask.remote(999, 2, "urgent")
+    time.sleep(1.0)  # it stands behind them
+    fleet.release()
     assert ray.get(urgent) == "2"
     done, _ = ray.wait(slow, num_returns=len(slow), timeout=0)
-    assert len(done) < 100
-    assert set(ray.get(slow)) == {"100"}
-    most = [each["most"] for each in pids().values()]
-    assert max(most) == SEATS  # the engines were full, and no fuller
+    assert len(done) < len(slow) / 2
+    assert set(ray.get(slow)) == {"20"}
+    assert max(each["most"] for each in pids().values()) == SEATS  # the engines were full, and no fuller
     settled()
 
 
 def test_a_class_whose_queue_is_full_is_refused(fleet):
-    _, (one, _) = fleet
-    slow = [one.ask.remote(number, LONG) for number in range(ENGINES * SEATS)]
-    until(
-        lambda: sum(e["prompts"] + e["decodes"] for e in books()["engines"].values()) == ENGINES * SEATS,
-        "full",
-    )
-    answers = ray.get([one.ask.remote(number, 2, "bulk") for number in range(6)])
-    assert sorted(answers) == ["2", "2", *4 * [BackPressureError.__name__]]
-    assert set(ray.get(slow)) == {str(LONG)}
+    slow = fleet.fill(4)
+    asked = [fleet.callers[0].ask.remote(number, 2, "bulk") for number in range(6)]
+    refused, waiting = ray.wait(asked, num_returns=4, timeout=PATIENCE)
+    assert ray.get(refused) == 4 * [BackPressureError.__name__]
+    fleet.release()
+    assert ray.get(waiting) == ["2", "2"]
+    assert set(ray.get(slow)) == {"4"}
     settled()
 
 
 def test_http_gets_429_with_retry_after(fleet, served):
     url = f"http://127.0.0.1:{served}/?output="
     assert requests.get(url + "3", timeout=PATIENCE).json() == {"made": 3}
-    _, (one, _) = fleet
-    slow = [one.ask.remote(number, LONG) for number in range(ENGINES * SEATS)]
-    until(
-        lambda: sum(e["prompts"] + e["decodes"] for e in books()["engines"].values()) == ENGINES * SEATS,
-        "full",
-    )
+    slow = fleet.fill(4)
+    headers = {"x-headgate-class": "web"}
     with ThreadPoolExecutor(4) as threads:
-        headers = {"x-headgate-class": "web"}
-        found = [*threads.map(lambda _: requests.get(url + "2", headers=headers, timeout=PATIENCE), range(4))]
-    assert sorted(each.status_code for each in found) == [200, 429, 429, 429]
-    assert all(int(each.headers["retry-after"]) >= 1 for each in found if each.status_code == 429)
-    assert set(ray.get(slow)) == {str(LONG)}
+        asked = [threads.submit(requests.get, url + "2", headers=headers, timeout=PATIENCE) for _ in range(4)]
+        until(lambda: sum(each.done() for each in asked) == 3, "one waits, three are refused")
+        refused = [each.result() for each in asked if each.done()]
+        fleet.release()
+    assert [each.status_code for each in refused] == 3 * [429]
+    assert all(int(each.headers["retry-after"]) >= 1 for each in refused)
+    assert sorted(each.result().status_code for each in asked) == [200, 429, 429, 429]
+    assert set(ray.get(slow)) == {"4"}
     settled()
 
 
 def test_cancelled_requests_hold_nothing(fleet):
-    handle, (one, _) = fleet
-    slow = [one.ask.remote(number, 60) for number in range(ENGINES * SEATS)]
-    until(
-        lambda: sum(e["prompts"] + e["decodes"] for e in books()["engines"].values()) == ENGINES * SEATS,
-        "full",
-    )
+    slow = fleet.fill(60)
+    generate = fleet.handle.options(method_name="generate", stream=True)
 
     async def cancel():
-        streams = [handle.options(method_name="generate", stream=True).remote(n, 20, 60) for n in range(30)]
+        streams = [generate.remote(number, 20, 60) for number in range(30)]
         await asyncio.sleep(0.3)
         for each in streams[:15]:
             each.cancel()
+        fleet.release()
         await asyncio.sleep(1.5)  # some of the others run by now
         for each in streams[15:]:
             each.cancel()
@@ -185,12 +200,10 @@ def test_cancelled_requests_hold_nothing(fleet):
 
 
 def test_the_gate_actor_is_killed_under_load(fleet):
-    _, callers = fleet
+    callers = fleet.callers
     before = gate()._actor_id
     loads = [each.load.remote(150, 20) for each in callers]
-    until(
-        lambda: sum(e["prompts"] + e["decodes"] for e in books()["engines"].values()) > ENGINES, "under load"
-    )
+    until(lambda: inside() > ENGINES, "under load")
     ray.kill(gate())
     assert [set(each) for each in ray.get(loads)] == [{"20"}, {"20"}]  # nothing is lost
     until(lambda: books()["clients"] >= 2, "the routers share a gate again")
@@ -201,12 +214,10 @@ def test_the_gate_actor_is_killed_under_load(fleet):
 
 def test_a_replica_is_killed_under_load(fleet):
     """Ray's guarantee: a request that a replica has accepted fails with it, every other one is served."""
-    _, callers = fleet
+    callers = fleet.callers
     victim = next(iter(pids()))
     loads = [each.load.remote(150, 40) for each in callers]
-    until(
-        lambda: sum(e["prompts"] + e["decodes"] for e in books()["engines"].values()) > ENGINES, "under load"
-    )
+    until(lambda: inside() > ENGINES, "under load")
     os.kill(victim, signal.SIGKILL)
     answers = [each for load in ray.get(loads) for each in load]
     lost = [each for each in answers if each != "40"]

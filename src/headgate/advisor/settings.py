@@ -29,7 +29,10 @@ class FleetSettings(SettingsModel):
     """Engines, classes and prices of `plan fluid`."""
 
     classes: tuple[str, ...] = declared(
-        FLEET, "NAME:prompt=P,output=D,rate=R[,patience=10s][,cached=C]; repeated", (), flag="--class"
+        FLEET,
+        "NAME:prompt=P,output=D,rate=R, and ,patience=10s or ,cached=C if known; repeated",
+        (),
+        flag="--class",
     )
     engines: int | None = declared(FLEET, "engines in the fleet (default: 1)")
     from_log: str | None = declared(FLEET, "classes as a router saw them: the trace file of headgate route")
