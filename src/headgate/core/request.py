@@ -54,7 +54,8 @@ def uncached(request: Request) -> int:
 
     There `cached` is the whole prompt, which no cache ever has.
     """
-    return request.prompt - request.cached or request.prompt
+    left = request.prompt - request.cached
+    return left if left > 0 else request.prompt
 
 
 class Request(Protocol):

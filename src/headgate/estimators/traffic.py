@@ -13,7 +13,7 @@ from math import exp, isfinite, log
 from typing import NamedTuple
 
 from headgate.core.errors import InputError
-from headgate.core.request import Request
+from headgate.core.request import Request, uncached
 
 PRIOR = 10.0  # requests of a class that what is assumed of it counts for at the start; they fade like others
 ENOUGH = 30  # arrivals, or exits from a queue of which nobody was assumed to leave, before these are believed
@@ -215,8 +215,7 @@ class Traffic:
 
     def finished(self, request: Request, now: float) -> None:
         """It has all its tokens."""
-        handed_over = request.cached >= request.prompt  # by another engine: no cache has a whole prompt
-        self.kinds[request.kind].found(0 if handed_over else request.cached, request.prompt, now)
+        self.kinds[request.kind].found(request.prompt - uncached(request), request.prompt, now)
         self._count(request, now, True)
         self._running.pop(request.id, None)
 

@@ -19,9 +19,7 @@ class Found:
 
     tokens: int
     share: float
-    saved: (
-        float | None
-    )  # seconds: a whole prompt alone, less the rest of it behind what was found, by the card
+    saved: float | None  # seconds by the card: whole prompts alone, less their rest behind what was found
 
 
 @dataclass(frozen=True)

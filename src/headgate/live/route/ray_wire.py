@@ -18,6 +18,7 @@ from headgate.live.route.ray_gate import Answer, Event, Heard, SharedGate
 
 HEAD = 4  # bytes of a frame's length
 LONGEST = 64 << 20  # bytes of a frame
+SECRET_WITHIN = 10.0  # seconds: a stranger holds no connection for longer
 CALLS = ("join", "tell", "news")
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
@@ -62,8 +63,10 @@ class GateServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
-        with suppress(ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError, ValueError):
-            said = (await reader.readexactly(len(self._secret))) if self._secret else b""
+        with suppress(
+            ConnectionError, TimeoutError, asyncio.IncompleteReadError, msgspec.MsgspecError, ValueError
+        ):
+            said = await asyncio.wait_for(reader.readexactly(len(self._secret)), SECRET_WITHIN)
             if hmac.compare_digest(said, self._secret):
                 while True:
                     number, name, about = await _read(reader)
