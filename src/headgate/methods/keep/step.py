@@ -10,6 +10,7 @@ from headgate.methods.keep.prices import Cut, Load, Prices, Prompts
 
 LEAST = 64  # prompt tokens of a step whose promise cannot be kept at all
 NEAR = 16  # tokens: how exactly the largest chunk is found
+QUICK = 0.55  # of a slow launch: a quick one
 SECOND = 0.4  # of the gap: no further piece of prompts alone once that much of it is spent
 CHEAPER, DEARER = 0.98, 1.02  # of the price together: below, prompts run apart; above, together
 
@@ -29,7 +30,7 @@ class Step(NamedTuple):
     tokens: int
     seconds: float
     kept: bool = True
-    launch: float = 0.0  # what the host takes for it, where it holds prompts
+    launch: float = 0.0  # what a slow host takes for it, where it holds prompts
 
 
 class Now(NamedTuple):
@@ -50,7 +51,7 @@ def lag(launch: float, decodes: float, last: float) -> float:
     prompts after it beyond the GPU's time. `launch` is that host time, `decodes` the GPU time of the coming
     decode step, `last` that of the newest step with decodes.
     """
-    return max(0.0, max(0.0, launch - decodes) - max(0.0, launch - last))
+    return max(0.0, max(0.0, launch - decodes) - max(0.0, QUICK * launch - last))
 
 
 def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
@@ -107,7 +108,7 @@ class Chooser:
         if kept:
             tokens = self._graphed(load, prompts, kind, tokens)
         cut = prompts.first(tokens)
-        launch = prices.launch(0 if kind is Kind.APART else load.decodes, cut)
+        launch = prices.slow_launch(0 if kind is Kind.APART else load.decodes, cut)
         return Step(kind, tokens, self._price(load, cut, kind), kept, launch)
 
     def _apart(self, now: Now, prompts: Prompts, least: int, most: int) -> int:
@@ -121,7 +122,7 @@ class Chooser:
         def fits(tokens: int) -> bool:
             cut = prompts.first(tokens)
             after = prices.decodes(Load(load.decodes + cut.done, load.context + cut.length))
-            launch = prices.launch(0, cut)
+            launch = prices.slow_launch(0, cut)
             late = lag(launch, before, last) + stalled(now, launch)
             return now.since + prices.alone(cut) + after + late <= now.gap
 
@@ -133,7 +134,7 @@ class Chooser:
 
         def fits(tokens: int) -> bool:
             cut = prompts.first(tokens)
-            launch = prices.launch(load.decodes, cut)
+            launch = prices.slow_launch(load.decodes, cut)
             spent = max(prices.together(load, cut), launch)
             return now.since + stalled(now, launch) + spent <= now.gap
 
