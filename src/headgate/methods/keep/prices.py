@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from headgate.cost.model import Chunk, Shape, StepCost
 
-# Of the host's usual time, which a card has: promises are to survive it. Behind an HTTP server on an H200 the host
-# took 34 ms by the card for a step beyond the largest graph, 37 to 42 at the median and 45 to 52 at the 90th percentile.
+# Of the host's usual time, which a card has: promises are to survive it. Behind an HTTP server on an H200
+# launches beyond the largest graph took 37 to 42 ms at the median and 45 to 52 at the 90th percentile; the
+# card, measured without the server, says 34.
 SLOW = 1.5
 
 
