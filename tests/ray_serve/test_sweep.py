@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -15,10 +17,13 @@ pytest.importorskip("ray", reason="Ray is not installed: make test-ray installs 
 import ray
 from typer.testing import CliRunner
 
+from conftest import PATIENCE, nobody_left, until
 from headgate.cli import app
 from headgate.core.errors import RunError
 from headgate.experiment.workers import Workers, as_they_end
+from headgate.record.tables import Run
 
+HEADGATE = [sys.executable, "-c", "from headgate.cli import main; main()"]
 SWEEP = (
     "sweep --policy mixed --policy eb+ --over rate=2,4,6,8,10 --seeds 20 --requests 20 --prompt 300 "
     "--output 20 --jobs 2 --out {}"
@@ -35,8 +40,7 @@ def on_ray(*words):
 
 def apart(*words):
     """In a process of its own: pools fork, and Ray's threads are here."""
-    script = "from headgate.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+    done = subprocess.run([*HEADGATE, *words], capture_output=True, text=True, check=True)
     return done.stdout
 
 
@@ -78,6 +82,60 @@ ADVISE = f"advise --rate 10 --slo ttft=1s@p95 --policy keep --slots 64 --request
 @pytest.mark.parametrize("words", [CAPACITY, ENGINES, ADVISE], ids=["rate", "engines", "advise"])
 def test_searches_find_the_same(cluster, words):
     assert json.loads(on_ray(*words.split())) == json.loads(apart(*words.split()))
+
+
+def sweep_on_a_ray_of_its_own(tmp_path):
+    """A process with a Ray of its own, once three of its 200 runs are written; and that Ray's folder."""
+    folder = tempfile.mkdtemp(prefix="hg-")
+    words = "sweep --policy mixed --over rate=2,4,6,8,10 --seeds 40 --requests 300 --prompt 300 --output 60"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            HEADGATE,
+            *words.split(),
+            "--jobs",
+            "1",
+            "--on",
+            "ray",
+            "--out",
+            tmp_path / "s",
+        ],
+        env={**os.environ, "RAY_TMPDIR": folder, "RAY_ADDRESS": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until(lambda: process.poll() is not None or len([*tmp_path.rglob("run.json")]) >= 3, "three runs")
+    return process, folder
+
+
+def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path):
+    """A real SIGINT, to the whole group as from a terminal. Runs are written as they come."""
+    process, folder = sweep_on_a_ray_of_its_own(tmp_path)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, said
+    kept = [*tmp_path.rglob("run.json")]
+    assert 3 <= len(kept) < 200
+    (line,) = [each for each in said.splitlines() if "headgate:" in each]
+    finished = sum(Run.load(each.parent).meta["outcome"] == "finished" for each in kept)
+    assert f"interrupted: {finished} of 200 runs stand in {tmp_path / 's'}; the same command" in line
+    assert not nobody_left(folder)
+
+
+def test_a_killed_sweep_leaves_no_process(tmp_path):
+    process, folder = sweep_on_a_ray_of_its_own(tmp_path)
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    assert not nobody_left(folder)
+
+
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
+    words = [*SMALL.split(), "--out", str(tmp_path / "s"), "--on", "ray:127.0.0.1:1"]
+    done = subprocess.run([*HEADGATE, *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "check that the cluster is up" in done.stderr
 
 
 def double(number):

@@ -38,16 +38,17 @@ class RayPool(Pool[Task, Answer]):
         self._pending: dict[Any, Future[Answer]] = {}
 
     def _start(self, jobs: int, address: str) -> None:
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        if not address:
-            self._ray.init(num_cpus=jobs, include_dashboard=False, object_store_memory=STORE, **quiet)
-            return
-        package = str(Path(__file__).parents[1])  # nodes run this very code
+        where: dict[str, Any] = {"num_cpus": jobs, "include_dashboard": False, "object_store_memory": STORE}
+        if address:
+            package = str(Path(__file__).parents[1])  # nodes run this very code
+            where = {"address": address, "runtime_env": {"py_modules": [package]}}
         try:
-            self._ray.init(address=address, runtime_env={"py_modules": [package]}, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+            self._ray.init(log_to_driver=False, logging_level="ERROR", **where)
+        except Exception as error:  # Ray has no class for a start that takes too long
             said = str(error).strip().partition("\n")[0]
-            raise InputError(f"--on ray:{address}: {said}; check that the cluster is up") from None
+            if address:
+                raise InputError(f"--on ray:{address}: {said}; check that the cluster is up") from None
+            raise RunError(f"--on ray: Ray does not start here: {said}; use --jobs instead") from None
 
     @property
     def ahead(self) -> int:
