@@ -241,22 +241,28 @@ def test_a_request_that_cannot_be_read_does_not_pass_the_gate_by(cluster, argume
 
 
 def test_keywords_of_a_call_name_its_class(cluster):
-    made = router(classes=[{"name": "urgent", "match": {"field": "urgent"}}])
-    asked = request(1)
-    asked.kwargs.update(prompt="x" * 400, max_tokens=7, metadata={"class": "urgent"})
-    assert made._about(asked) == ("urgent", 100, 7, 0)
+    async def work():
+        made = router(classes=[{"name": "urgent", "match": {"field": "urgent"}}])
+        asked = request(1)
+        asked.kwargs.update(prompt="x" * 400, max_tokens=7, metadata={"class": "urgent"})
+        assert made._about(asked) == ("urgent", 100, 7, 0)
+
+    asyncio.run(work())
 
 
 def test_headers_of_an_http_request_name_its_class(cluster):
     """A proxy hands its request over as bytes; bytes of any other caller are never unpickled."""
-    made = router(classes=[{"name": "web", "match": {"header": "web"}}])
-    headers = [(b"X-Headgate-Class", b"web"), (b"content-length", b"400")]
-    http = ASGIProxyRequest({"headers": headers}, None, None)
-    asked = request(1)
-    asked.args.append(http.serialized_replica_arg("proxy"))
-    assert made._about(asked)[:2] == ("default", 1)
-    asked.metadata._request_protocol = RequestProtocol.HTTP
-    assert made._about(asked)[:2] == ("web", 100)
+
+    async def work():
+        made = router(classes=[{"name": "web", "match": {"header": "web"}}])
+        headers = [(b"X-Headgate-Class", b"web"), (b"content-length", b"400")]
+        asked = request(1)
+        asked.args.append(ASGIProxyRequest({"headers": headers}, None, None).serialized_replica_arg("proxy"))
+        assert made._about(asked)[:2] == ("default", 1)
+        asked.metadata._request_protocol = RequestProtocol.HTTP
+        assert made._about(asked)[:2] == ("web", 100)
+
+    asyncio.run(work())
 
 
 def test_direct_streaming_takes_no_place(cluster):
@@ -291,7 +297,23 @@ def test_a_refusal_is_back_pressure(cluster):
     asyncio.run(asyncio.wait_for(work(), PATIENCE))
 
 
+def test_without_a_replica_for_too_long_it_is_503(cluster):
+    async def work():
+        made = router(limits={"queue_ttl": "100ms"})
+        made.update_replicas([Replica("a", 1)])
+        made._gate.dead("a")  # another router has found it dead, Ray has not yet
+        with pytest.raises(BackPressureError) as refused:
+            await made._choose_replica_for_request(request(1))
+        assert refused.value.status_code == 503
+        await made._gate.close()
+
+    asyncio.run(asyncio.wait_for(work(), PATIENCE))
+
+
 def test_bad_kwargs_are_refused_before_the_deployment_and_serve_after_it(cluster):
     with pytest.raises(InputError, match="did you mean 'seats'"):
         router_config(seat=3)
-    assert router(seat=3)._config.router.name == "least-loaded"
+    with pytest.raises(InputError, match="did you mean 'least-loaded'"):
+        router_config(router={"name": "least-loded"})
+    for wrong in ({"seat": 3}, {"router": {"name": "least-loded"}}, {"router": 5}, {"limits": {"queue": -1}}):
+        assert router(**wrong)._config.router.name == "least-loaded"

@@ -28,6 +28,7 @@ class Wire:
 
     def __init__(self, config):
         self.config, self.gate, self.dead, self.calls = config, None, True, 0
+        self.stopped = asyncio.Event()  # once it is set: it is there and never answers
 
     def begin(self):
         self.gate, self.dead = SharedGate(self.config.model_dump(mode="json")), False
@@ -46,6 +47,8 @@ class Wire:
             await asyncio.sleep(0)
             if self.dead:
                 raise ConnectionError("the actor died")
+            if self.stopped.is_set():
+                await asyncio.Event().wait()
             answer = await getattr(self.gate, name)(*about)
             if self.dead:
                 raise ConnectionError("the actor died")
@@ -224,6 +227,20 @@ def test_over_a_socket():
         assert gate.books()["busy"] == {name: 2 for name in TWO}
         await one.close()
         await server.stop()
+
+    run(work())
+
+
+def test_a_shared_gate_that_hangs_holds_nobody_up_and_is_asked_again():
+    async def work():
+        wire = shared(timeout="100ms")
+        (one,) = await clients(wire, 1)
+        wire.stopped.set()
+        assert (await one.place(ABOUT)).replica
+        wire.stopped.clear()
+        await until(lambda: one._remote is not None and one.local is None)
+        assert (await one.place(ABOUT)).replica
+        await one.close()
 
     run(work())
 
