@@ -12,6 +12,7 @@ from headgate.live.route.client_writer import ClientWriter
 from headgate.live.route.events import EventScanner
 from headgate.live.route.headers import connection_names, to_client
 from headgate.live.route.progress import Progress
+from headgate.live.route.tap import Tap
 from headgate.live.route.verdict import (
     Fault,
     LegError,
@@ -65,6 +66,7 @@ class Leg:
         self._sent_rest = False
         self._cut = ""  # why we broke it off ourselves
         self._timer: asyncio.Timeout | None = None
+        self._tap: Tap | None = None
 
     async def start(self, body: bytes, headers: CIMultiDict[str], first_token: float | None = None) -> None:
         """Send the request and wait for its first token; raises LegError."""
@@ -89,15 +91,16 @@ class Leg:
             self.close()
             raise
 
-    async def pump(self, client: ClientWriter, progress: Progress, counted: Counted) -> None:
-        """Pass the rest on as it comes; raises LegError when the engine breaks off or falls silent.
+    async def pump(self, client: ClientWriter, progress: Progress, counted: Counted) -> bytes:
+        """Pass the rest on as it comes, up to the last bytes, which are returned.
 
-        `counted` is told the events so far, from which lengths are estimated while the request runs.
+        Raises LegError when the engine breaks off or falls silent. `counted` is told the events so far, from
+        which lengths are estimated while the request runs.
         """
         response = self._response
         assert response is not None
         try:
-            await self._copy(response.content, client, progress, counted)
+            last = await self._copy(response, client, progress, counted)
         except (aiohttp.ClientError, OSError) as error:
             if progress.writing:
                 raise ConnectionResetError("the client is gone") from error
@@ -107,33 +110,38 @@ class Leg:
         progress.writing = True
         progress.touch()
         rest = self.scanner.rest()
-        if rest:
-            self._sent_rest = True
-            await client.write(rest)
+        self._sent_rest = bool(rest)
+        last += rest
         if self._scans and not self.scanner.done and self._path in DONE_ENDS:
+            await client.write(last)
             raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
+        return last
 
     async def _copy(
-        self, content: aiohttp.StreamReader, client: ClientWriter, progress: Progress, counted: Counted
-    ) -> None:
+        self, response: aiohttp.ClientResponse, client: ClientWriter, progress: Progress, counted: Counted
+    ) -> bytes:
         scanner, scans, write_now = self.scanner, self._scans, client.now
-        read, feed, touch = content.readany, scanner.feed, progress.touch
+        feed, touch, content = scanner.feed, progress.touch, response.content
+
+        def send(chunk: bytes, last: bool) -> bytes:
+            touch()
+            passed = feed(chunk) if scans else chunk
+            counted.generated = scanner.events
+            return passed if last or (passed and not write_now(passed)) else b""
+
+        self._tap = tap = Tap(response, send)
         progress.writing = False
         touch()
         while True:
-            chunk = await read()
-            if not chunk:
-                if content.at_eof():
-                    return
-                continue
+            left = await tap.run()
+            if content.at_eof():
+                return left
+            if not left:
+                raise content.exception() or aiohttp.ClientConnectionError("the connection is closed")
+            progress.writing = True
+            await client.write(left)
+            progress.writing = False
             touch()
-            passed = feed(chunk) if scans else chunk
-            if passed and not write_now(passed):
-                progress.writing = True
-                await client.write(passed)
-                progress.writing = False
-                touch()
-            counted.generated = scanner.events
 
     @property
     def usage(self) -> Usage | None:
@@ -149,7 +157,7 @@ class Leg:
         """Cut the call; whoever reads it gets a LegError that says why."""
         self._cut = why
         if self._response is not None:
-            self._response.close()
+            self._close()
         elif self._timer is not None:
             self._timer.reschedule(asyncio.get_running_loop().time())
 
@@ -159,7 +167,13 @@ class Leg:
             if self._response.content.at_eof() and self._response.content.exception() is None:
                 self._response.release()
             else:
-                self._response.close()
+                self._close()
+
+    def _close(self) -> None:
+        assert self._response is not None
+        self._response.close()
+        if self._tap is not None:
+            self._tap.stop()
 
     async def _send(self, body: bytes, headers: CIMultiDict[str]) -> None:
         self._response = await self._session.post(
