@@ -5,50 +5,53 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import aiohttp
+from headgate.live.route.connections import Answer
 
 
-class Tap(asyncio.Protocol):
-    """Stands before aiohttp's protocol of one call: that still parses every byte.
+class Tap:
+    """On the connection of one answer.
 
-    `send` takes what was parsed and whether it is the last of the stream; it returns what is still to be written.
-    Where that is something, the stream has ended or failed, or the connection is lost, aiohttp's protocol gets
-    its place back and the task goes on.
+    `send` takes what was parsed and whether it is the last of the stream; it returns what is still to be
+    written. Where that is something, and when the stream has ended or failed, the task goes on.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse, send: Callable[[bytes, bool], bytes]) -> None:
-        self._content, self._send = response.content, send
-        self._connection, self._left = response.connection, b""
+    def __init__(self, answer: Answer, send: Callable[[bytes, bool], bytes]) -> None:
+        self._content, self._connection, self._send = answer.content, answer.connection, send
+        self._left = b""
         self._woken: asyncio.Future[None] | None = None
 
     async def run(self) -> bytes:
         """Pass on until the end, an error or a client that lags; what is left to be written."""
         self._left = b""
         self._pour()
-        if self._left or self._over() or self._connection is None:
-            return self._left
-        transport = self._connection.transport
-        if transport is None:
-            return b""
-        self._transport, self._handler = transport, self._connection.protocol
-        self._woken = asyncio.get_running_loop().create_future()
-        transport.set_protocol(self)
-        try:
-            await self._woken
-        finally:
-            self.stop()
+        if not self._stopped():
+            self._woken = asyncio.get_running_loop().create_future()
+            self._connection.on_read = self._on_read
+            try:
+                await self._woken
+            finally:
+                self._connection.on_read = self._woken = None
         return self._left
 
-    def stop(self) -> None:
-        """Give aiohttp's protocol its place back and wake the task. Again does nothing."""
-        woken, self._woken = self._woken, None
-        if woken is not None:
-            self._transport.set_protocol(self._handler)
-            if not woken.done():
-                woken.set_result(None)
+    def wake(self) -> None:
+        """The answer was closed."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
-    def _over(self) -> bool:
-        return self._content.at_eof() or self._content.exception() is not None
+    def _on_read(self) -> None:
+        self._pour()
+        if self._stopped():
+            self._connection.on_read = None
+            self.wake()
+
+    def _stopped(self) -> bool:
+        content = self._content
+        return bool(
+            self._left
+            or content.at_eof()
+            or content.exception() is not None
+            or not self._connection.connected
+        )
 
     def _pour(self) -> None:
         content, seen = self._content, -1
@@ -56,29 +59,3 @@ class Tap(asyncio.Protocol):
             seen = content.total_bytes  # a read may let a parser go on that had stopped, which brings more
             if chunk := content.read_nowait():
                 self._left = self._send(chunk, content.at_eof())
-
-    # -- the transport's calls ---------------------------------------------------------------------------
-
-    def data_received(self, data: bytes) -> None:
-        """Parse, then pass on what came of it."""
-        self._handler.data_received(data)
-        if self._woken is None:  # parsing it ended the call
-            return
-        self._pour()
-        if self._left or self._over():
-            self.stop()
-
-    def eof_received(self) -> None:
-        self._handler.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._handler.connection_lost(exc)
-        if self._woken is not None:
-            self._pour()
-            self.stop()
-
-    def pause_writing(self) -> None:
-        self._handler.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._handler.resume_writing()
