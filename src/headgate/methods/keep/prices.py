@@ -6,11 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from headgate.cost.model import Chunk, Shape, StepCost
-
-# Of the host's usual time, which a card has: promises are to survive it. Behind an HTTP server on an H200
-# launches beyond the largest graph took 37 to 42 ms at the median and 45 to 52 at the 90th percentile; the
-# card, measured without the server, says 34.
-SLOW = 1.5
+from headgate.methods.keep.host import SlowHost
 
 
 class Load(NamedTuple):
@@ -64,6 +60,7 @@ class Prices:
 
     def __init__(self, cost: StepCost) -> None:
         self.host = cost.host
+        self.slow = SlowHost()
         self._seconds = (cost.unhosted() if cost.host else cost).seconds
 
     def decodes(self, load: Load) -> float:
@@ -85,7 +82,7 @@ class Prices:
 
     def slow_launch(self, decodes: int, cut: Cut) -> float:
         """The same when the host is slow."""
-        return SLOW * self.launch(decodes, cut)
+        return self.slow.factor * self.launch(decodes, cut)
 
     @property
     def graph(self) -> int:

@@ -10,7 +10,6 @@ from headgate.methods.keep.prices import Cut, Load, Prices, Prompts
 
 LEAST = 64  # prompt tokens of a step whose promise cannot be kept at all
 NEAR = 16  # tokens: how exactly the largest chunk is found
-QUICK = 0.55  # of a slow launch: a quick one
 MOST_LAUNCH = 0.25  # of the gap: a slow launch beyond that, and prompts do not run apart by choice
 SECOND = 0.4  # of the gap: no further piece of prompts alone once that much of it is spent
 CHEAPER, DEARER = 0.98, 1.02  # of the price together: below, prompts run apart; above, together
@@ -31,7 +30,7 @@ class Step(NamedTuple):
     tokens: int
     seconds: float
     kept: bool = True
-    launch: float = 0.0  # what a slow host takes for it, where it holds prompts
+    launch: float = 0.0  # what the host usually takes for it, where it holds prompts
 
 
 class Now(NamedTuple):
@@ -45,7 +44,7 @@ class Now(NamedTuple):
     last: float | None = None  # GPU time of the last step that brought decodes a token, if it had prompts
 
 
-def lag(launch: float, decodes: float, last: float) -> float:
+def lag(launch: float, usual: float, decodes: float, last: float) -> float:
     """By how much more than before the tokens of the coming decode step are seen late.
 
     On an asynchronous engine tokens of a decode step are seen late by what the host takes for the step with
@@ -53,7 +52,7 @@ def lag(launch: float, decodes: float, last: float) -> float:
     of the coming decode step, `last` that of the newest step with decodes. What that one was late by shortens
     the gap, and counts as after a quick launch.
     """
-    return max(0.0, max(0.0, launch - decodes) - max(0.0, QUICK * launch - last))
+    return max(0.0, max(0.0, launch - decodes) - max(0.0, usual - last))
 
 
 def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
@@ -110,7 +109,7 @@ class Chooser:
         if kept:
             tokens = self._graphed(load, prompts, kind, tokens)
         cut = prompts.first(tokens)
-        launch = prices.slow_launch(0 if kind is Kind.APART else load.decodes, cut)
+        launch = prices.launch(0 if kind is Kind.APART else load.decodes, cut)
         return Step(kind, tokens, self._price(load, cut, kind), kept, launch)
 
     def _apart(self, now: Now, prompts: Prompts, least: int, most: int) -> int:
@@ -125,7 +124,7 @@ class Chooser:
             cut = prompts.first(tokens)
             after = prices.decodes(Load(load.decodes + cut.done, load.context + cut.length))
             launch = prices.slow_launch(0, cut)
-            late = lag(launch, before, last) + stalled(now, launch)
+            late = lag(launch, prices.launch(0, cut), before, last) + stalled(now, launch)
             return now.since + prices.alone(cut) + after + late <= now.gap
 
         return largest(fits, least, most)
@@ -146,13 +145,14 @@ class Chooser:
         """Is a token cheaper where prompts run apart, each way with as many as it allows?
 
         Tokens of a decode step between two steps of prompts are seen when the host has launched the second.
-        So prompts do not run apart by choice where a launch is a good part of the gap.
+        So prompts do not run apart by choice where a launch is a good part of the gap, unless launches have
+        been seen to take what the card says.
         """
         if not mixed:
             return True
         prices, load = self._prices, now.load
         cut = prompts.first(alone or mixed)
-        if prices.slow_launch(0, cut) > MOST_LAUNCH * now.gap:
+        if not prices.slow.steady and prices.slow_launch(0, cut) > MOST_LAUNCH * now.gap:
             return False
         apart = (prices.alone(cut) + prices.decodes(load)) / (cut.tokens + load.decodes)
         together = prices.together(load, prompts.first(mixed)) / (mixed + load.decodes)
