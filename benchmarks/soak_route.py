@@ -87,6 +87,9 @@ async def client(
         except TimeoutError:
             counts["hung up"] = counts.get("hung up", 0) + 1
             continue
+        except aiohttp.ClientError as error:
+            counts[type(error).__name__] = counts.get(type(error).__name__, 0) + 1
+            continue
         right = not ended or text == answer(prompt, tokens)
         kind = "broken" if not ended else "whole" if right else "WRONG"
         counts[kind] = counts.get(kind, 0) + 1
@@ -162,15 +165,16 @@ async def soak(pipe: Connection, streams: int) -> bool:
                 )
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        died = [end for end in ends if not isinstance(end, asyncio.CancelledError)]
     pipe.send("gone")
     left, faulty, refused = await asyncio.to_thread(pipe.recv)
     leaked, kept = growth(samples)
     print(f"memory: {leaked:.0f} bytes a request after the first third (limit {LEAK})")
     print(f"objects: {kept:.2f} a request after the first third (limit {KEPT})")
     print(f"left behind: {left}; books: {faulty or 'sound'}")
-    print(f"results: {counts}; refused {refused}")
-    wrong = counts.get("WRONG", 0)
+    print(f"results: {counts}; refused {refused}; clients that broke: {died}")
+    wrong = counts.get("WRONG", 0) or died
     return leaked <= LEAK and kept <= KEPT and left == (0, 0, 0) and not faulty and not wrong
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -69,6 +70,8 @@ async def _serve(
         seats = [each.spec.seats for each in app.upstreams.values()]
         say(f"{up} of {len(app.upstreams)} engines are up, {rests_on(config, seats)}")
         say(f"listening on http://{config.front.host}:{app.port}, admin on port {app.admin_port}")
+        gc.collect()
+        gc.freeze()  # what is there now stays; collections look at the rest only
         watch = asyncio.create_task(_follow_file(path, reload))
         await stop.wait()
         say("draining; a second signal exits at once")
