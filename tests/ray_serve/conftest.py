@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ PATIENT = {  # on a busy machine Ray would kill its own proxies before they have
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
     "RAY_worker_niceness": "0",  # else whatever else runs goes before them
     "RAY_health_check_timeout_ms": "60000",
+    "RAY_worker_register_timeout_seconds": "240",
 }
 QUIET = {"enable_access_log": False, "log_level": "ERROR"}
 PR_SET_PDEATHSIG = 1
@@ -39,29 +41,34 @@ def until(condition, what):
         time.sleep(0.05)
 
 
-def users(folder):
-    """Processes that have a file open in a folder: all of Ray's write a log there."""
+def users(folder, part=""):
+    """Processes that have a file open in a folder, with that in its path: all of Ray's have a log there."""
     found = {}
     for process in Path("/proc").iterdir():
         try:
-            if process.name.isdigit() and any(
-                os.readlink(each).startswith(str(folder)) for each in (process / "fd").iterdir()
-            ):
+            links = process.name.isdigit() and [os.readlink(each) for each in (process / "fd").iterdir()]
+            if links and any(each.startswith(str(folder)) and part in each for each in links):
                 found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ")[:80]
         except OSError:  # it has ended
             continue
     return found
 
 
-def nobody_left(folder, seconds=60.0):
-    """Waits until no process uses Ray's folder; ends those that go on, names them, and removes the folder."""
-    end = time.monotonic() + seconds
-    while (left := users(folder)) and time.monotonic() < end:
+def nobody_left(folder, part=""):
+    """Waits until no process uses Ray's folder; ends those that go on, and names them."""
+    end = time.monotonic() + PATIENCE
+    while (left := users(folder, part)) and time.monotonic() < end:
         time.sleep(0.2)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
     return left
+
+
+def remove(folder):
+    """Ray's folder, once nobody uses it."""
+    left = nobody_left(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left, f"processes of Ray that did not end: {left}"
 
 
 def ends_with_us():
@@ -69,18 +76,25 @@ def ends_with_us():
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def start_ray(folder):
+def start_ray(folder, tries=3):
+    """Ray gives a start 30 seconds, which a busy machine may exceed."""
     import ray
 
-    ray.init(
-        num_cpus=2,  # engines and callers take none
-        include_dashboard=False,
-        object_store_memory=100_000_000,
-        logging_level="ERROR",
-        log_to_driver=False,
-        _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
-    )
+    try:
+        ray.init(
+            num_cpus=2,  # engines and callers take none
+            include_dashboard=False,
+            object_store_memory=100_000_000,
+            logging_level="ERROR",
+            log_to_driver=False,
+            _temp_dir=folder,
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
+        )
+    except Exception:
+        if tries == 1:
+            raise
+        ray.shutdown()
+        start_ray(folder, tries - 1)
 
 
 @pytest.fixture(scope="session")
@@ -91,34 +105,32 @@ def cluster():
 
     sys.path.insert(0, str(HERE))
     folder = tempfile.mkdtemp(prefix="hg-")  # short: Ray has its sockets there
-    second = None
-    try:
-        for left in (2, 1, 0):
-            try:
-                start_ray(folder)
-                break
-            except Exception:  # Ray's own limit of 30 seconds for a start
-                ray.shutdown()
-                if not left:
-                    raise
-        address = ray.get_runtime_context().gcs_address
-        start = "start --block --num-cpus=0 --object-store-memory=80000000 --disable-usage-stats --address"
-        second = subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", *start.split(), address],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=ends_with_us,
-        )
+    with ExitStack() as end:
+        end.callback(remove, folder)
+        end.callback(ray.shutdown)
+        start_ray(folder)
+        second = second_node(ray.get_runtime_context().gcs_address)
+        end.callback(stop, second, folder)
+        end.callback(serve.shutdown)
         until(lambda: sum(each["Alive"] for each in ray.nodes()) == 2, "two nodes")
         yield
-    finally:
-        serve.shutdown()
-        if second is not None:
-            second.terminate()
-            second.wait(PATIENCE)
-        ray.shutdown()
-        left = nobody_left(folder)
-        assert not left, f"processes of Ray that did not end: {left}"
+
+
+def second_node(address):
+    words = "start --block --num-cpus=0 --object-store-memory=80000000 --disable-usage-stats --address"
+    return subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", *words.split(), address],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=ends_with_us,
+    )
+
+
+def stop(second, folder):
+    """While the first node lives: without it Ray's agents of the second take a minute to end."""
+    second.terminate()
+    second.wait(PATIENCE)
+    nobody_left(folder, "raylet.1.")
 
 
 @pytest.fixture(scope="session")
