@@ -26,6 +26,9 @@ class Inside(Protocol):
     def cached(self, request: Request) -> int:
         """Tokens of its prompt in the prefix cache."""
 
+    def catch_up(self) -> None:
+        """Count the tokens of all steps that have begun by now."""
+
 
 class Nothing:
     """An engine without a queue and with endless memory."""
@@ -35,6 +38,9 @@ class Nothing:
 
     def cached(self, request: Request) -> int:
         return 0
+
+    def catch_up(self) -> None:
+        pass
 
 
 class Stay:
