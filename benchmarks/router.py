@@ -143,6 +143,22 @@ def show(title: str, found: dict[str, dict[str, Any]], column: str) -> None:
         )
 
 
+def print_table(
+    streams: int, rate: float, long: dict[str, dict[str, Any]], short: dict[str, dict[str, Any]]
+) -> None:
+    """The same for docs/route.md."""
+    what = f"{streams} streams, {rate:,.0f} events/s"
+    print(f"\n| {what} | transit p50 | transit p99 | CPU per event | CPU of a request with one event |")
+    print("|---|---|---|---|---|")
+    for name, each in long.items():
+        used = ("-", "-")
+        if name != "direct":
+            used = f"{each['us_per_event']:.0f} us", f"{short[name]['us_per_request']:.0f} us"
+        print(f"| {name} | {each['p50_ms']:.2f} ms | {each['p99_ms']:.2f} ms | {used[0]} | {used[1]} |")
+    if "vllm-router" not in long:
+        print("\nvllm-router is not installed here.")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -156,6 +172,7 @@ def main() -> None:
     show(f"{given.streams} streams, {given.rate:.0f} events/s: CPU per event", long, "us_per_event")
     short = race(8, 4000.0, given.seconds, tokens=1)
     show("requests of one event, 8 at a time: CPU per request", short, "us_per_request")
+    print_table(given.streams, given.rate, long, short)
     mine = long["headgate route"]
     added = [mine[name] - long["direct"][name] for name in ("p50_ms", "p99_ms")]
     print(
