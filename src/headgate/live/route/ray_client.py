@@ -18,7 +18,8 @@ log = logging.getLogger("headgate.route")
 LATER = ("end", "freed")  # told at once only while requests wait for a place
 SOON = 0.01  # seconds until it is told anyway
 NEWS = 2.0  # seconds a question for news is held
-AGAIN, RARELY = 0.5, 15.0  # seconds between two attempts to reach the shared gate: at first, and at most
+AGAIN = 0.5  # seconds between two attempts to reach the shared gate, at first
+RARELY = 4.0  # at most: below the time for which a new gate waits for the others (`ray_gate.GRACE`)
 FIRST = 30.0  # seconds for its first start, in which a process is begun
 
 

@@ -164,6 +164,7 @@ def test_a_full_queue_is_refused_by_class():
 
 def test_when_the_shared_gate_dies_each_router_takes_its_share_and_comes_back(monkeypatch):
     monkeypatch.setattr(ray_client, "AGAIN", 0.02)
+    monkeypatch.setattr(ray_client, "RARELY", 0.02)
     monkeypatch.setattr(ray_gate, "GRACE", 0.2)
 
     async def work():
@@ -368,6 +369,7 @@ async def many_lives(seed):
 def test_random_events_keep_the_books(monkeypatch):
     """Arrivals, ends, cancels, replicas that reject, die and come, and gates that die: nothing is lost."""
     monkeypatch.setattr(ray_client, "AGAIN", 0.005)
+    monkeypatch.setattr(ray_client, "RARELY", 0.005)
     monkeypatch.setattr(ray_gate, "GRACE", 0.05)
     for seed in range(3):
         run(many_lives(seed))
