@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from math import nan
-from operator import attrgetter
+from math import isnan, nan
 from struct import Struct
 from typing import Any
 
@@ -14,10 +13,11 @@ from numpy.typing import NDArray
 
 from headgate.core.build import mypyc_attr
 from headgate.core.plan import ALL, Decodes, Plan
-from headgate.core.policy import End, Observer, Steps
+from headgate.core.policy import End, StepCounter
 from headgate.core.request import RECORDED, Request
 
 HOW = {how: code for code, how in enumerate(End)}
+STOPPED = End.STOPPED
 STILL_HERE = -1
 NOWHERE = -1  # the engine of a request that was sent to none
 STEPS = {"start": float, "first": float, "seconds": float, "count": int, "decodes": int, "context": int}
@@ -29,7 +29,6 @@ TICKS = Struct("d")
 REQUEST_TIMES = ("arrival", "admitted", "first_token", "finished")
 REQUEST_COUNTS = (*RECORDED, "cached", "output", "evictions", "wasted")
 PLAIN = tuple(name for name in RECORDED if name != "kind")  # a kind is kept as its number
-BROUGHT = attrgetter(*PLAIN)
 
 
 class Rows:
@@ -41,48 +40,49 @@ class Rows:
         self.last_before: dict[int, float] = {}  # newest token of those who lost their KV
         self.times = {name: array("d", [nan]) * requests for name in REQUEST_TIMES}
         self.counts = {name: array("q", [0]) * requests for name in REQUEST_COUNTS}
-        self._plain = [self.counts[name] for name in PLAIN]
+        self._plain = [(name, self.counts[name]) for name in PLAIN]
+        self._arrival, self._finished = self.times["arrival"], self.times["finished"]
+        self._kind, self._output = self.counts["kind"], self.counts["output"]
         self.how = array("b", [STILL_HERE]) * requests
         self.replica = array("q", [NOWHERE]) * requests
 
     def arrived(self, request: Request, now: float) -> None:
         id = request.id
         self.handles[id] = request
-        self.times["arrival"][id] = now
-        self.counts["kind"][id] = self.kinds[request.kind]
-        for column, value in zip(self._plain, BROUGHT(request), strict=True):
-            column[id] = value
+        self._arrival[id] = now
+        self._kind[id] = self.kinds[request.kind]
+        for name, column in self._plain:
+            column[id] = getattr(request, name)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         id = request.id
         if self.last_before:
             self.last_before.pop(id, None)
-        self.times["finished"][id] = now
-        self.how[id] = HOW[how]
-        self._fill(self.handles.pop(id))
+        self._finished[id] = now
+        self.how[id] = 0 if how is STOPPED else HOW[how]  # an Enum takes long to hash
+        self._fill(self.handles.pop(id), id)
 
     def table(self) -> dict[str, NDArray[Any]]:
         """As columns. Requests that never came have no row."""
         for request in self.handles.values():
-            self._fill(request)
+            self._fill(request, request.id)
         came = ~np.isnan(np.array(self.times["arrival"]))
         columns = self.times | self.counts | {"how": self.how, "replica": self.replica}
         return {"id": np.flatnonzero(came)} | {
             name: np.array(column)[came] for name, column in columns.items()
         }
 
-    def _fill(self, request: Request) -> None:
-        row, id = self.counts, request.id
-        row["output"][id] = request.generated
+    def _fill(self, request: Request, id: int) -> None:
+        self._output[id] = request.generated
         if request.cached:
-            row["cached"][id] = request.cached
+            self.counts["cached"][id] = request.cached
         if request.evictions:
-            row["evictions"][id] = request.evictions
-            row["wasted"][id] = request.wasted
+            self.counts["evictions"][id] = request.evictions
+            self.counts["wasted"][id] = request.wasted
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Recorder(Observer):
+class Recorder(StepCounter):
     """Keeps one row per request, per run of equal steps, per stay among the decodes, and per plan.
 
     A request's tokens are not listed one by one: while it decodes with the others it gets one in each tick,
@@ -111,8 +111,9 @@ class Recorder(Observer):
         self.rows.replica[request.id] = self._replica
 
     def admitted(self, request: Request, now: float) -> None:
-        if self._admitted[request.id] != self._admitted[request.id]:  # still nan
-            self._admitted[request.id] = now
+        id = request.id
+        if isnan(self._admitted[id]):
+            self._admitted[id] = now
 
     def prefilled(self, request: Request, now: float) -> None:
         """A stay among the decodes begins with a token."""
@@ -139,9 +140,17 @@ class Recorder(Observer):
         self._close_stay(request.id)
         self.rows.finished(request, now, how)
 
-    def stepped(self, steps: Steps) -> None:
+    def ran(
+        self,
+        start: float,
+        ends: Sequence[float],
+        decodes: int,
+        context: int,
+        prefill: int,
+        behind: int,
+        kv: int,
+    ) -> None:
         """One row for the whole run of them."""
-        start, ends, decodes, context, prefill, behind, kv = steps
         count = len(ends)
         whole = ends[-1] - start
         first = whole if count == 1 else ends[0] - start

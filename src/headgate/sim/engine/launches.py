@@ -42,7 +42,7 @@ class Launches(Pace):
         and a change of phase stands alone, so from the second on their times lie on a straight line.
         """
         fixed, slope = self._cost.decode_line(decodes)
-        least, spent = self._floor(decodes), self._host_seconds(decodes)
+        least, spent = self._floor(decodes) if self._floor else 0.0, self._host_seconds(decodes)
         more, self._more = self._more, 0.0
         first = max(fixed + slope * context, least)
         if more:

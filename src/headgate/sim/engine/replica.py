@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
+from typing import Final
 
 from headgate.core.build import mypyc_attr
 from headgate.core.errors import RunError
@@ -11,13 +12,15 @@ from headgate.core.lease import Lease
 from headgate.core.ledger import Entry
 from headgate.core.listeners import Listeners
 from headgate.core.plan import ALL, EACH_STEP, NONE, Decodes, Plan, check
-from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.cost.model import Chunk, Shape
 from headgate.kv.prefix import Pieces
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.residents import Residents
 from headgate.sim.engine.steps import Pace
 
+STOPPED: Final = End.STOPPED
+LIMIT: Final = End.LIMIT
 NO_GAUGES: Mapping[str, float] = {}
 
 
@@ -119,7 +122,7 @@ class Replica(Residents):
             self.evict(ledger.known(id))
         if plan.decode is not ALL or ledger.held:
             self._choose_decodes()
-        self._prompts = [*map(ledger.known, reversed(plan.prefill))]
+        self._prompts = [ledger.known(id) for id in reversed(plan.prefill)]
         if plan.reject and not self.occupied:
             self.asked_now = False  # nobody is left to run
         gauges = self.policy.gauges() if self._has_gauges else NO_GAUGES
@@ -142,7 +145,7 @@ class Replica(Residents):
         while self._ends and self._ends[0][0] <= self.ledger.tick and (entry := self._pop_finished()):
             self.lease.finish()
             whole = entry.generated >= self._lengths[entry.id]
-            self._tell_finished(entry, self.now, End.STOPPED if whole else End.LIMIT)
+            self._tell_finished(entry, self.now, STOPPED if whole else LIMIT)
             if not self.occupied:
                 self.lease.ended = True
 
@@ -205,9 +208,7 @@ class Replica(Residents):
         self.now = end
         self.lease.ran(count, end)
         kv = (blocks.total - blocks.free) * blocks.size
-        steps = Steps(start, ends, decodes, context, prefill, behind, kv)
-        for hook in self.hear.stepped:
-            hook(steps)
+        self.hear.ran(start, ends, decodes, context, prefill, behind, kv)
 
     def _chunks(self, decodes: int) -> list[tuple[Entry, int, int]]:
         """Which prompts run in this step, for how many tokens, behind how many; admits those that are new."""

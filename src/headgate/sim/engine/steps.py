@@ -67,7 +67,8 @@ class Pace:
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
         self._switch = cost.switch
-        self._floor = cost.decode_floor
+        own = type(cost).decode_floor is not StepCost.decode_floor
+        self._floor = cost.decode_floor if own else None  # asked for at every step, so not without need
         self._more = 0.0  # what the next decode step takes beyond its price
         self.by_chunk = cost.by_chunk
 
@@ -79,7 +80,7 @@ class Pace:
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
         """When decode steps end, as `step_ends` says."""
         more, self._more = self._more, 0.0
-        least = self._floor(decodes)
+        least = self._floor(decodes) if self._floor else 0.0
         return step_ends(self._cost, decodes, context, most, start, stop, more, least)
 
     def nearly_done(self, decodes: int, context: int, steps: int, start: float) -> float:
@@ -88,7 +89,7 @@ class Pace:
         Early by more than rounding can move it and by far less than a step, so always in the last one.
         """
         fixed, slope = self._cost.decode_line(decodes)
-        least = self._floor(decodes)
+        least = self._floor(decodes) if self._floor else 0.0
         before, rise, first = steps - 1, slope * decodes, fixed + slope * context
         low = 0  # steps that the floor holds up
         if first < least:
