@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
-from headgate.core.request import NO_SLO, Identity, Slo
+from headgate.core.request import Identity
 from headgate.core.view import Limits
 
 NOT_ROLLING = -1
@@ -42,15 +43,10 @@ class Entry(Identity):
         id: int,
         arrival: float,
         prompt: int,
-        limit: int,
-        kind: str = "",
-        guess: int | None = None,
-        priority: int = 0,
-        slo: Slo = NO_SLO,
+        *more: Any,
+        **named: Any,
     ) -> None:
-        # One by one: a dataclass writes its own __init__ while Python runs, which no compiler sees.
-        self.id, self.arrival, self.prompt, self.limit = id, arrival, prompt, limit
-        self.kind, self.guess, self.priority, self.slo = kind, guess, priority, slo
+        Identity.__init__(self, id, arrival, prompt, *more, **named)
         self._ledger = ledger
         self._joined = NOT_ROLLING
         self._tokens = 0

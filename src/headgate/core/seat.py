@@ -30,8 +30,8 @@ class Inside(Protocol):
 class Nothing:
     """An engine without a queue and with endless memory."""
 
-    waiting = 0
-    kv_free = ENDLESS
+    def __init__(self) -> None:
+        self.waiting, self.kv_free = 0, ENDLESS
 
     def cached(self, request: Request) -> int:
         return 0

@@ -155,7 +155,7 @@ class Workload:
     def columns(self) -> dict[str, Whole | Real]:
         return {name: getattr(self, name) for name in RULES}
 
-    def identities(self) -> Iterator[tuple[int, int, str, int | None, int, Slo]]:
+    def identities(self) -> Iterator[tuple[Any, ...]]:
         """What each request brings with it, in the order of `Identity` after `id` and `arrival`."""
         read: dict[str, Iterable[Any]] = {name: column.tolist() for name, column in self.columns().items()}
         read["kind"] = [self.kinds[kind].name for kind in read["kind"]]

@@ -49,9 +49,7 @@ class Arrivals:
         self.sent += 1
         self.outstanding += 1
         self._look_ahead()
-        prompt, limit, kind, guess, priority, slo = next(self._known)
-        sent = self._now if self._closed else self._times[id]
-        entry = Entry(ledger, id, sent, prompt, limit, kind, guess, priority, slo)
+        entry = Entry(ledger, id, self._now if self._closed else self._times[id], *next(self._known))
         if self._cached:
             entry.cached = entry.hit = entry.loose = self._cached[id]
             entry.todo -= entry.hit

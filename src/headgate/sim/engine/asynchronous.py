@@ -14,7 +14,7 @@ from headgate.kv.prefix import Pieces
 from headgate.sim.engine.delayed_events import DelayedEvents
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.launches import Launches
-from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.replica import LIMIT, STOPPED, Replica
 from headgate.sim.engine.residents import SEAT
 
 
@@ -127,7 +127,7 @@ class Ahead(Replica):
                 if known or not entry.rolls:
                     self._stop(entry)
                 whole = entry.generated >= self._lengths[entry.id]
-                self._goes(entry, End.STOPPED if whole else End.LIMIT)
+                self._goes(entry, STOPPED if whole else LIMIT)
 
     def _see(self) -> None:
         landing, self._landing = self._landing, None
@@ -176,7 +176,8 @@ class Ahead(Replica):
     ) -> None:
         kv = (self.blocks.total - self.blocks.free) * self.blocks.size
         self._later.hear.ran(start, ends, decodes, context, prefill, behind, kv)
-        self.hear.ran(start, ends, decodes, context, prefill, behind, kv)  # the policy's
+        if self.hear.stepped:  # the policy's
+            self.hear.ran(start, ends, decodes, context, prefill, behind, kv)
 
     def _complete(self, entry: Entry) -> None:
         """Its prompt is done with the step on its way."""
@@ -193,10 +194,15 @@ class Ahead(Replica):
     def _land(self, step: Composed) -> None:
         """Tell what this step brought."""
         now, hear = self.now, self._later.hear
-        start, self._seen = max(step.composed, self._seen), now
+        start = step.composed if step.composed > self._seen else self._seen
+        self._seen = now
+        decodes, context, prefill, behind = step.work
         ticks_since = self._air is not None and self._air.work[0] > 0
-        self.ledger.redate(now, step.work[0] > 0 and not ticks_since, step.dated)
-        self._tell_steps(start, [now], *step.work)
+        if step.dated or (decodes and not ticks_since):
+            self.ledger.redate(now, decodes > 0 and not ticks_since, step.dated)
+        self._tell_steps(start, [now], decodes, context, prefill, behind)
+        if not (step.joined or step.leaving):
+            return
         for entry, rolling in step.joined:
             for hook in hear.prefilled:
                 hook(entry, now)

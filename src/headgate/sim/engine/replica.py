@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final
 
-from headgate.core.build import mypyc_attr
+from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import RunError
 from headgate.core.lease import Lease
 from headgate.core.ledger import Entry
@@ -158,11 +158,13 @@ class Replica(Residents):
         due = blocks.due(ledger.tick) if decodes else 0
         if due > blocks.free:
             return False  # decodes come first; without room for them no prompt enters
-        blocks.take(due)  # and what they take, no prompt finds
+        if due:
+            blocks.take(due)  # and what they take, no prompt finds
         self._composing = decodes > 0
         chosen = self._chunks(decodes)
         self._composing = False
-        blocks.give(due)
+        if due:
+            blocks.give(due)
         if not chosen:
             return False
         prefill = behind = 0
@@ -172,7 +174,7 @@ class Replica(Residents):
         context = ledger.context + decodes if decodes else 0
         start = self.now
         parts = tuple(Chunk(done, n, n == e.todo) for e, n, done in chosen) if self._pace.by_chunk else ()
-        end = self._pace.prompts_end(start, Shape(decodes, context, prefill, behind, parts))
+        end = self._pace.prompts_end(start, quick(Shape, (decodes, context, prefill, behind, parts)))
         self._ran(start, [end], decodes, context, prefill, behind)
         for entry, tokens, _ in chosen:
             entry.todo -= tokens

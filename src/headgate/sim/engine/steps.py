@@ -22,14 +22,15 @@ def step_ends(
     stop: float,
     more: float = 0.0,
     least: float = 0.0,
+    line: tuple[float, float] | None = None,
 ) -> list[float]:
     """The ends of up to `most` steps from `start`, the last at or after `stop` if it is reached.
 
     Durations are summed one after the other from `start` on, in plain Python or by numpy's running sum, so
     that jumping and stepping agree to the last bit. No step takes less than `least`, which the cost's own
-    `span` knows, and the first takes `more` than its price.
+    `span` knows, and the first takes `more` than its price. `line` is the cost's `decode_line`, if known.
     """
-    fixed, slope = cost.decode_line(decodes)
+    fixed, slope = line or cost.decode_line(decodes)
     if most >= LONG:
         first = max(fixed + slope * context, least)
         if stop < inf and first > 0:  # steps do not get shorter, so no more than this are needed
@@ -37,8 +38,8 @@ def step_ends(
     if most < LONG:
         ends: list[float] = []
         end = start
-        for _ in range(most):
-            seconds = fixed + slope * context
+        for read in range(context, context + most * decodes, decodes):
+            seconds = fixed + slope * read
             if seconds < least:  # the host holds it up
                 seconds = least
             end += seconds + more
@@ -46,7 +47,6 @@ def step_ends(
             if end >= stop:
                 break
             more = 0.0
-            context += decodes
         return ends
     span = cost.span(decodes, context, most)
     span[0] += more
