@@ -67,7 +67,7 @@ test-vllm: $(VLLM_READY)
 
 # HeadgateRouter in Ray Serve before eight emulated engines, sweeps on Ray, the manifests; Ray's own warnings aside.
 test-ray: $(RAY_READY)
-	$(RAY_BIN)/pytest -W ignore tests/ray_serve
+	$(RAY_BIN)/pytest -W ignore --timeout 1200 tests/ray_serve
 
 # What HeadgateRouter costs beside Ray's power of two choices; needs a quiet machine.
 bench-ray: $(RAY_READY)

@@ -1,5 +1,8 @@
 """A router before emulators for a long time, with 1 % faults and 5 % hang-ups: memory and books stay flat.
 
+Engines, clients and router have a process each, and the router runs on the loop of `headgate route`, so that
+what is measured is the memory of a router and nothing else.
+
 Run: make soak-route, or python -m benchmarks.soak_route --seconds 600 --streams 200
 """
 
@@ -7,16 +10,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import random
 import sys
-import time
 from collections.abc import Sequence
 from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import numpy as np
@@ -24,29 +28,39 @@ import numpy as np
 from headgate.live.emulate import answer, emulated
 from headgate.live.route.app import RouterApp
 from headgate.live.route.config import checked
+from headgate.live.route.run import loop_factory
 
 FAULTS = ("503", "500", "drop=3", "reset-before-head", "error-event=0", "abort", "reset-mid-event=2", "429")
 LEAK = 200  # bytes a request: less than the smallest record that the router has of one
+KEPT = 0.5  # objects a request: one that is kept for each would be 1
+SAMPLES = 60
+SPEED, LEASE = 2.0, 10.0  # of the engines' clocks; seconds by the router's clock
 
 
-def memory() -> float:
-    """Resident memory in MiB."""
+class Sample(NamedTuple):
+    """The router's process at one moment."""
+
+    requests: int  # so far
+    memory: float  # resident, MiB
+    blocks: int  # of Python's allocator that are in use: about one for each object
+    files: int
+
+
+def sample(requests: int) -> Sample:
+    gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    resident = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return Sample(requests, resident, sys.getallocatedblocks(), len(os.listdir("/proc/self/fd")))
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def growth(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Bytes of memory and objects that each request has added, by least squares after the first third.
 
-
-def growth(samples: Sequence[tuple[int, float]]) -> float:
-    """Bytes of memory that each request has added, by least squares over all samples after the first third.
-
-    `samples` are requests so far and MiB. A run that is twice as long is judged as strictly, and memory that
-    levels off after the start is no leak.
+    A run that is twice as long is judged as strictly, and memory that levels off after the start is no leak.
+    Objects tell a leak from memory that the allocator cannot use again.
     """
-    requests, used = zip(*samples[len(samples) // 3 :], strict=True)
-    return float(np.polyfit(requests, used, 1)[0]) * 2**20
+    requests, memory, blocks, _ = zip(*samples[len(samples) // 3 :], strict=True)
+    return float(np.polyfit(requests, memory, 1)[0]) * 2**20, float(np.polyfit(requests, blocks, 1)[0])
 
 
 async def client(
@@ -73,6 +87,9 @@ async def client(
         except TimeoutError:
             counts["hung up"] = counts.get("hung up", 0) + 1
             continue
+        except aiohttp.ClientError as error:
+            counts[type(error).__name__] = counts.get(type(error).__name__, 0) + 1
+            continue
         right = not ended or text == answer(prompt, tokens)
         kind = "broken" if not ended else "whole" if right else "WRONG"
         counts[kind] = counts.get(kind, 0) + 1
@@ -86,10 +103,10 @@ def _text(line: bytes) -> str:
 
 
 def engines(pipe: Connection) -> None:
-    """Emulated engines in a process of their own, so that only the router's memory is measured."""
+    """Emulated engines."""
 
     async def work() -> None:
-        async with emulated(engines=4, slots=64, speed=2.0, model="m", kv_lease=20.0) as fleet:
+        async with emulated(engines=4, slots=64, speed=SPEED, model="m", kv_lease=SPEED * LEASE) as fleet:
             pipe.send(list(fleet))
             for turn in count():
                 for faults in fleet.faults:
@@ -100,42 +117,65 @@ def engines(pipe: Connection) -> None:
     asyncio.run(work())
 
 
-async def soak(urls: list[str], seconds: float, streams: int, router: str) -> bool:
+def router(pipe: Connection, urls: list[str], name: str, seconds: float) -> None:
+    """The router; sends its port, then a sample now and then, at the end what it has left behind."""
+
+    async def work() -> None:
+        given = {
+            "front": {"port": 0, "admin": "127.0.0.1:0"},
+            "router": {"name": name},
+            "kv": {"lease": LEASE},
+            "engines": [{"url": url, "seats": 64} for url in urls],
+            "health": {"fails": 1000, "timeout": 60},
+        }
+        app = RouterApp(checked(given))
+        await app.start()
+        pipe.send(app.port)
+        for _ in range(SAMPLES):
+            await asyncio.sleep(seconds / SAMPLES)
+            pipe.send(sample(app.gate.counts["arrived"]))
+        while not pipe.poll():  # until the clients have gone
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
+        legs = sum(each.legs for each in app.upstreams.values())
+        left = len(app.gate.tickets), legs, app.body_bytes.held
+        pipe.send((left, app.gate.check(), app.gate.books()["refused"]))
+        await app.stop()
+
+    logging.disable(logging.CRITICAL)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(work())
+
+
+async def soak(pipe: Connection, streams: int) -> bool:
     """Whether everything stayed flat."""
     counts: dict[str, int] = {}
-    samples: list[tuple[int, float]] = []
-    given = {
-        "front": {"port": 0, "admin": "127.0.0.1:0"},
-        "router": {"name": router},
-        "kv": {"lease": 10.0},
-        "engines": [{"url": url, "seats": 64} for url in urls],
-        "health": {"fails": 1000, "timeout": 60},
-    }
-    app = RouterApp(checked(given))
-    await app.start()
+    samples: list[Sample] = []
+    port = await asyncio.to_thread(pipe.recv)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        url = f"http://127.0.0.1:{app.port}/v1/completions"
+        url = f"http://127.0.0.1:{port}/v1/completions"
         tasks = [asyncio.create_task(client(session, url, random.Random(n), counts)) for n in range(streams)]
-        began = time.monotonic()
-        while time.monotonic() < began + seconds:
-            await asyncio.sleep(seconds / 60)
-            samples.append((sum(counts.values()), memory()))
-            if len(samples) % 10 == 0:
-                at, used = time.monotonic() - began, samples[-1][1]
-                print(f"{at:6.0f} s  {used:7.1f} MiB  {descriptors():4d} files  {counts}", flush=True)
+        while len(samples) < SAMPLES:
+            samples.append(await asyncio.to_thread(pipe.recv))
+            if len(samples) % (SAMPLES // 6) == 0:
+                requests, used, blocks, files = samples[-1]
+                print(
+                    f"{requests:8,} requests  {used:6.1f} MiB  {blocks:8,} objects  {files:4d} files",
+                    flush=True,
+                )
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(2.0)
-    books, faulty = app.gate.books(), app.gate.check()
-    left = len(app.gate.tickets), sum(each.legs for each in app.upstreams.values()), app.body_bytes.held
-    await app.stop()
-    leaked = growth(samples)
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        died = [end for end in ends if not isinstance(end, asyncio.CancelledError)]
+    pipe.send("gone")
+    left, faulty, refused = await asyncio.to_thread(pipe.recv)
+    leaked, kept = growth(samples)
     print(f"memory: {leaked:.0f} bytes a request after the first third (limit {LEAK})")
+    print(f"objects: {kept:.2f} a request after the first third (limit {KEPT})")
     print(f"left behind: {left}; books: {faulty or 'sound'}")
-    print(f"results: {counts}; refused {books['refused']}")
-    wrong = counts.get("WRONG", 0)
-    return leaked <= LEAK and left == (0, 0, 0) and not faulty and not wrong
+    print(f"results: {counts}; refused {refused}; clients that broke: {died}")
+    wrong = counts.get("WRONG", 0) or died
+    return leaked <= LEAK and kept <= KEPT and left == (0, 0, 0) and not faulty and not wrong
 
 
 def main() -> None:
@@ -145,13 +185,20 @@ def main() -> None:
     parser.add_argument("--router", default="split:prefill=1")
     given = parser.parse_args()
     logging.basicConfig(level=logging.CRITICAL)
-    ours, theirs = get_context("spawn").Pipe()
-    child = get_context("spawn").Process(target=engines, args=(theirs,), daemon=True)
-    child.start()
+    children = get_context("spawn")
+    ours, theirs = children.Pipe()
+    fleet = children.Process(target=engines, args=(theirs,), daemon=True)
+    fleet.start()
+    urls = ours.recv()
+    ours, theirs = children.Pipe()
+    routing = children.Process(target=router, args=(theirs, urls, given.router, given.seconds), daemon=True)
+    routing.start()
+    theirs.close()  # a router that dies is the end of the pipe
     try:
-        flat = asyncio.run(soak(ours.recv(), given.seconds, given.streams, given.router))
+        flat = asyncio.run(soak(ours, given.streams))
     finally:
-        child.terminate()
+        routing.terminate()
+        fleet.terminate()
     print("flat" if flat else "not flat")
     sys.exit(0 if flat else 1)
 

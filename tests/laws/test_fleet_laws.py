@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.fleet import DECODE, SOLO, Stage
+from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.names import ROUTE
 from headgate.record.tables import ENDS
 from headgate.stats.gaps import Gaps
@@ -133,9 +134,30 @@ def test_same_again_and_leases_change_nothing(name, more, world: TokenWorld, see
     )
     for table in first:
         same(first[table], second[table])
-    # A known defect of `online` with a token bucket, whose cause is not found yet: docs/decisions.md, 293.
-    if more.get("router") != "token-bucket":
-        same(first["requests"], asked["requests"])
+    same(first["requests"], asked["requests"])
+
+
+class Reads(LeastLoaded):
+    """Notes what a router can read of engines whenever it is asked."""
+
+    def __init__(self, engines):
+        super().__init__(engines)
+        self.read = []
+
+    def route(self, fleet):
+        fleet.catch_up()
+        tokens = {id: place.request.generated for id, place in fleet.places.items()}
+        self.read.append((fleet.now, tokens, [(each.waiting, each.kv_free) for each in fleet.replicas]))
+        return super().route(fleet)
+
+
+@some
+@given(world=token_worlds())
+def test_routers_read_the_same_of_engines_whether_or_not_these_jump_over_steps(world: TokenWorld):
+    routers = [Reads(world.engines), Reads(world.engines)]
+    for router, leases in zip(routers, (True, False), strict=True):
+        world.fleet(router, leases).run()
+    assert routers[0].read == routers[1].read
 
 
 def same(ours, theirs):

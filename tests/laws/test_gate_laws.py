@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from fleet_worlds import Watched, draws, make_router
 from headgate.core.dispatch import Dispatch, simulated_rooms
 from headgate.core.ledger import Entry
+from headgate.core.seat import Nothing
 from headgate.live.route.gate import ClassLimits, EngineState, Gate, Refused
 from headgate.methods.names import ROUTE
 from headgate.sim.fleet.fleet import FleetSimulator
@@ -19,8 +20,6 @@ from token_fleets import TokenWorld, token_worlds
 MEMBERS = [(name, {}) for name in ROUTE if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
 MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
-# llm-d's rule reads queues and KV that simulated engines report; before real ones it has its own books only.
-SAME = [member for member in MEMBERS if member[0] != "llm-d"]
 TOLD = ("arrived", "prompt_done", "parted", "ended", "left", "woken", "route")
 some = settings(max_examples=max(10, settings.default.max_examples // 6))
 
@@ -33,6 +32,13 @@ def frozen(about):
     return SimpleNamespace(**{name: getattr(about, name) for name in names})
 
 
+class Reported(Nothing):
+    """An engine that says what a simulated one said."""
+
+    def __init__(self, waiting, kv_free):
+        self.waiting, self.kv_free = waiting, kv_free
+
+
 class Recorded(Dispatch):
     """What the engines of a simulation tell its router's side, and when the router is asked.
 
@@ -42,6 +48,7 @@ class Recorded(Dispatch):
     def __init__(self, fleet: FleetSimulator, world: TokenWorld) -> None:
         self.calls, self._depth = [], 0
         self.tokens = []  # of everybody on an engine, at each call
+        self.engines = []  # what each engine reports of itself, which llm-d reads, at each call
         router, roster = fleet.dispatch.router, fleet.dispatch.roster
         roles = [seat.role for seat in roster.replicas]
         rooms = simulated_rooms(router, world.engine.running)
@@ -55,7 +62,10 @@ def _listening(name):
     def tell(self, *about):
         if not self._depth:  # not what a router's answer brings about
             self.calls.append((name, *map(frozen, about)))
-            self.tokens.append({id: stay.request.generated for id, stay in self.roster.places.items()})
+            roster = self.roster
+            roster.catch_up()
+            self.tokens.append({id: stay.request.generated for id, stay in roster.places.items()})
+            self.engines.append([Reported(seat.waiting, seat.kv_free) for seat in roster.replicas])
         self._depth += 1
         try:
             return getattr(Dispatch, name)(self, *about)
@@ -119,7 +129,7 @@ class Replay:
         return [(what, now, self.numbers.get(id, -1), *rest) for what, now, id, *rest in log]
 
 
-@pytest.mark.parametrize("name, more", SAME)
+@pytest.mark.parametrize("name, more", MEMBERS)
 @some
 @given(world=token_worlds())
 def test_a_gate_makes_the_moves_of_the_simulator(name, more, world: TokenWorld):
@@ -129,9 +139,12 @@ def test_a_gate_makes_the_moves_of_the_simulator(name, more, world: TokenWorld):
     recorded, log, roles = simulated(world, name, more)
     replay = Replay(world, name, more)
     assert [seat.role for seat in replay.gate.roster.replicas] == roles
-    for number, (call, tokens) in enumerate(zip(recorded.calls, recorded.tokens, strict=True)):
+    told = zip(recorded.calls, recorded.tokens, recorded.engines, strict=True)
+    for number, (call, tokens, engines) in enumerate(told):
         for id, made in tokens.items():
             replay.tickets[id].generated = made  # a live handler counts them
+        for seat, reported in zip(replay.gate.roster.replicas, engines, strict=True):
+            seat.inside = reported
         replay.feed(*call)
         if number % 50 == 0:
             assert replay.gate.check() == []

@@ -20,6 +20,8 @@ from headgate.methods.make import make_policy
 from headgate.sim.engine.of_card import engine_of_card
 
 SEATS = 4
+HELD = "held"
+HTTP = 10**6  # the number of requests that come over HTTP
 
 
 class Lines:
@@ -39,46 +41,51 @@ class Lines:
 
 
 class Engine(Reports):
-    """Streams the tokens of an emulated engine; counts how many requests it ever had at once.
+    """Streams the tokens of an emulated engine.
 
-    While the file `held` is there, requests keep their places and get nothing.
+    Its folder says what happens: while the file `held` is there, requests keep their places and get nothing,
+    except those whose number is the name of a file. The file `PID.most` says how many it ever had at once.
     """
 
     seats = SEATS
 
-    def __init__(self, speed: float, held: str) -> None:
-        self.held = Path(held)
+    def __init__(self, speed: float, folder: str) -> None:
+        self.folder = Path(folder)
         engine = engine_of_card(load_card("cal-h200-qwen3-8b"), SEATS, 512)
         self.engine = EmulatedEngine(engine, make_policy("mixed", {}, engine)[0], WallClock(speed))
-        self.inside = self.most = self.served = 0
+        self.inside = self.most = 0
         self.task = asyncio.create_task(self.engine.run())
+        self._note()
+
+    def _note(self) -> None:
+        temporary = self.folder / f"{os.getpid()}.part"
+        temporary.write_text(str(self.most))
+        temporary.replace(self.folder / f"{os.getpid()}.most")
 
     async def generate(
         self, number: int, prompt: int, output: int, metadata: dict[str, str] | None = None
     ) -> AsyncIterator[tuple[int, int]]:
         """The number and the count of tokens so far."""
         self.inside += 1
-        self.most = max(self.most, self.inside)
+        if self.inside > self.most:
+            self.most = self.inside
+            self._note()
         lines = Lines()
         job = Job(prompt, output, output, Text(number), lines)
         try:
-            while self.held.exists():
+            while (self.folder / HELD).exists() and not (self.folder / str(number)).exists():
                 await asyncio.sleep(0.05)
             self.engine.submit(job)
             async for made in self.reported(_lines(lines)):
                 yield number, made
-            self.served += 1
         finally:
             self.engine.abort(job)
             self.inside -= 1
 
     async def __call__(self, request: Request) -> dict[str, int]:
         """The same over HTTP, with as many tokens as the path says."""
-        answer = self.generate(0, 10, int(request.query_params["output"]))
+        answer = self.generate(HTTP, 10, int(request.query_params["output"]))
         return {"made": [made async for _, made in answer][-1]}
-
-    async def about(self) -> dict[str, int]:
-        return {"most": self.most, "served": self.served, "inside": self.inside, "pid": os.getpid()}
 
 
 async def _lines(lines: Lines) -> AsyncIterator[int]:

@@ -132,8 +132,8 @@ def test_prefill_and_decode_have_routers_of_their_own():
 
 @pytest.mark.parametrize("name", ["kubernetes/rayservice.yaml", "ray_llm_pd.yaml"])
 def test_ray_serve_llm_takes_the_arguments(name):
-    """Needs vLLM beside Ray (no GPU); skipped where it is not there."""
-    pytest.importorskip("vllm", reason="Ray Serve LLM imports vLLM, which is not installed")
+    """Needs vLLM and pyarrow beside Ray (no GPU); skipped where they are not there."""
+    pytest.importorskip("ray.serve.llm", reason="Ray Serve LLM imports vLLM and pyarrow; not installed")
     from ray.llm._internal.serve.serving_patterns.prefill_decode.builder import PDServingArgs
     from ray.serve.llm import LLMServingArgs
 

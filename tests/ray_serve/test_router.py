@@ -1,12 +1,16 @@
-"""HeadgateRouter before eight emulated engines: two callers and an HTTP proxy, each with its own router."""
+"""HeadgateRouter before eight emulated engines: two HTTP proxies and two callers, each with its own router.
+
+No test here depends on how fast anything is: engines hold their requests until they are released, and what is
+waited for is bound to come.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,15 +20,17 @@ pytest.importorskip("ray", reason="Ray is not installed: make test-ray installs 
 
 import ray
 import requests
-from emulated import SEATS, Caller, Engine
+from emulated import HELD, SEATS, Caller, Engine
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError
 
-from conftest import QUIET
-from headgate.live.route.ray import NAMESPACE, gate_name, router_config
+from conftest import PATIENCE, QUIET, until
+from headgate.live.route.ray import NAMESPACE, PATH, gate_name
 
 ENGINES = 8
-PATIENCE = 60.0  # seconds
+ALL = ENGINES * SEATS
+ROUTERS = 4  # two proxies, two callers
 APP = "fleet"
 KWARGS = {
     "router": {"name": "density-deep", "order": ["urgent", "default"], "card": "cal-h200-qwen3-8b"},
@@ -33,39 +39,58 @@ KWARGS = {
         {"name": "bulk", "match": {"field": "bulk"}, "queue": 2},
         {"name": "web", "match": {"header": "web"}, "queue": 1},
     ],
-    "limits": {"queue": 1000, "queue_ttl": "120s"},
-    "seats": SEATS,
+    "limits": {"queue": 1000, "queue_ttl": "20min"},
+    "timeout": "20s",  # a busy machine is no dead gate
 }
 
 
-def until(condition, what):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
-
-
 class Fleet(NamedTuple):
-    """Handle and callers; while the file `held` is there, requests keep their seats and get nothing."""
+    """Handle, callers and the folder by which engines are held."""
 
     handle: Any
     callers: list[Any]
-    held: Path
+    folder: Path
+    url: str
 
     def fill(self, tokens: int) -> list[Any]:
-        """Requests that take every seat until `release`."""
-        self.held.touch()
-        slow = [self.callers[0].ask.remote(number, tokens) for number in range(ENGINES * SEATS)]
-        until(lambda: inside() == ENGINES * SEATS, "full")
+        """Requests 0, 1, 2, ... of the first caller, which take every seat until `release`."""
+        self.hold()
+        slow = [self.callers[0].ask.remote(number, tokens) for number in range(ALL)]
+        until(lambda: inside() == ALL, books)
         return slow
 
+    def hold(self) -> None:
+        (self.folder / HELD).touch()
+
+    def let(self, number: int) -> None:
+        """One request may go on."""
+        (self.folder / str(number)).touch()
+
     def release(self) -> None:
-        self.held.unlink()
+        (self.folder / HELD).unlink(missing_ok=True)
+        for each in self.folder.glob("*[0-9]"):
+            each.unlink()
+
+    @contextmanager
+    def asked_over_http(self, requests_: int, tokens: int, **headers: str):
+        """So many answers under way at once; at the end all engines are released, whatever has failed."""
+        with ThreadPoolExecutor(requests_) as threads:
+            words = {"headers": headers, "timeout": PATIENCE}
+            asked = [threads.submit(requests.get, f"{self.url}{tokens}", **words) for _ in range(requests_)]
+            try:
+                yield asked
+            finally:
+                self.release()
+
+    @property
+    def most(self) -> dict[int, int]:
+        """Requests that each engine ever had at once, by process; dead ones included."""
+        return {int(each.stem): int(each.read_text()) for each in self.folder.glob("*.most")}
 
 
 @pytest.fixture(scope="module")
-def fleet(served, tmp_path_factory):
-    held = tmp_path_factory.mktemp("engines") / "held"
+def deployed(served, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("engines")
     deployment = serve.deployment(
         name="Engine",
         num_replicas=ENGINES,
@@ -73,17 +98,29 @@ def fleet(served, tmp_path_factory):
         ray_actor_options={"num_cpus": 0},
         logging_config=QUIET,
         health_check_period_s=1.0,
-        health_check_timeout_s=60.0,
-        request_router_config=router_config(**KWARGS),
+        health_check_timeout_s=PATIENCE,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=1.0,
+        request_router_config=RequestRouterConfig(
+            request_router_class=PATH, request_router_kwargs=KWARGS, request_routing_stats_period_s=1.0
+        ),
     )(Engine)
-    handle = serve.run(deployment.bind(1.0, str(held)), name=APP, route_prefix="/")
+    handle = serve.run(deployment.bind(1.0, str(folder)), name=APP, route_prefix="/")
     callers = [ray.remote(num_cpus=0, max_concurrency=1000)(Caller).remote(APP) for _ in range(2)]
-    ray.get([each.ask.remote(0, 2) for each in callers])
-    until(lambda: books()["clients"] >= 2, "both callers have joined")
-    yield Fleet(handle, callers, held)
+    assert ray.get([each.ask.remote(0, 2) for each in callers]) == ["2", "2"]
+    until(lambda: len(routers()) >= ROUTERS, lambda: f"all routers have joined: {books()}")
+    until(lambda: rooms() == ENGINES * [SEATS], lambda: f"every engine has said its seats: {books()}")
+    yield Fleet(handle, callers, folder, f"http://127.0.0.1:{served}/?output=")
     for each in callers:
         ray.kill(each)
     serve.delete(APP)
+
+
+@pytest.fixture
+def fleet(deployed):
+    yield deployed
+    deployed.release()  # whatever failed
+    settled()
 
 
 def gate():
@@ -94,62 +131,66 @@ def books():
     try:
         return ray.get(gate().books.remote())
     except (ValueError, ray.exceptions.RayActorError):
-        return {"clients": 0}
+        return {}
+
+
+def routers():
+    """Those that share the gate, with the number of their requests in it."""
+    return books().get("routers", {})
+
+
+def decodes():
+    return sum(each["decodes"] for each in books().get("engines", {}).values())
+
+
+def rooms():
+    """Requests that each engine may have; it says so itself, by `record_routing_stats`."""
+    return [each["room"][2] for each in books().get("engines", {}).values()]
+
+
+def queued():
+    return books().get("queued", {})
 
 
 def inside():
-    """Requests that the gate has placed and that have not ended."""
-    return sum(each["prompts"] + each["decodes"] for each in books().get("engines", {}).values())
-
-
-def pids():
-    """Of all replicas, by asking until every one has answered."""
-    handle, found = serve.get_app_handle(APP), {}
-
-    async def ask():
-        end = time.monotonic() + PATIENCE
-        while len(found) < ENGINES and time.monotonic() < end:
-            for about in await asyncio.gather(*(handle.about.remote() for _ in range(3 * ENGINES))):
-                found[about["pid"]] = about
-
-    asyncio.run(ask())
-    assert len(found) == ENGINES
-    return found
+    """Requests that this gate, or one before it, has placed and that have not ended."""
+    now = books()
+    placed = sum(each["prompts"] + each["decodes"] for each in now.get("engines", {}).values())
+    return placed + sum(now.get("busy", {}).values())
 
 
 def settled():
-    def empty():
-        now = books()
-        held = sum(each["prompts"] + each["decodes"] for each in now.get("engines", {}).values())
-        return (
-            "queued" in now and not held and not any(now["queued"].values()) and not any(now["busy"].values())
-        )
-
-    until(empty, f"the books are empty: {books()}")
+    until(lambda: "queued" in books() and not inside() and not any(queued().values()), books)
     assert books()["faults"] == []
 
 
-def test_routers_share_one_gate_and_never_exceed_its_seats(fleet):
-    answers = ray.get([each.load.remote(100, 40) for each in fleet.callers])
-    assert [set(each) for each in answers] == [{"40"}, {"40"}]
-    assert max(each["most"] for each in pids().values()) <= SEATS
-    settled()
+def test_two_proxies_and_a_caller_share_one_gate_and_never_exceed_its_seats(fleet):
+    slow = fleet.fill(20)
+    with fleet.asked_over_http(40, 3) as asked:
+        until(lambda: queued()["default"] == 40, books)
+        proxies = [held for name, held in routers().items() if name.startswith("proxy")]
+        assert len(proxies) == 2 and min(proxies) > 0, routers()
+        loads = [each.load.remote(60, 20) for each in fleet.callers]  # and all of them at once
+    assert {each.result().json()["made"] for each in asked} == {3}
+    assert set(ray.get(slow)) == {"20"}
+    assert [set(each) for each in ray.get(loads)] == [{"20"}, {"20"}]
+    assert [*fleet.most.values()] == ENGINES * [SEATS]  # the engines were full, and no fuller
 
 
 def test_an_urgent_request_overtakes_those_that_wait(fleet):
-    one = fleet.callers[0]
+    """It is served while 181 others, more than Ray's window of 16, wait for places or hold them."""
     slow = fleet.fill(20)
-    slow += [one.ask.remote(number, 20) for number in range(150)]
-    until(lambda: books()["queued"]["default"] == 150, "more wait than Ray itself would look at")
-    urgent = one.ask.remote(999, 2, "urgent")
-    time.sleep(1.0)  # it stands behind them
+    slow += [fleet.callers[0].ask.remote(1000 + number, 20) for number in range(150)]
+    until(lambda: queued()["default"] == 150, books)
+    fleet.let(999)
+    urgent = fleet.callers[0].ask.remote(999, 2, "urgent")
+    until(lambda: queued()["urgent"] == 1, books)
+    fleet.let(0)  # one place falls free
+    assert ray.get(urgent, timeout=PATIENCE) == "2"
+    assert queued()["default"] >= 149  # one of them has its place by now
     fleet.release()
-    assert ray.get(urgent) == "2"
-    done, _ = ray.wait(slow, num_returns=len(slow), timeout=0)
-    assert len(done) < len(slow) / 2
     assert set(ray.get(slow)) == {"20"}
-    assert max(each["most"] for each in pids().values()) == SEATS  # the engines were full, and no fuller
-    settled()
+    assert max(fleet.most.values()) == SEATS
 
 
 def test_a_class_whose_queue_is_full_is_refused(fleet):
@@ -160,70 +201,76 @@ def test_a_class_whose_queue_is_full_is_refused(fleet):
     fleet.release()
     assert ray.get(waiting) == ["2", "2"]
     assert set(ray.get(slow)) == {"4"}
-    settled()
 
 
-def test_http_gets_429_with_retry_after(fleet, served):
-    url = f"http://127.0.0.1:{served}/?output="
-    assert requests.get(url + "3", timeout=PATIENCE).json() == {"made": 3}
+def test_http_gets_429_with_retry_after(fleet):
     slow = fleet.fill(4)
-    headers = {"x-headgate-class": "web"}
-    with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(requests.get, url + "2", headers=headers, timeout=PATIENCE) for _ in range(4)]
-        until(lambda: sum(each.done() for each in asked) == 3, "one waits, three are refused")
+    with fleet.asked_over_http(4, 2, **{"x-headgate-class": "web"}) as asked:
+        until(lambda: sum(each.done() for each in asked) == 3, books)
         refused = [each.result() for each in asked if each.done()]
-        fleet.release()
     assert [each.status_code for each in refused] == 3 * [429]
     assert all(int(each.headers["retry-after"]) >= 1 for each in refused)
     assert sorted(each.result().status_code for each in asked) == [200, 429, 429, 429]
     assert set(ray.get(slow)) == {"4"}
-    settled()
 
 
 def test_cancelled_requests_hold_nothing(fleet):
-    slow = fleet.fill(60)
+    """Some are cancelled while they wait for a place, the others while they are served."""
+    slow = fleet.fill(4)
     generate = fleet.handle.options(method_name="generate", stream=True)
 
     async def cancel():
-        streams = [generate.remote(number, 20, 60) for number in range(30)]
-        await asyncio.sleep(0.3)
+        streams = [generate.remote(2000 + number, 20, 100_000) for number in range(30)]
+        while queued()["default"] < 30:
+            await asyncio.sleep(0.05)
         for each in streams[:15]:
             each.cancel()
+        while queued()["default"] > 15:
+            await asyncio.sleep(0.05)
         fleet.release()
-        await asyncio.sleep(1.5)  # some of the others run by now
+        for each in streams[15:]:
+            assert await anext(each)  # it has begun, and would go on for ever
+        while decodes() < 15:  # the replicas have told the gate of their first tokens
+            await asyncio.sleep(0.05)
         for each in streams[15:]:
             each.cancel()
 
-    asyncio.run(cancel())
-    assert set(ray.get(slow)) == {"60"}
+    asyncio.run(asyncio.wait_for(cancel(), PATIENCE))
+    assert set(ray.get(slow)) == {"4"}
     settled()
 
 
 def test_the_gate_actor_is_killed_under_load(fleet):
-    callers = fleet.callers
+    """Once while the engines are full and requests wait, and once while they flow. Nothing is lost."""
+    slow = fleet.fill(20)
+    waiting = [fleet.callers[1].ask.remote(number, 20) for number in range(ALL, ALL + 40)]
+    until(lambda: queued()["default"] == 40, books)
     before = gate()._actor_id
-    loads = [each.load.remote(150, 20) for each in callers]
-    until(lambda: inside() > ENGINES, "under load")
     ray.kill(gate())
-    assert [set(each) for each in ray.get(loads)] == [{"20"}, {"20"}]  # nothing is lost
-    until(lambda: books()["clients"] >= 2, "the routers share a gate again")
+    until(lambda: len(routers()) >= ROUTERS, lambda: f"they share a gate again: {books()}")
     assert gate()._actor_id != before
-    assert all(each["most"] <= 2 * SEATS for each in pids().values())  # Ray's own limit held meanwhile
-    settled()
+    until(lambda: inside() >= ALL, lambda: f"it knows of what the last one placed: {books()}")
+    assert set(fleet.most.values()) <= {*range(2 * SEATS + 1)}  # Ray's own limit held meanwhile
+    loads = [each.load.remote(100, 20) for each in fleet.callers]
+    fleet.release()
+    ray.kill(gate())
+    assert set(ray.get(slow + waiting)) == {"20"}
+    assert [set(each) for each in ray.get(loads)] == [{"20"}, {"20"}]
+    until(lambda: len(routers()) >= ROUTERS, books)
 
 
 def test_a_replica_is_killed_under_load(fleet):
     """Ray's guarantee: a request that a replica has accepted fails with it, every other one is served."""
-    callers = fleet.callers
-    victim = next(iter(pids()))
-    loads = [each.load.remote(150, 40) for each in callers]
-    until(lambda: inside() > ENGINES, "under load")
-    os.kill(victim, signal.SIGKILL)
-    answers = [each for load in ray.get(loads) for each in load]
-    lost = [each for each in answers if each != "40"]
-    assert len(answers) == 300
-    assert len(lost) <= SEATS, lost
-    assert set(lost) <= {"ActorDiedError", "RayActorError", "RayTaskError", "ActorUnavailableError"}, lost
-    until(lambda: len(books().get("engines", {})) == ENGINES, "another replica has come")
-    assert victim not in pids()
-    settled()
+    before = {*fleet.most}
+    slow = fleet.fill(20)
+    waiting = [fleet.callers[1].ask.remote(number, 20) for number in range(ALL, ALL + 40)]
+    until(lambda: queued()["default"] == 40, books)
+    alive = [pid for pid in before if Path("/proc", str(pid)).exists()]
+    os.kill(alive[0], signal.SIGKILL)
+    lost, _ = ray.wait(slow, num_returns=SEATS, timeout=PATIENCE)
+    assert set(ray.get(lost)) <= {"ActorDiedError", "RayActorError", "ActorUnavailableError"}
+    fleet.release()
+    answers = ray.get(slow + waiting)
+    assert sum(each != "20" for each in answers) == SEATS, answers  # those, and no others
+    until(lambda: len(books().get("engines", {})) == ENGINES, books)
+    until(lambda: len({*fleet.most} - before) == 1, "another replica has come")

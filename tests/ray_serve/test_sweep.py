@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -15,10 +21,13 @@ pytest.importorskip("ray", reason="Ray is not installed: make test-ray installs 
 import ray
 from typer.testing import CliRunner
 
+from conftest import PATIENCE, remove, until
 from headgate.cli import app
 from headgate.core.errors import RunError
 from headgate.experiment.workers import Workers, as_they_end
+from headgate.record.tables import Run
 
+HEADGATE = [sys.executable, "-c", "from headgate.cli import main; main()"]
 SWEEP = (
     "sweep --policy mixed --policy eb+ --over rate=2,4,6,8,10 --seeds 20 --requests 20 --prompt 300 "
     "--output 20 --jobs 2 --out {}"
@@ -35,8 +44,7 @@ def on_ray(*words):
 
 def apart(*words):
     """In a process of its own: pools fork, and Ray's threads are here."""
-    script = "from headgate.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+    done = subprocess.run([*HEADGATE, *words], capture_output=True, text=True, check=True)
     return done.stdout
 
 
@@ -78,6 +86,72 @@ ADVISE = f"advise --rate 10 --slo ttft=1s@p95 --policy keep --slots 64 --request
 @pytest.mark.parametrize("words", [CAPACITY, ENGINES, ADVISE], ids=["rate", "engines", "advise"])
 def test_searches_find_the_same(cluster, words):
     assert json.loads(on_ray(*words.split())) == json.loads(apart(*words.split()))
+
+
+class Terminal:
+    """What a process says on a standard error that is a terminal."""
+
+    def __init__(self):
+        self._ours, self.end = pty.openpty()
+        self._said = []
+        self._reader = threading.Thread(target=self._read)
+
+    def _read(self):
+        with suppress(OSError):  # nobody has the other end any more
+            while said := os.read(self._ours, 65536):
+                self._said.append(said)
+
+    def begin(self):
+        os.close(self.end)  # only the process has it now
+        self._reader.start()
+
+    def text(self):
+        """Everything, once the process has ended."""
+        self._reader.join()
+        return b"".join(self._said).decode()
+
+
+@pytest.fixture
+def sweeping(tmp_path):
+    """A sweep in a process with a Ray of its own, three of its 200 runs written; and its terminal."""
+    folder, terminal = tempfile.mkdtemp(prefix="hg-"), Terminal()
+    words = "sweep --policy mixed --over rate=2,4,6,8,10 --seeds 40 --requests 300 --prompt 300 --output 60"
+    process = subprocess.Popen(
+        [*HEADGATE, *words.split(), "--jobs", "1", "--on", "ray", "--out", tmp_path / "s"],
+        env={**os.environ, "RAY_TMPDIR": folder},
+        stderr=terminal.end,
+        start_new_session=True,
+    )
+    terminal.begin()
+    try:
+        until(lambda: process.poll() is not None or len([*tmp_path.rglob("run.json")]) >= 3, "three runs")
+        yield process, terminal
+    finally:
+        process.kill()
+        process.wait()
+        remove(folder)
+
+
+def test_ctrl_c_keeps_what_is_done(sweeping, tmp_path):
+    """A real SIGINT, to the whole group as from a terminal. Runs are written as they come, with progress."""
+    process, terminal = sweeping
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(PATIENCE) == 130
+    kept, said = [*tmp_path.rglob("run.json")], terminal.text()
+    assert 3 <= len(kept) < 200
+    finished = sum(Run.load(each.parent).meta["outcome"] == "finished" for each in kept)
+    assert f"interrupted: {finished} of 200 runs stand in {tmp_path / 's'}; the same command" in said
+    assert said.count("headgate: ") == 1 and "Traceback" not in said
+    assert re.search("sweep .*[1-9]%", said)  # the bar
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:99999", "ray://127.0.0.1:1"])
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path, address):
+    words = [*SMALL.split(), "--out", str(tmp_path / "s"), "--on", f"ray:{address}"]
+    done = subprocess.run([*HEADGATE, *words], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1 and "check that the cluster is up" in done.stderr
+    assert not (tmp_path / "s").exists()
 
 
 def double(number):

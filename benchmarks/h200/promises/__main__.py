@@ -16,9 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.h200.promises import figures
 from benchmarks.h200.promises.client import AHEAD, serve
-from benchmarks.h200.promises.load import SEED, draw, parse
+from benchmarks.h200.promises.load import SEED, Load, draw, parse
 from benchmarks.h200.promises.server import Server, attach, start
 from headgate.core.errors import InputError
 from headgate.workloads.durations import duration
@@ -27,6 +29,7 @@ PLAIN = "plain"
 ARMS = (PLAIN, "mixed:budget=2560", "slai", "keep")
 LOADS = ("azure-conv:19",)
 SHRINK = 16  # of lengths, with --tiny
+RAMP_RATE, RAMP_OUTPUT = 50.0, 200  # requests a second, tokens each
 Line = dict[str, Any]
 
 
@@ -65,6 +68,12 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--graph", type=int, default=0, help="max_cudagraph_capture_size (0: vLLM's default)")
     add("--api-servers", type=int, default=4)
     add("--model-len", type=int, default=17_408)
+    add(
+        "--ramp",
+        type=int,
+        default=448,
+        help="requests of a ramp after the start, so that kernels are loaded for every number of requests",
+    )
     add("--steps", action="store_true", help="trace steps and add their median times by size")
     add("--seed", type=int, default=SEED)
     add("--no-plugin", action="store_true", help="leave headgate out altogether; plain only")
@@ -75,6 +84,7 @@ def options(argv: list[str]) -> argparse.Namespace:
         asked.arms = [PLAIN]
     if asked.tiny:
         asked.slots, asked.budget, asked.model_len, asked.api_servers = 16, 512, 2048, 1
+        asked.ramp = min(asked.ramp, 16)
     return asked
 
 
@@ -122,6 +132,19 @@ def measure(asked: argparse.Namespace, server: Server, results: Results, deadlin
                 if asked.steps and server.trace.exists():
                     line["steps"], offset = figures.steps(server.trace, offset)
                 results.add(line, requests)
+
+
+def ramp(asked: argparse.Namespace, server: Server) -> None:
+    """Ever more requests at once, under vLLM's own scheduling.
+
+    The first step with prompts that holds a number of requests not seen before (in groups of 16) stalls this
+    engine for as long as a step takes, whoever schedules.
+    """
+    server.switch(settings(asked, PLAIN))
+    number = np.arange(asked.ramp)
+    prompt = np.where(number % 2, 300, 900) // (SHRINK if asked.tiny else 1)
+    load = Load("ramp", RAMP_RATE, number / RAMP_RATE, prompt, np.full(asked.ramp, RAMP_OUTPUT))
+    serve(load, server.target, asked.clients, asked.drain, asked.seed)
 
 
 def one(asked: argparse.Namespace, server: Server, arm: str, text: str, number: int) -> tuple[Line, Line]:
@@ -174,6 +197,8 @@ def main(argv: list[str]) -> None:
         results.add(setup(asked, server, began))
         for _ in range(3):
             server.ask(16)  # kernels are compiled at their first use
+        if asked.ramp and not asked.attach:
+            ramp(asked, server)
         measure(asked, server, results, began + asked.seconds)
     finally:
         if not asked.leave:

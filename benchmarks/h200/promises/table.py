@@ -25,7 +25,7 @@ from headgate.workloads.durations import duration
 from headgate.workloads.workload import Kind, Workload
 
 Line = dict[str, Any]
-PLAIN_BUDGET, PLAIN_SLOTS = 8192, 1024  # vLLM's defaults for a server on this GPU
+PLAIN_BUDGET, PLAIN_SLOTS, PLAIN_GRAPH = 8192, 1024, 512  # vLLM's defaults for a server on this GPU
 HEAD = (
     "workload",
     "requests/s",
@@ -45,6 +45,7 @@ def predict(line: Line, setup: Line) -> float:
     """Share of requests whose promises the simulator keeps, over the same requests."""
     budget, slots = setup["budget"] or PLAIN_BUDGET, setup["slots"] or PLAIN_SLOTS
     engine = card_engine(setup["card"], slots=slots, budget=budget)
+    engine = engine._replace(cost=engine.cost.graphed(setup["graph"] or PLAIN_GRAPH))
     ttft, tbt = duration(setup["ttft"]), duration(setup["tbt"])
     load = draw(line["workload"], line["rate"], line["seconds"], line["seed"])
     left = Settings(delivery=setup.get("delivery", 0)).within(tbt)  # what the plug-in told its policy

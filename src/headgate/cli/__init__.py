@@ -25,7 +25,7 @@ from headgate.cli.serve import PASSES, serve
 from headgate.cli.simulate import simulate
 from headgate.cli.sweep import sweep
 from headgate.cli.trace import trace
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.core.version import VERSION
 
 NO_COLOR = "--no-color"
@@ -85,7 +85,7 @@ def main() -> None:
     except InputError as error:
         code = _say(str(error), 2)
     except RunError as error:
-        code = _say(str(error), 1)
+        code = _say(str(error), INTERRUPTED if isinstance(error, RunInterruptedError) else 1)
     except (KeyboardInterrupt, typer.Abort):
         code = _say("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from headgate.cli.flags import option, takes_fleet_settings
-from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
+from headgate.cli.output import REPORT, check_json, check_report, ended_early, run_folder, save, write_json
 from headgate.cli.pages import Report, said_to, save_page
 from headgate.cli.progress import bar
-from headgate.core.errors import InputError, RunError, unknown
+from headgate.core.errors import InputError, unknown
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
@@ -177,9 +177,7 @@ def run_all(
         found = Measured(run)
         save(found, place, overwrite)
         if run.meta["outcome"] != "finished":
-            raise RunError(
-                f"{text}: the run ended early ({run.meta['outcome']}); its results so far are in {place}"
-            )
+            raise ended_early(run, f"{text}: the run", place)
         runs[text].append(found)
     return runs
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.record.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -133,6 +133,13 @@ def save(run: Run | Measured, folder: Path, overwrite: bool) -> None:
         found.run.save(folder, overwrite, {"bench.json": figures})
 
 
+def ended_early(run: Run, what: str, folder: Path) -> RunError:
+    """The error for a run that has not finished; what there is of it stands in a folder."""
+    outcome = run.meta["outcome"]
+    kind = RunInterruptedError if outcome == "interrupted" else RunError
+    return kind(f"{what} ended early ({outcome}); its results so far are in {folder}")
+
+
 @contextmanager
 def _undisturbed(folder: Path) -> Iterator[None]:
     """A run that is over is written whole; whoever interrupts meanwhile is heard afterwards."""
@@ -146,4 +153,4 @@ def _undisturbed(folder: Path) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
     if heard:
-        raise RunError(f"interrupted; what there is stands in {folder}")
+        raise RunInterruptedError(f"interrupted; what there is stands in {folder}")

@@ -9,10 +9,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from headgate.cli.flags import option, takes_fleet_settings
-from headgate.cli.output import check_json, check_report, run_folder, save, write_json
+from headgate.cli.output import check_json, check_report, ended_early, run_folder, save, write_json
 from headgate.cli.pages import Report, said_to, save_page
 from headgate.cli.progress import bar
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def simulate(
         save(found, folder, overwrite)
     _report(found, folder, (json, report), detailed, say)
     if run.meta["outcome"] != "finished":
-        raise RunError(f"the run ended early ({run.meta['outcome']}); its results so far are in {folder}")
+        raise ended_early(run, "the run", folder)
 
 
 def _one_policy(flags: list[str] | None, words: Experiment) -> str:

@@ -14,7 +14,7 @@ from headgate.cli.flags import option, takes_fleet_settings
 from headgate.cli.output import REPORT, check_json, check_report, run_folder, save, write_json
 from headgate.cli.pages import Report, said_to, save_page, summed_up
 from headgate.cli.progress import bar
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.experiment.settings import Experiment
 from headgate.experiment.workers import ON, Workers
 
@@ -178,10 +178,10 @@ def run_all(tasks: Sequence[Task], folder: Path, workers: Workers, say: Any) -> 
                 progress(done)
                 if run.meta["outcome"] == "interrupted":
                     raise KeyboardInterrupt
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RunInterruptedError):
         here = sum(_finished(place, task) for task, place in zip(tasks, places.values(), strict=True))
-        again = f"the same command with --out {folder} goes on"
-        raise RunError(f"interrupted: {here} of {len(tasks)} runs stand in {folder}; {again}") from None
+        said = f"interrupted: {here} of {len(tasks)} runs stand in {folder}"
+        raise RunInterruptedError(f"{said}; the same command with --out {folder} goes on") from None
     return _load(tasks, places)
 
 

@@ -18,6 +18,10 @@ class RunError(RuntimeError):
     """A run could not go on (an invalid plan, a request starved). Exit code 1."""
 
 
+class RunInterruptedError(RunError):
+    """Ctrl-C, with what was done kept. Exit code 130."""
+
+
 def one_line(error: BaseException) -> str:
     """An exception in one line, with the place it came from."""
     frame = extract_tb(error.__traceback__)[-1]

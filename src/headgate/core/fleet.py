@@ -217,6 +217,9 @@ class Fleet(Protocol):
     def free_seats(self) -> int:
         """Decodes that all engines together can still take."""
 
+    def catch_up(self) -> None:
+        """Call it before you read `Request.generated` of requests on engines: simulated ones count late."""
+
 
 class FleetObserver:
     """Hooks for what happens in a fleet. All optional, all cheap, none sees the fleet."""

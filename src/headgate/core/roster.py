@@ -101,6 +101,11 @@ class Roster:
             raise RunError(f"there is no engine {id} among {len(self.replicas)}")
         return self.replicas[id]
 
+    def catch_up(self) -> None:
+        """Tokens of requests on engines are counted up to the steps under way."""
+        for seat in self.replicas:
+            seat.inside.catch_up()
+
     def _pools(self, role: str) -> None:
         if role not in self._idle:
             self._idle[role], self._open[role] = Pool(), Pool()

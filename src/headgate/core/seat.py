@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from headgate.core.build import mypyc_attr
 from headgate.core.fleet import ENDLESS, Room, Stage
 from headgate.core.request import Request
 
@@ -26,7 +27,11 @@ class Inside(Protocol):
     def cached(self, request: Request) -> int:
         """Tokens of its prompt in the prefix cache."""
 
+    def catch_up(self) -> None:
+        """Count the tokens of all steps that have begun by now."""
 
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Nothing:
     """An engine without a queue and with endless memory."""
 
@@ -35,6 +40,9 @@ class Nothing:
 
     def cached(self, request: Request) -> int:
         return 0
+
+    def catch_up(self) -> None:
+        pass
 
 
 class Stay:

@@ -85,6 +85,10 @@ class StepCost(ABC):
         """The same without the host: what the GPU alone takes."""
         return self
 
+    def graphed(self, tokens: int) -> StepCost:
+        """The same on an engine whose largest CUDA graph holds that many tokens."""
+        return self
+
 
 class Terms:
     """Coefficients: finite and not negative. The message names the field."""

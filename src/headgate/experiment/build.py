@@ -40,7 +40,9 @@ BYTES_EACH = 1000  # of memory for a request and what is recorded of it: 710 mea
 def make_engine(words: Experiment, card: Card) -> Engine:
     """The card's engine, with what the words change."""
     limits = words.slots, words.budget, words.kv_tokens, words.model_len, words.block
-    return engine_of_card(card, *limits)._replace(prefix_cache=words.prefix_cache)
+    engine = engine_of_card(card, *limits)
+    cost = engine.cost.graphed(words.graph) if words.graph else engine.cost
+    return engine._replace(cost=cost, prefix_cache=words.prefix_cache)
 
 
 def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload, BadRows]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,6 +13,7 @@ from headgate.core.errors import InputError, RunError
 from headgate.experiment.workers import AHEAD, Answer, Pool, Task
 
 RETRIES = 5  # of a task whose worker or node died; runs are pure, so it is the same run again
+CONNECT = 10.0  # seconds
 STORE = 256 << 20  # bytes for answers under way, of a cluster started here
 
 
@@ -38,16 +40,18 @@ class RayPool(Pool[Task, Answer]):
         self._pending: dict[Any, Future[Answer]] = {}
 
     def _start(self, jobs: int, address: str) -> None:
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        if not address:
-            self._ray.init(num_cpus=jobs, include_dashboard=False, object_store_memory=STORE, **quiet)
-            return
-        package = str(Path(__file__).parents[1])  # nodes run this very code
+        where: dict[str, Any] = {"address": "local", "num_cpus": jobs}  # whatever else runs here
+        where |= {"include_dashboard": False, "object_store_memory": STORE}
+        if address:
+            package = str(Path(__file__).parents[1])  # nodes run this very code
+            where = {"address": address, "runtime_env": {"py_modules": [package]}}
         try:
-            self._ray.init(address=address, runtime_env={"py_modules": [package]}, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+            self._ray.init(log_to_driver=False, logging_level="ERROR", **where)
+        except Exception as error:  # Ray has no class for a start that takes too long
             said = str(error).strip().partition("\n")[0]
-            raise InputError(f"--on ray:{address}: {said}; check that the cluster is up") from None
+            if address:
+                raise InputError(f"--on ray:{address}: {said}; check that the cluster is up") from None
+            raise RunError(f"--on ray: Ray does not start here: {said}; use --jobs instead") from None
 
     @property
     def ahead(self) -> int:
@@ -78,6 +82,17 @@ class RayPool(Pool[Task, Answer]):
             self._ray.cancel(ref, force=True)
         if self._own:
             self._ray.shutdown()
+
+
+def check_there(address: str) -> None:
+    """Ray itself waits for minutes for a cluster that is not there, and then ends the process."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--on ray:{address}: {error}; check that the cluster is up") from None
 
 
 def _run(work: Callable[[Any], Any], task: Any) -> Any:

@@ -120,6 +120,10 @@ class Experiment(Lengths, ManyEngines):
     model_len: Count | None = declared(
         ENGINE, "most tokens of one request, prompt and output (default: the card's)"
     )
+    graph: Count | None = declared(
+        ENGINE,
+        "tokens of the largest CUDA graph, vLLM's max_cudagraph_capture_size (default: the card's)",
+    )
     prefix_cache: Switch = declared(
         ENGINE, "find KV of shared prompts again, as vLLM does; no effect where nothing is shared", True
     )

@@ -47,9 +47,10 @@ class Workers(NamedTuple):
         if self.on and self.on.partition(":")[0] != RAY:
             raise InputError(f"--on {self.on!r} is not known; write ray, or ray:ADDRESS for a cluster")
         if self.on:
-            from headgate.experiment.on_ray import ray_module
+            from headgate.experiment.on_ray import check_there, ray_module
 
             ray_module()
+            check_there(self.on.partition(":")[2])
         return self
 
     @contextmanager

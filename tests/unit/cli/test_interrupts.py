@@ -34,7 +34,7 @@ def test_simulate_leaves_a_partial_run_that_can_be_reported(headgate, tmp_path, 
     with monkeypatch.context() as patched:
         patched.setattr("headgate.sim.engine.simulator.Simulator.run", _stop_half_way)
         said = headgate("simulate", *SMALL, "--out", "half")
-    assert said.code == 1 and "interrupted" in said.err and "half" in said.err
+    assert said.code == 130 and "interrupted" in said.err and "half" in said.err
     assert Run.load(tmp_path / "half").meta["outcome"] == "interrupted"
     said = headgate("report", "half")
     assert said.code == 0 and "The run ended early (interrupted)" in " ".join(said.out.split())

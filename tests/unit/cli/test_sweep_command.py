@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_it_goes_on_where_it_stopped(headgate, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("headgate.experiment.sweep.carry_out_all", broken)
         said = headgate(*command)
-    assert said.code == 1 and "2 of 3 runs stand in grid" in said.err and "--out grid goes on" in said.err
+    assert said.code == 130 and "2 of 3 runs stand in grid" in said.err and "--out grid goes on" in said.err
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "grid").rglob("run.json")}
     said = headgate(*command)
     assert said.code == 0 and "2 of 3 runs are there already" in said.out
@@ -91,6 +92,20 @@ def test_it_goes_on_where_it_stopped(headgate, tmp_path, monkeypatch):
 )
 def test_bad_input_is_one_line(refused, args, words):
     refused(["sweep", *args, *SMALL], *words)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sweep", "--over", "rate=2,4", *SMALL],
+        ["plan", "capacity", "--slo", "ttft=1s@p50", *SMALL],
+        ["advise", "--rate", 2, "--slo", "ttft=1s@p50", *SMALL],
+    ],
+)
+def test_without_ray_it_is_one_line(refused, monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    refused([*command, "--on", "ray"], "--on ray needs Ray; install headgate[ray]")
+    refused([*command, "--on", "rye"], "'rye' is not known; write ray, or ray:ADDRESS")
 
 
 def test_a_policy_file_that_changed_is_not_taken_for_the_old_one(headgate, refused, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.policy import BatchPolicy
+from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.methods.eb.exclusive import Exclusive
@@ -213,3 +214,13 @@ def test_jumping_and_stepping_agree_to_the_last_bit(policy: type[BatchPolicy]) -
         return found
 
     assert ends(True) == ends(False)
+
+
+def test_the_largest_graph_is_the_engines() -> None:
+    cost = WorkCost(HOSTED, HostTerms(0.003, prompts=0.009, ungraphed=0.029, graph=1024))
+    step = Shape(100, 5_000, 600)
+    assert cost.host.seconds(step) == pytest.approx(0.012)
+    fewer = cost.graphed(512)
+    assert fewer.host.seconds(step) == pytest.approx(0.032)
+    assert fewer.seconds(step) == cost.seconds(step)
+    assert WorkCost(HOSTED).graphed(512) == WorkCost(HOSTED)

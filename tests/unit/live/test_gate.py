@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from headgate.core.errors import InputError, RunError
-from headgate.core.fleet import ANY, CLOSED, STAY, Move, RoutePolicy, Routing, Stage
+from headgate.core.fleet import ANY, CLOSED, DECODE, STAY, Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.live.route.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, State
 from headgate.live.route.gate_engines import assign, live_room
@@ -275,6 +275,19 @@ class DeafOnce(LeastLoaded):
         raise KeyError(request.id)
 
 
+class Handing(Split):
+    """The same split by a router that keeps nothing: the oldest hand-over, any engine that decodes."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def route(self, fleet):
+        if fleet.handoff and fleet.open[DECODE]:
+            return Routing((Move(next(iter(fleet.handoff)), fleet.open[DECODE][0], Stage.DECODE),))
+        found = self._prompts.next(fleet)
+        return STAY if found is None else Routing((Move(*found, Stage.PREFILL),))
+
+
 def test_hooks_that_raise_are_guarded_too():
     made, _loop = gate(DeafOnce(2))
     one = made.arrive("chat", 1, 1)
@@ -294,6 +307,42 @@ def test_a_fall_back_takes_those_between_two_engines():
     made.end(one, End.STOPPED)
     sound(made)
     assert made.router.loads.load == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("how", ["drained", "retired", "drained while its prompt runs"])
+@pytest.mark.parametrize("routes", [lambda: Split(4, 2), Handing])
+def test_hand_overs_from_a_drained_engine_are_placed_first(routes, how):
+    """Two engines do prompts, the others are full; the later hand-over is the drained engine's."""
+    made, loop = gate(routes(), engines=4, seats=1, prompts=4)
+    full = [made.arrive("chat", 1, 1) for _ in range(4)]  # a seat and one more inside, on each of two engines
+    for ticket in full:
+        placed(made, ticket)
+        made.parted(ticket)
+    loop.turn()
+    assert [ticket.state for ticket in full] == [State.DECODING] * 4
+    stays, drained = (made.arrive("chat", 1, 1) for _ in range(2))
+    assert [placed(made, ticket).replica for ticket in (stays, drained)] == [0, 1]
+    made.parted(stays, lease=50.0)
+    if how != "drained while its prompt runs":
+        made.parted(drained, lease=50.0)
+    made.retire(1) if how == "retired" else made.set_engine(1, up=False)
+    if how == "drained while its prompt runs":
+        made.parted(drained, lease=50.0)
+    loop.turn()
+    assert stays.state is drained.state is State.HANDED_OVER
+    sound(made)
+    made.end(full[0], End.STOPPED)
+    loop.turn()
+    assert placed(made, drained).stage is Stage.DECODE and stays.state is State.HANDED_OVER
+    for ticket in full[1:]:
+        made.end(ticket, End.STOPPED)
+    loop.turn()
+    assert placed(made, stays).stage is Stage.DECODE
+    for ticket in (stays, drained):
+        made.end(ticket, End.STOPPED)
+    loop.turn()
+    sound(made)
+    assert made.fallen is None and not any(made.router._outputs.load.values())
 
 
 def test_engines_come_and_go():

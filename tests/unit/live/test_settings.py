@@ -121,6 +121,13 @@ def test_a_policy_gets_the_engines_limits_and_the_cards_prices():
     assert isinstance(policy, Exclusive) and parameters == {"slots": 32, "refill": 8}
 
 
+def test_steps_are_priced_with_the_engines_largest_graph():
+    settings = Settings(policy="keep", card="cal-h200-qwen3-8b", any_card=True)
+    for graph, expected in ((None, 1024), (512, 512)):
+        policy, _ = build_policy(settings, **ENGINE, graph=graph)
+        assert policy._prices.graph == expected
+
+
 def test_auto_is_keep_which_is_eb_plus_until_a_promise_comes():
     policy, parameters = build_policy(Settings(card=CARD), **ENGINE)
     assert isinstance(policy, Keep)

@@ -111,6 +111,17 @@ class WorkCost(StepCost):
         nothing: dict[str, Any] = dict.fromkeys(HOST, 0.0)
         return WorkCost(replace(self.terms, **nothing))
 
+    def graphed(self, tokens: int) -> WorkCost:
+        """The same on an engine whose largest CUDA graph holds that many tokens.
+
+        A card whose host was measured with graphs of one size knows what steps beyond them take, not from
+        where on: that is a setting of the engine.
+        """
+        terms, host = self.terms, self.host
+        if host is not None and host.graph:
+            host = replace(host, graph=tokens)
+        return WorkCost(replace(terms, graph=tokens) if terms.graph else terms, host)
+
     def below(self) -> LinearCost:
         """Straight lines that never cost more: no tiles, no host, no attention among prompt tokens."""
         terms = self.terms

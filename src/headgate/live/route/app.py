@@ -19,6 +19,7 @@ from headgate.live.route.answers import RefusedError
 from headgate.live.route.body_bytes import BodyBytes
 from headgate.live.route.classes import Classes
 from headgate.live.route.config import Config, EngineAt
+from headgate.live.route.connections import KEEP_ALIVE, Connections
 from headgate.live.route.discovery import discover
 from headgate.live.route.front import Front
 from headgate.live.route.gate import EngineState, Gate
@@ -38,7 +39,6 @@ from headgate.live.route.watch import Watch
 
 log = logging.getLogger("headgate.route")
 LAST_WORDS = 2.0  # seconds at the end: for clients to read their error, and for KV to be released
-KEEP_ALIVE = 4.0  # seconds: below the 5 s after which vLLM's server closes an idle connection
 
 
 class RouterApp:
@@ -71,12 +71,14 @@ class RouterApp:
             self._add(spec)
         await self.watch.start(self.upstreams.values())
         await self._listen()
-        self._tasks += [asyncio.create_task(self._follow()), asyncio.create_task(self._flush())]
+        self._tasks += [asyncio.create_task(self._follow()), asyncio.create_task(self._tidy())]
 
     def _make_parts(self, engines: int) -> None:
         front = self.config.front
         self.policy = LivePolicy(self.config, engines)  # first: a mistake of the user ends here
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=engine_tls(front))
+        tls = engine_tls(front)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=tls)
+        self.connections = Connections(tls)
         self.session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -89,7 +91,7 @@ class RouterApp:
             self.policy.router, config.kinds, limits=config.class_limits, clock=self.now, on_fall=self._fell
         )
         self.watch = Watch(self.session, self.config.health, self.set_room, self.now)
-        self.legs = Legs(self.session, self.config, self.metrics, self.watch.tell, self.now)
+        self.legs = Legs(self.connections, self.config, self.metrics, self.watch.tell, self.now)
         self.service = Service(self.gate, self.upstreams, self.legs, self.now)
         self.front = Front(self)
         self.server = GuardedServer(self.front.handle, front)
@@ -211,11 +213,12 @@ class RouterApp:
         except Exception:
             log.exception("discovery failed; the engines stay as they are")
 
-    async def _flush(self) -> None:
+    async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             self.access_log.flush()
             self.trace.flush()
+            self.connections.forget_idle()
 
     def _set_token_limits(self) -> None:
         every = (*self.config.classes, self.config.default)
@@ -228,14 +231,15 @@ class RouterApp:
         """A request has ended: count it and write it down."""
         now, kind = self.now(), job.kind.name
         self.metrics.requests.labels(kind, job.outcome).inc()
-        self.metrics.total.labels(kind).observe(now - job.arrived)
+        ended = self.metrics.ended(kind)
+        ended.total.observe(now - job.arrived)
         if job.placed is not None:
-            self.metrics.queued.labels(kind).observe(job.placed - job.arrived)
+            ended.queued.observe(job.placed - job.arrived)
         if job.first_token is not None and job.asked.stream:
-            self.metrics.first_token.labels(kind).observe(job.first_token - job.arrived)
+            ended.first_token.observe(job.first_token - job.arrived)
         if job.output:
-            self.metrics.prompt_tokens.labels(kind).inc(job.prompt)
-            self.metrics.output_tokens.labels(kind).inc(job.output)
+            ended.prompt_tokens.inc(job.prompt)
+            ended.output_tokens.inc(job.output)
         if self.access_log.wanted:
             self.access_log.write(job.log_record(now))
         if self.trace.wanted:
@@ -283,6 +287,7 @@ class RouterApp:
         if hasattr(self, "service"):
             await self.service.splitter.stop(LAST_WORDS)
         if hasattr(self, "session"):
+            self.connections.forget_idle(0.0)
             await self.session.close()
         self.access_log.close()
         self.trace.close()

@@ -17,37 +17,13 @@ LOOKED_AT = (
     "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
     "cache_salt", "tools", "prompt_cache_key", "user",
 )  # fmt: skip
+QUOTED = [(name, b'"%b"' % name.encode()) for name in LOOKED_AT]
+WHOLE_ONLY = frozenset(("kv_transfer_params", "prompt_logprobs", "n", "best_of", "use_beam_search", "echo"))
 UNBOUNDED = 1 << 20  # output tokens of a request without a limit
 ABSENT = msgspec.Raw()
 _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-class Fields(msgspec.Struct):
-    """The fields that decide something; lengths of texts are taken from their raw bytes."""
-
-    model: msgspec.Raw = ABSENT
-    prompt: msgspec.Raw = ABSENT
-    messages: msgspec.Raw = ABSENT
-    input: msgspec.Raw = ABSENT
-    max_tokens: msgspec.Raw = ABSENT
-    max_completion_tokens: msgspec.Raw = ABSENT
-    max_output_tokens: msgspec.Raw = ABSENT
-    stream: msgspec.Raw = ABSENT
-    n: msgspec.Raw = ABSENT
-    best_of: msgspec.Raw = ABSENT
-    use_beam_search: msgspec.Raw = ABSENT
-    echo: msgspec.Raw = ABSENT
-    prompt_logprobs: msgspec.Raw = ABSENT
-    kv_transfer_params: msgspec.Raw = ABSENT
-    metadata: msgspec.Raw = ABSENT
-    cache_salt: msgspec.Raw = ABSENT
-    tools: msgspec.Raw = ABSENT
-    prompt_cache_key: msgspec.Raw = ABSENT
-    user: msgspec.Raw = ABSENT
-
-
-_DECODER = msgspec.json.Decoder(Fields)
 _ANY = msgspec.json.Decoder()
+Fields = dict[str, msgspec.Raw]  # lengths of texts are taken from their raw bytes
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -70,42 +46,44 @@ def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
     """Understand a JSON body once. Refuses what is not an object, nests too deeply or repeats a field."""
     _check_depth(body)
     try:
-        fields = _DECODER.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        fields = _TOP.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise RefusedError(400, "json", "the body is not a JSON object") from None
-    _check_duplicates(body)
-    if _value(fields.kv_transfer_params) is not None and not allow_kv_params:
+    _check_duplicates(body, fields)
+    if _value(fields, "kv_transfer_params") is not None and not allow_kv_params:
         raise RefusedError(400, "kv_params", "kv_transfer_params is not accepted from clients")
-    text = next((raw for raw in (fields.prompt, fields.messages, fields.input) if bytes(raw)), ABSENT)
-    model, metadata = _value(fields.model), _value(fields.metadata)
+    get = fields.get
+    text = get("prompt") or get("messages") or get("input") or ABSENT
+    model, metadata = _value(fields, "model"), _value(fields, "metadata")
     field_class = metadata.get("class") if isinstance(metadata, dict) else None
     return Asked(
         body=body,
         model=model if isinstance(model, str) else "",
-        stream=_value(fields.stream) is True,
+        stream=_value(fields, "stream") is True,
         prompt_bytes=len(bytes(text)),
         limit=_limit(fields),
         splittable=_splittable(fields, path),
         field_class=field_class if isinstance(field_class, str) else None,
-        prompt_tokens=_token_ids(fields.prompt),
+        prompt_tokens=_token_ids(get("prompt", ABSENT)),
         text=text,
-        salt=(fields.cache_salt, fields.tools),
-        session=fields.user if fields.prompt_cache_key is ABSENT else fields.prompt_cache_key,
+        salt=(get("cache_salt", ABSENT), get("tools", ABSENT)),
+        session=get("prompt_cache_key") or get("user", ABSENT),
     )
 
 
-def _value(raw: msgspec.Raw) -> Any:
+def _value(fields: Fields, name: str) -> Any:
     """One small field decoded; None for null or a missing one."""
+    raw = fields.get(name)
     try:
-        return _ANY.decode(raw) if bytes(raw) else None
+        return _ANY.decode(raw) if raw is not None else None
     except msgspec.DecodeError:
         raise RefusedError(400, "json", "the body is not a JSON object") from None
 
 
 def _limit(fields: Fields) -> int:
     """Output tokens at most, over all choices."""
-    for raw in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
-        value = _value(raw)
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        value = _value(fields, name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return min(value, UNBOUNDED)
     return UNBOUNDED
@@ -113,25 +91,31 @@ def _limit(fields: Fields) -> int:
 
 def _splittable(fields: Fields, path: str) -> bool:
     """Whether KV parameters describe this request fully: one prompt, one output, nothing about the prompt."""
-    if path not in ("/v1/completions", "/v1/chat/completions") or bytes(fields.kv_transfer_params):
+    if path not in ("/v1/completions", "/v1/chat/completions"):
         return False
-    if _value(fields.n) not in (None, 1) or _value(fields.best_of) not in (None, 1):
+    if not WHOLE_ONLY.isdisjoint(fields) and not _plain(fields):
         return False
-    if any(_value(raw) for raw in (fields.use_beam_search, fields.echo)):
+    prompt = fields.get("prompt", ABSENT)
+    return not bytes(prompt).startswith(b"[") or _is_tokens(prompt)
+
+
+def _plain(fields: Fields) -> bool:
+    """Whether fields that forbid to split a request are there without effect."""
+    if "kv_transfer_params" in fields or _value(fields, "prompt_logprobs") is not None:
         return False
-    if _value(fields.prompt_logprobs) is not None:
+    if _value(fields, "n") not in (None, 1) or _value(fields, "best_of") not in (None, 1):
         return False
-    return not bytes(fields.prompt).lstrip().startswith(b"[") or _is_tokens(fields.prompt)
+    return not (_value(fields, "use_beam_search") or _value(fields, "echo"))
 
 
 def _is_tokens(prompt: msgspec.Raw) -> bool:
     """Whether a list is one prompt of token ids, not several prompts."""
-    inside = bytes(prompt).lstrip()[1:].lstrip()
+    inside = bytes(prompt)[1:].lstrip()
     return bool(inside) and inside[:1] in b"0123456789"
 
 
 def _token_ids(prompt: msgspec.Raw) -> int | None:
-    if not bytes(prompt).lstrip().startswith(b"[") or not _is_tokens(prompt):
+    if not bytes(prompt).startswith(b"[") or not _is_tokens(prompt):
         return None
     return bytes(prompt).count(b",") + 1
 
@@ -152,20 +136,15 @@ def _check_depth(body: bytes) -> None:
         )
 
 
-def _check_duplicates(body: bytes) -> None:
+def _check_duplicates(body: bytes, fields: Fields) -> None:
     """Refuse a field that stands twice, where parsers may disagree on which one counts.
 
     Exact and linear, because a body is hostile and the loop waits for it: what occurs outside of the values
     occurs in names of fields.
     """
-    try:
-        values = [bytes(raw) for raw in _TOP.decode(body).values()]
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise RefusedError(400, "json", "the body is not a JSON object") from None
-    if b"\\" in body and body.count(b"\\") != sum(value.count(b"\\") for value in values):
+    if b"\\" in body and body.count(b"\\") != sum(bytes(raw).count(b"\\") for raw in fields.values()):
         raise RefusedError(400, "duplicate", "field names must stand once and without escapes")
-    for name in LOOKED_AT:
-        quoted = b'"%b"' % name.encode()
-        seen = body.count(quoted)
-        if seen > 1 and seen - sum(value.count(quoted) for value in values) > 1:
+    for name, quoted in QUOTED:
+        seen = body.count(quoted) if name in fields else 0
+        if seen > 1 and seen - sum(bytes(raw).count(quoted) for raw in fields.values()) > 1:
             raise RefusedError(400, "duplicate", f"field {name!r} stands twice in the body")

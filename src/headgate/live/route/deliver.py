@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 FAILED_STATUS = {Fault.IDLE: 504, Fault.CUT: 503}
 
 
+class _Streamed(web.StreamResponse):
+    """Its head is written together with the first event."""
+
+    _send_headers_immediately = False
+
+
 async def deliver(
     job: Job, call: OpenLeg, service: Service, counted: Counted | None = None
 ) -> web.StreamResponse:
@@ -34,7 +40,7 @@ async def deliver(
         job.outcome = "ok" if leg.status < 400 else "passed-on"
         call.close()
         return web.Response(status=leg.status, headers=headers, body=leg.head)
-    response = web.StreamResponse(status=leg.status, headers=headers)
+    response = _Streamed(status=leg.status, headers=headers)
     limits = service.legs.config.limits
     progress = Progress(limits.idle, limits.client_stall, leg.close, lambda: abort(job))
     progress.writing = True  # the head and the first event
@@ -76,8 +82,7 @@ async def _pass_on(
     leg = call.leg
     try:
         await client.write(leg.head)
-        await leg.pump(client, progress, counted)
-        await response.write_eof()
+        await response.write_eof(await leg.pump(client, progress, counted))
         job.outcome = "ok" if leg.scanner.error is None else "failed"
     except LegError as fault:
         progress.writing = True

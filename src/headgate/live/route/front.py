@@ -177,6 +177,12 @@ class Front:
             raise RefusedError(413, "body", f"the body is larger than {front.body_limit} bytes")
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if (
+            request.content.is_eof() and request.content.total_bytes <= front.body_limit
+        ):  # it came with its head
+            body = request.content.read_nowait()
+            self._take(len(body), 0, front.body_limit)
+            return body
         taken = 0
         try:
             async with asyncio.timeout(front.body_timeout):

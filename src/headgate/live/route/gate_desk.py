@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headgate.core.dispatch import Dispatch
-from headgate.core.fleet import CLOSED, Move, RoutePolicy, Stage
+from headgate.core.fleet import CLOSED, PREFILL, Move, RoutePolicy, Stage
 from headgate.core.request import Request
 from headgate.live.route.gate_engines import AUTO, EngineState, assign
 from headgate.live.route.ticket import Ticket
@@ -18,7 +18,7 @@ class Desk(Dispatch):
 
     A request that must be sent whole is, a request that an engine has failed goes to another one while there
     is one with a place, and requests between two engines are placed even if the router of the day hands
-    nothing over.
+    nothing over. Those whose KV is at an engine that is drained or down are placed before all others.
     """
 
     def __init__(
@@ -65,6 +65,19 @@ class Desk(Dispatch):
         self.roster.set_role(engine, role, state.room(role, self.router.sends_at_once))
         self.engines_changed()
         return True
+
+    def route(self, now: float) -> None:
+        """Ask the router, after hand-overs from engines that take nothing more have found a place."""
+        roster = self.roster
+        for id in [*roster.handoff]:
+            if roster.replicas[roster.places[id].replica].room == CLOSED:
+                able = [seat for seat in roster.replicas if seat.room.decodes > 0]
+                able = [seat for seat in able if seat.role != PREFILL] or able
+                best = max(able, key=lambda seat: seat.seats, default=None)
+                if best is None or not best.seats:
+                    break
+                self._move(Move(id, best.id, Stage.DECODE), now)
+        super().route(now)
 
     def place_left(self, now: float) -> None:
         """Requests between two engines, under a router that never moves those."""

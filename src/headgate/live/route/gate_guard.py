@@ -70,7 +70,7 @@ class GuardedRouter:
         self.fallen: str | None = None
         self.counts = dict.fromkeys(COUNTS, 0)
         self.refused: dict[str, int] = {}  # by reason
-        self._deadlines, self._watchdog = Deadlines(watchdog), watchdog
+        self._deadlines, self._watchdog = Deadlines(watchdog, self.tickets), watchdog
         self.set_limits(limits or {})
         self._timer: Any = None
         self._timer_at = 0.0
@@ -270,7 +270,7 @@ class GuardedRouter:
         """Deadlines that have come, and the watchdog."""
         self._timer = None
         now = self._look()
-        for ticket in self._deadlines.due(now, self.tickets):
+        for ticket in self._deadlines.due(now):
             if ticket.state is State.QUEUED:
                 self._refuse(ticket, now, "queue time", End.ABANDONED)  # routers learn patience from it
             elif ticket.state is State.HANDED_OVER:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from headgate.core.errors import InputError
 from headgate.live.route.ticket import Ticket
 
+OUT_OF_DATE = 256  # deadlines beyond one for each request inside, after which the heap is cleared of them
+
 
 class Deadlines:
-    """One heap for all; a deadline that is out of date is dropped when it comes up."""
+    """One heap for all. A deadline that is out of date is dropped when it comes up, or when they are many."""
 
-    def __init__(self, watchdog: float) -> None:
+    def __init__(self, watchdog: float, tickets: Mapping[int, Ticket]) -> None:
+        """`tickets` are the requests inside, by number."""
         if not watchdog > 0:
             raise InputError(f"watchdog is {watchdog} s; give a time above 0")
-        self.watchdog = watchdog
+        self.watchdog, self._tickets = watchdog, tickets
         self._heap: list[tuple[float, int]] = []
         self._held_since = inf  # since when somebody has waited without a break
         self._moved = -inf
@@ -26,6 +29,9 @@ class Deadlines:
         ticket.deadline = when
         if when < inf:
             heappush(self._heap, (when, ticket.id))
+            if len(self._heap) > 2 * len(self._tickets) + OUT_OF_DATE:
+                self._heap = [each for each in self._heap if self._holds(*each)]
+                heapify(self._heap)
 
     def moved(self, now: float) -> None:
         """The router has moved a request."""
@@ -41,15 +47,18 @@ class Deadlines:
         dog = self._dog()
         return self._heap[0][0] if self._heap and self._heap[0][0] < dog else dog
 
-    def due(self, now: float, tickets: Mapping[int, Ticket]) -> list[Ticket]:
+    def due(self, now: float) -> list[Ticket]:
         """Those whose time is over. Their state tells what that means."""
         found = []
         while self._heap and self._heap[0][0] <= now:
             when, id = heappop(self._heap)
-            ticket = tickets.get(id)
-            if ticket is not None and ticket.deadline == when:
-                found.append(ticket)
+            if self._holds(when, id):
+                found.append(self._tickets[id])
         return found
+
+    def _holds(self, when: float, id: int) -> bool:
+        ticket = self._tickets.get(id)
+        return ticket is not None and ticket.deadline == when
 
     def starving(self, now: float) -> bool:
         """Has nobody been moved for too long, although somebody waits? Then time begins anew."""

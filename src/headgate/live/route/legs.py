@@ -7,10 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-import aiohttp
+from multidict import CIMultiDict
 
 from headgate.live.route.breaker import State
 from headgate.live.route.config import Config
+from headgate.live.route.connections import Connections
 from headgate.live.route.headers import to_engine
 from headgate.live.route.job import Job
 from headgate.live.route.metrics import Metrics
@@ -27,14 +28,14 @@ class Legs:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        connections: Connections,
         config: Config,
         metrics: Metrics,
         changed: Callable[[Upstream], None],
         now: Callable[[], float],
     ) -> None:
         self.config, self.metrics, self.now = config, metrics, now
-        self._session, self._changed = session, changed
+        self._connections, self._changed = connections, changed
         self.stopping = False
         self.open_calls: set[OpenLeg] = set()
 
@@ -54,7 +55,7 @@ class Legs:
             limits.event,
             limits.retry_500,
         )
-        return OpenLeg(self, upstream, Leg(self._session, upstream.url, path, times))
+        return OpenLeg(self, upstream, Leg(self._connections, upstream.url, path, times))
 
     def break_off(self) -> None:
         """The router ends: calls that still run are cut, and their clients get an error."""
@@ -91,7 +92,7 @@ class Legs:
         else:
             upstream.breaker.gone()
 
-    def headers(self, job: Job, upstream: Upstream, id: str = "") -> aiohttp.typedefs.LooseHeaders:
+    def headers(self, job: Job, upstream: Upstream, id: str = "") -> CIMultiDict[str]:
         """The headers of a call for this request to this engine; `id` where it is not the request's own."""
         passes = self.config.front.pass_authorization
         return to_engine(job.request.headers, id or job.id, upstream.authorization, job.kind.priority, passes)
@@ -110,7 +111,7 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
         """Send it and wait for the first token or the whole answer; raises LegError, which is booked."""
         sent = self._legs.now()
         try:
-            await self.leg.start(body, self._legs.headers(job, self.upstream, id))  # type: ignore[arg-type]
+            await self.leg.start(body, self._legs.headers(job, self.upstream, id))
         except LegError as fault:
             self.fail(fault)
             raise

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Ended(NamedTuple):
+    """Metrics of one class."""
+
+    total: Histogram
+    queued: Histogram
+    first_token: Histogram
+    prompt_tokens: Counter
+    output_tokens: Counter
 
 
 class Metrics:
@@ -46,6 +58,20 @@ class Metrics:
             )
         }
         self.gauges: dict[str, Gauge] = {}
+        self._ended: dict[str, Ended] = {}
+
+    def ended(self, kind: str) -> Ended:
+        """The metrics of requests of a class that have ended; looking labels up costs more than counting."""
+        found = self._ended.get(kind)
+        if found is None:
+            found = self._ended[kind] = Ended(
+                self.total.labels(kind),
+                self.queued.labels(kind),
+                self.first_token.labels(kind),
+                self.prompt_tokens.labels(kind),
+                self.output_tokens.labels(kind),
+            )
+        return found
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         """A gauge by name, made when it is first set."""

@@ -1,15 +1,18 @@
 """headgate in Ray Serve: any `RoutePolicy` as the request router of a deployment. Needs `headgate[ray]`.
 
 Set `request_router_class="headgate.live.route.ray:HeadgateRouter"` and, as JSON, what `RayConfig` declares.
-Tried with Ray 2.60; the attributes of Ray's own that are used here are named in tests/ray/test_seams.py.
+Tried with Ray 2.60; tests/ray_serve/test_seams.py names the private attributes of Ray that are used here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
+import time
 import uuid
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -49,7 +52,8 @@ class GateActor(SharedGate):
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
-        ray_config(given)  # solvers take seconds to import: before any router waits for an answer
+        with suppress(InputError):  # solvers take seconds to import: before any router waits for an answer
+            ray_config(given)
 
     async def address(self) -> tuple[str, int, str]:
         """Host, port and secret of its socket."""
@@ -99,14 +103,16 @@ class HeadgateRouter(RequestRouter):
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Ray waits for ever for a router that cannot be made: a mistake is logged, least-loaded serves."""
+        deployed = time.time()
         try:
             self._config = ray_config(kwargs)
         except InputError as error:
             log.error("%s; least-loaded serves instead", error)
-            self._config = RayConfig()
+            self._config, deployed = RayConfig(), 0.0  # settings of any other router are better
         self._classes = Classes(self._config)
         shared = self._config.gate == "shared"
-        self._gate = GateClient(self._config, uuid.uuid4().hex, self._connect if shared else None)
+        name = f"{self._handle_source.value.lower()}-{uuid.uuid4().hex}"
+        self._gate = GateClient(self._config, name, self._connect if shared else None, deployed)
         self._held: dict[str, list[_Held]] = {}  # by internal request id, which calls may share
         self._owed: Counter[tuple[str, str]] = Counter()  # ends of attempts that were given up
         self._by_name: dict[str, RunningReplica] = {}
@@ -185,9 +191,7 @@ class HeadgateRouter(RequestRouter):
         held = self._find(request)
         if held is None:
             id = request.metadata.internal_request_id
-            arguments = (*request.args, *request.kwargs.values())
-            about = described(self._classes, arguments, request.metadata.multiplexed_model_id)
-            held = _Held(request, await self._gate.place((id, *about)))
+            held = _Held(request, await self._gate.place((id, *self._about(request))))
             self._held.setdefault(id, []).append(held)
         else:  # its replica rejected it or died; that attempt ends later, and must not end this one
             if held.future is not request.future:
@@ -200,6 +204,17 @@ class HeadgateRouter(RequestRouter):
             return []
         held.future = request.future
         return [self._by_name[held.entry.replica]]
+
+    def _about(self, request: PendingRequest) -> tuple[str, int, int, int]:
+        """A request that cannot be read is one of the default class; it must not pass the gate by."""
+        arguments, metadata = (*request.args, request.kwargs, *request.kwargs.values()), request.metadata
+        try:
+            if metadata.is_http_request:  # pickled by the proxy in this very process
+                arguments = tuple(pickle.loads(each) for each in request.args)
+            return described(self._classes, arguments, metadata.multiplexed_model_id)
+        except Exception as error:
+            log.warning("a request of the default class, because it cannot be read: %s", one_line(error))
+            return described(self._classes, (), "")
 
     async def _place_again(self, held: _Held) -> None:
         await asyncio.sleep(min(PAUSE * 2**held.tries, LONGEST_PAUSE))

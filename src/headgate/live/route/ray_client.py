@@ -18,7 +18,7 @@ log = logging.getLogger("headgate.route")
 LATER = ("end", "freed")  # told at once only while requests wait for a place
 SOON = 0.01  # seconds until it is told anyway
 NEWS = 2.0  # seconds a question for news is held
-AGAIN = 0.5  # seconds between two attempts to reach the shared gate
+AGAIN, RARELY = 0.5, 15.0  # seconds between two attempts to reach the shared gate: at first, and at most
 FIRST = 30.0  # seconds for its first start, in which a process is begun
 
 
@@ -29,7 +29,15 @@ class Over(Exception):  # noqa: N818  (news, not a fault)
 class Remote(Protocol):
     """A shared gate in another process."""
 
-    async def join(self, name: str, seats: Mapping[str, int], busy: Mapping[str, int], clients: int) -> int:
+    async def join(
+        self,
+        name: str,
+        seats: Mapping[str, int],
+        busy: Mapping[str, int],
+        clients: int,
+        given: dict[str, Any],
+        deployed: float,
+    ) -> int:
         """As `SharedGate.join`."""
 
     async def tell(self, name: str, events: Sequence[Event]) -> Heard | None:
@@ -62,8 +70,14 @@ class GateClient:
     admit no more than before. Once there is a shared gate again, everything moves back.
     """
 
-    def __init__(self, config: RayConfig, name: str, connect: Callable[[], Awaitable[Remote]] | None) -> None:
-        self.config, self.name, self._connect = config, name, connect
+    def __init__(
+        self,
+        config: RayConfig,
+        name: str,
+        connect: Callable[[], Awaitable[Remote]] | None,
+        deployed: float = 0.0,
+    ) -> None:
+        self.config, self.name, self._connect, self._deployed = config, name, connect, deployed
         self.entries: dict[int, Entry] = {}
         self.term = 0  # counts the gates that were asked
         self.lost = 0  # times the shared gate was lost
@@ -227,6 +241,7 @@ class GateClient:
     async def _reach(self, seconds: float = 0.0) -> None:
         """Until there is a shared gate that knows this router."""
         assert self._connect is not None
+        pause = AGAIN
         while True:
             try:
                 async with asyncio.timeout(seconds or FIRST):
@@ -240,14 +255,16 @@ class GateClient:
                     return
             if self.local is None:
                 self._stand_in()
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RARELY)
 
     async def _move_to(self, remote: Remote) -> bool:
         busy = self._next_term()
-        term, seats = self.term, dict(self._seats)
+        term, seats, given = self.term, dict(self._seats), self.config.model_dump(mode="json")
         try:
             async with asyncio.timeout(self.config.timeout):
-                self._clients = await remote.join(self.name, seats, busy, self._clients)
+                known = self._clients, given, self._deployed
+                self._clients = await remote.join(self.name, seats, busy, *known)
         except Exception as error:
             log.warning("the shared gate does not answer: %s", one_line(error))
             remote.close()

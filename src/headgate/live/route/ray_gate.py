@@ -8,17 +8,21 @@ waiting for `news`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from headgate.core.errors import InputError
 from headgate.core.policy import End
 from headgate.live.route.gate import EngineState, Gate, Refused, State, Ticket
 from headgate.live.route.policy import LivePolicy
 from headgate.live.route.ray_config import RayConfig
+from headgate.methods.balance.balance import LeastLoaded
 
+log = logging.getLogger("headgate.route")
 LEASE = 10.0  # seconds after which a silent client is forgotten, with all it had
 GRACE = 5.0  # seconds a new gate waits for the clients of the last one before it uses their share
 
@@ -75,6 +79,7 @@ class SharedGate:
     def __init__(self, given: dict[str, Any], share: float = 1.0) -> None:
         self.config = RayConfig.model_validate(given)
         self.share = share
+        self._deployed = 0.0  # when the router was made whose settings these are
         self.clients: dict[str, Client] = {}
         self.numbers: dict[str, int] = {}  # of replicas that take requests
         self.names: dict[int, str] = {}  # retired ones included, until their number is given anew
@@ -86,19 +91,49 @@ class SharedGate:
 
     @property
     def gate(self) -> Gate:
-        """Made when the first client joins: some policies plan for a number of engines."""
+        """Made when the first client joins: some policies plan for a number of engines.
+
+        A policy that cannot be made in this process (its file is not here) is replaced by least-loaded.
+        """
         if self._gate is None:
             config, engines = self.config, len(self._seen()) or 1
-            self._gate = Gate(LivePolicy(config, engines).router, config.kinds, limits=config.class_limits)
+            try:
+                router = LivePolicy(config, engines).router
+            except InputError as error:
+                log.error("%s; least-loaded serves instead", error)
+                router = LeastLoaded(engines)
+            self._gate = Gate(router, config.kinds, limits=config.class_limits)
         return self._gate
 
     # -- clients ---------------------------------------------------------------------------------------
 
     async def join(
-        self, name: str, seats: Mapping[str, int], busy: Mapping[str, int], clients: int = 1
+        self,
+        name: str,
+        seats: Mapping[str, int],
+        busy: Mapping[str, int],
+        clients: int,
+        given: dict[str, Any],
+        deployed: float,
     ) -> int:
-        """A router comes, or comes again: what it had here is gone, what runs elsewhere is `busy`."""
+        """A router comes, or comes again: what it had here is gone, what runs elsewhere is `busy`.
+
+        The settings of the youngest router hold: an application that was deployed anew may find the gate of
+        its predecessor. All routers then join again.
+        """
+        if deployed > self._deployed:
+            self._deployed = deployed
+            config = RayConfig.model_validate(given)
+            if config != self.config:
+                clients = max(clients, len({*self.clients, name}))
+                self._begin_anew(config)
         return self.enter(name, seats, busy, clients)
+
+    def _begin_anew(self, config: RayConfig) -> None:
+        for each in [*self.clients]:
+            self.forget(each)
+        self.config, self._gate, self.numbers, self.names = config, None, {}, {}
+        self._born, self._expected = time.monotonic(), 1
 
     def enter(self, name: str, seats: Mapping[str, int], busy: Mapping[str, int], clients: int = 1) -> int:
         """`join`, for a client in the same process."""
@@ -117,6 +152,7 @@ class SharedGate:
             return
         for key in [*own.tickets]:
             self._end(own, key, End.ABORTED)
+        own.wake.set()
         self._arrange()
 
     async def tell(self, name: str, events: Sequence[Event]) -> Heard | None:
@@ -142,7 +178,7 @@ class SharedGate:
                 async with asyncio.timeout(seconds):
                     await own.wake.wait()
         own.heard = time.monotonic()
-        return self._heard(own)
+        return self._heard(own) if self.clients.get(name) is own else None
 
     def _heard(self, own: Client) -> Heard:
         return own.take(), len(self.clients), bool(self.gate.roster.waiting)
@@ -167,7 +203,8 @@ class SharedGate:
         found = self.gate.books()
         found["engines"] = {self.names[id]: about for id, about in found["engines"].items()}
         busy = sum((each.busy for each in self.clients.values()), Counter[str]())
-        return {**found, "clients": len(self.clients), "busy": dict(busy), "faults": self.gate.check()}
+        routers = {name: len(own.tickets) for name, own in self.clients.items()}
+        return {**found, "routers": routers, "busy": dict(busy), "faults": self.gate.check()}
 
     def _known(self, name: str) -> Client | None:
         now = time.monotonic()

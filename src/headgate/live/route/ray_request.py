@@ -18,7 +18,7 @@ def described(classes: Classes, arguments: Iterable[Any], model_id: str) -> tupl
     """Class, prompt tokens (estimated), output tokens at most, and priority of a request.
 
     An HTTP request shows its headers only: its body is still with the client. A call through a handle shows
-    its arguments: a dictionary or object in OpenAI's words is measured.
+    its arguments: a dictionary or object in OpenAI's words is measured, and so are keywords.
     """
     header, size, limit, model, field = None, 0, UNBOUNDED, model_id, None
     for each in arguments:

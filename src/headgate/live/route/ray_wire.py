@@ -133,8 +133,16 @@ class WiredGate:
         finally:
             self._calls.pop(number, None)
 
-    async def join(self, name: str, seats: Mapping[str, int], busy: Mapping[str, int], clients: int) -> int:
-        joined: int = await self._call("join", name, dict(seats), dict(busy), clients)
+    async def join(
+        self,
+        name: str,
+        seats: Mapping[str, int],
+        busy: Mapping[str, int],
+        clients: int,
+        given: dict[str, Any],
+        deployed: float,
+    ) -> int:
+        joined: int = await self._call("join", name, dict(seats), dict(busy), clients, given, deployed)
         return joined
 
     async def tell(self, name: str, events: Sequence[Event]) -> Heard | None:

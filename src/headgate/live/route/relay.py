@@ -9,9 +9,11 @@ import aiohttp
 from multidict import CIMultiDict
 
 from headgate.live.route.client_writer import ClientWriter
+from headgate.live.route.connections import Answer, Connections
 from headgate.live.route.events import EventScanner
 from headgate.live.route.headers import connection_names, to_client
 from headgate.live.route.progress import Progress
+from headgate.live.route.tap import Tap
 from headgate.live.route.verdict import (
     Fault,
     LegError,
@@ -51,20 +53,21 @@ class Leg:
     Until `start` has returned the client has seen nothing and the request may be tried elsewhere.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, path: str, times: Times) -> None:
+    def __init__(self, connections: Connections, url: str, path: str, times: Times) -> None:
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.streaming = False
         self.whole = False  # the answer is complete in `head`
         self.head = b""  # to be sent to the client first
         self.scanner = EventScanner(times.event)
-        self._session, self._url, self._path, self._times = session, url + path, path, times
-        self._response: aiohttp.ClientResponse | None = None
+        self._connections, self._url, self._path, self._times = connections, url, path, times
+        self._answer: Answer | None = None
         self._usage: Usage | None = None
         self._scans = False
         self._sent_rest = False
         self._cut = ""  # why we broke it off ourselves
         self._timer: asyncio.Timeout | None = None
+        self._tap: Tap | None = None
 
     async def start(self, body: bytes, headers: CIMultiDict[str], first_token: float | None = None) -> None:
         """Send the request and wait for its first token; raises LegError."""
@@ -73,14 +76,8 @@ class Leg:
             async with asyncio.timeout(limit) as self._timer:
                 await self._send(body, headers)
                 await self._begin()
-        except aiohttp.ServerTimeoutError:
-            raise self._broken(Fault.CONNECT, "the engine could not be reached in time") from None
         except TimeoutError:
             raise self._broken(Fault.FIRST_TOKEN, f"no token within {limit:g} s") from None
-        except aiohttp.ClientConnectorError:
-            raise self._broken(Fault.CONNECT, "the engine could not be reached") from None
-        except (aiohttp.ClientResponseError, aiohttp.InvalidURL):
-            raise self._broken(Fault.GARBAGE, "the engine's answer is not HTTP") from None
         except (aiohttp.ClientError, OSError):
             raise self._broken(
                 Fault.RESET, "the engine closed the connection before its first token"
@@ -89,15 +86,15 @@ class Leg:
             self.close()
             raise
 
-    async def pump(self, client: ClientWriter, progress: Progress, counted: Counted) -> None:
-        """Pass the rest on as it comes; raises LegError when the engine breaks off or falls silent.
+    async def pump(self, client: ClientWriter, progress: Progress, counted: Counted) -> bytes:
+        """Pass the rest on as it comes, up to the last bytes, which are returned.
 
-        `counted` is told the events so far, from which lengths are estimated while the request runs.
+        Raises LegError when the engine breaks off or falls silent. `counted` is told the events so far, from
+        which lengths are estimated while the request runs.
         """
-        response = self._response
-        assert response is not None
+        assert self._answer is not None
         try:
-            await self._copy(response.content, client, progress, counted)
+            last = await self._copy(self._answer, client, progress, counted)
         except (aiohttp.ClientError, OSError) as error:
             if progress.writing:
                 raise ConnectionResetError("the client is gone") from error
@@ -107,33 +104,38 @@ class Leg:
         progress.writing = True
         progress.touch()
         rest = self.scanner.rest()
-        if rest:
-            self._sent_rest = True
-            await client.write(rest)
+        self._sent_rest = bool(rest)
+        last += rest
         if self._scans and not self.scanner.done and self._path in DONE_ENDS:
+            await client.write(last)
             raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
+        return last
 
     async def _copy(
-        self, content: aiohttp.StreamReader, client: ClientWriter, progress: Progress, counted: Counted
-    ) -> None:
+        self, answer: Answer, client: ClientWriter, progress: Progress, counted: Counted
+    ) -> bytes:
         scanner, scans, write_now = self.scanner, self._scans, client.now
-        read, feed, touch = content.readany, scanner.feed, progress.touch
+        feed, touch, content = scanner.feed, progress.touch, answer.content
+
+        def send(chunk: bytes, last: bool) -> bytes:
+            touch()
+            passed = feed(chunk) if scans else chunk
+            counted.generated = scanner.events
+            return passed if last or (passed and not write_now(passed)) else b""
+
+        self._tap = tap = Tap(answer, send)
         progress.writing = False
         touch()
         while True:
-            chunk = await read()
-            if not chunk:
-                if content.at_eof():
-                    return
-                continue
+            left = await tap.run()
+            if content.at_eof():
+                return left
+            if not left:
+                raise content.exception() or aiohttp.ClientConnectionError("the connection is closed")
+            progress.writing = True
+            await client.write(left)
+            progress.writing = False
             touch()
-            passed = feed(chunk) if scans else chunk
-            if passed and not write_now(passed):
-                progress.writing = True
-                await client.write(passed)
-                progress.writing = False
-                touch()
-            counted.generated = scanner.events
 
     @property
     def usage(self) -> Usage | None:
@@ -148,36 +150,36 @@ class Leg:
     def break_off(self, why: str) -> None:
         """Cut the call; whoever reads it gets a LegError that says why."""
         self._cut = why
-        if self._response is not None:
-            self._response.close()
+        if self._answer is not None:
+            self._close()
         elif self._timer is not None:
             self._timer.reschedule(asyncio.get_running_loop().time())
 
     def close(self) -> None:
         """End the call. A connection whose answer was read to its end is used again, any other is closed."""
-        if self._response is not None:
-            if self._response.content.at_eof() and self._response.content.exception() is None:
-                self._response.release()
+        if self._answer is not None:
+            if self._answer.content.at_eof() and self._answer.content.exception() is None:
+                self._answer.keep()
             else:
-                self._response.close()
+                self._close()
+
+    def _close(self) -> None:
+        assert self._answer is not None
+        self._answer.close()
+        if self._tap is not None:
+            self._tap.wake()
 
     async def _send(self, body: bytes, headers: CIMultiDict[str]) -> None:
-        self._response = await self._session.post(
-            self._url,
-            data=body,
-            headers=headers,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._times.connect),
-            skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+        self._answer = found = await self._connections.post(
+            self._url, self._path, body, headers, self._times.connect
         )
-        found = self._response
         self.status = found.status
         self.headers = to_client(found.headers.items(), connection_names(found.headers))
 
     async def _begin(self) -> None:
-        assert self._response is not None
-        kind = self._response.headers.get("Content-Type", "")
-        plain = self._response.headers.get("Content-Encoding", "identity") == "identity"
+        assert self._answer is not None
+        kind = self._answer.headers.get("Content-Type", "")
+        plain = self._answer.headers.get("Content-Encoding", "identity") == "identity"
         if not 200 <= self.status < 300:
             await self._read_error(kind)
         elif kind.startswith("text/event-stream"):
@@ -209,9 +211,9 @@ class Leg:
 
     async def _read_up_to(self, most: int) -> bytes | None:
         """The body if it is no larger; otherwise what was read is put into `head` and None is returned."""
-        assert self._response is not None
+        assert self._answer is not None
         parts, many = [], 0
-        async for chunk in self._response.content.iter_any():
+        async for chunk in self._answer.content.iter_any():
             parts.append(chunk)
             many += len(chunk)
             if many > most:
@@ -220,13 +222,13 @@ class Leg:
         return b"".join(parts)
 
     async def _first_bytes(self) -> None:
-        assert self._response is not None
-        self.head = await self._response.content.readany()
+        assert self._answer is not None
+        self.head = await self._answer.content.readany()
 
     async def _first_event(self) -> None:
         """Read until the first event that says something; an event without text is held back with it."""
-        assert self._response is not None
-        content, scanner, held = self._response.content, self.scanner, b""
+        assert self._answer is not None
+        content, scanner, held = self._answer.content, self.scanner, b""
         while True:
             chunk = await content.readany()
             if not chunk and content.at_eof():

@@ -160,7 +160,7 @@ class Splitter:
         for upstream in upstreams:
             try:
                 with self.legs.open(upstream, job.path, last=True) as call:
-                    await call.leg.start(body, self.legs.headers(job, upstream), RELEASE_TIMEOUT)  # type: ignore[arg-type]
+                    await call.leg.start(body, self.legs.headers(job, upstream), RELEASE_TIMEOUT)
                     result = "ok" if call.leg.status == 400 else f"status-{call.leg.status}"
                 break
             except LegError as fault:

@@ -106,7 +106,14 @@ def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy | None, dic
         batch_tokens=scheduler.max_num_scheduled_tokens,
         running=scheduler._headgate_seats(),
         like=_like(scheduler.vllm_config),
+        graph=_graph(scheduler.vllm_config),
     )
+
+
+def _graph(config: Any) -> int | None:
+    """Tokens of the engine's largest CUDA graph; None where it has none or does not say."""
+    size = getattr(config.compilation_config, "max_cudagraph_capture_size", None)
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def _like(config: Any) -> Likeness:

@@ -107,8 +107,12 @@ def build_policy(
     batch_tokens: int,
     running: int,
     like: Likeness = UNKNOWN,
+    graph: int | None = None,
 ) -> tuple[BatchPolicy, dict[str, Any]]:
-    """The policy for an engine of these limits, and its parameters; `like` says what engine it is."""
+    """The policy for an engine of these limits, and its parameters; `like` says what engine it is.
+
+    `graph`, where it is known, is the engine's largest CUDA graph: the card's may be another.
+    """
     import_module("scipy.special")  # policies import it at first use: not within a step of the engine
     card = load_named(settings.card)
     if card is not None:
@@ -117,7 +121,10 @@ def build_policy(
             raise InputError(wrong[0])
         for warning in (*wrong, *doubts(card, like), *beyond(card, batch_tokens, running, max_model_len)):
             LOG.warning("headgate: %s", warning)
-    return _make(settings, card, Engine(_cost(card), kv_tokens, max_model_len, batch_tokens, running, block))
+    cost = _cost(card)
+    if card is not None and graph:
+        cost = cost.graphed(graph)
+    return _make(settings, card, Engine(cost, kv_tokens, max_model_len, batch_tokens, running, block))
 
 
 def check_policy(settings: Settings, batch_tokens: int | None = None, running: int | None = None) -> None:

@@ -170,6 +170,7 @@ class Online(RoutePolicy):
 
     def _look(self, fleet: Fleet) -> None:
         engines = _open(fleet)
+        fleet.catch_up()
         seen = self.traffic.seen(fleet.now)
         self._looks += 1
         if not engines or not any(each.rate > 0 for each in seen.values()):

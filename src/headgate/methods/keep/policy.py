@@ -91,9 +91,11 @@ class Keep(BatchPolicy):
         self._last: float | None = None
 
     def gauges(self) -> Mapping[str, float]:
-        """The margin, the gap that steps are planned for, how many wait; and those of eb+."""
+        """The margin, the gap that steps are planned for, how many wait, the host; those of eb+."""
         gap = self._gap()
         own = {"trust": self.trust.value, "gap": 0.0 if gap == inf else gap, "queued": len(self._waiting)}
+        if self._prices.host is not None:
+            own["host"] = self._prices.slow.factor
         if self.learned is not None:
             own["steps_learned"] = self.learned.seen
         return {**self.plain.gauges(), **own}
@@ -141,6 +143,18 @@ class Keep(BatchPolicy):
         if steps.decodes and self._promised:
             for end in steps.ends:
                 self.trust.tokens(end, self._gaps.items())
+            if not steps.prefill:
+                self._time_launch(steps)
+
+    def _time_launch(self, steps: Steps) -> None:
+        """If a step with prompts was composed while the last of these ran, that may have waited for it."""
+        step = self._step
+        if step is None or not step.launch:
+            return
+        start = steps.ends[-2] if len(steps.ends) > 1 else steps.start
+        read = steps.context + (len(steps.ends) - 1) * steps.decodes
+        gpu = self._prices.decodes(Load(steps.decodes, read))
+        self._prices.slow.saw(steps.ends[-1] - start, step.launch, gpu)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         """The step is composed: count what decodes have waited for it."""
@@ -151,7 +165,7 @@ class Keep(BatchPolicy):
             self._last = None if step is None or step.kind is Kind.DECODES else step.seconds
         else:
             if self._pieces:
-                self._since += max(0.0, step.launch - self._newest)
+                self._since += max(0.0, self._prices.slow.factor * step.launch - self._newest)
             self._since += step.seconds
             self._newest = step.seconds
             self._pieces += 1

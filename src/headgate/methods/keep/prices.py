@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from headgate.cost.model import Chunk, Shape, StepCost
+from headgate.methods.keep.host import SlowHost
 
 
 class Load(NamedTuple):
@@ -59,6 +60,7 @@ class Prices:
 
     def __init__(self, cost: StepCost) -> None:
         self.host = cost.host
+        self.slow = SlowHost()
         self._seconds = (cost.unhosted() if cost.host else cost).seconds
 
     def decodes(self, load: Load) -> float:
@@ -73,10 +75,14 @@ class Prices:
         return self._seconds(Shape(*load, cut.tokens, cut.behind, cut.chunks))
 
     def launch(self, decodes: int, cut: Cut) -> float:
-        """Host time of a step with these prompts."""
+        """Host time of a step with these prompts, as usual."""
         if self.host is None:
             return 0.0
         return self.host.seconds(Shape(decodes, 0, cut.tokens, cut.behind, cut.chunks))
+
+    def slow_launch(self, decodes: int, cut: Cut) -> float:
+        """The same when the host is slow."""
+        return self.slow.factor * self.launch(decodes, cut)
 
     @property
     def graph(self) -> int:

@@ -10,6 +10,7 @@ from headgate.methods.keep.prices import Cut, Load, Prices, Prompts
 
 LEAST = 64  # prompt tokens of a step whose promise cannot be kept at all
 NEAR = 16  # tokens: how exactly the largest chunk is found
+MOST_LAUNCH = 0.25  # of the gap: a slow launch beyond that, and prompts do not run apart by choice
 SECOND = 0.4  # of the gap: no further piece of prompts alone once that much of it is spent
 CHEAPER, DEARER = 0.98, 1.02  # of the price together: below, prompts run apart; above, together
 
@@ -29,7 +30,7 @@ class Step(NamedTuple):
     tokens: int
     seconds: float
     kept: bool = True
-    launch: float = 0.0  # what the host takes for it, where it holds prompts
+    launch: float = 0.0  # what the host usually takes for it, where it holds prompts
 
 
 class Now(NamedTuple):
@@ -43,14 +44,15 @@ class Now(NamedTuple):
     last: float | None = None  # GPU time of the last step that brought decodes a token, if it had prompts
 
 
-def lag(launch: float, decodes: float, last: float) -> float:
+def lag(launch: float, usual: float, decodes: float, last: float) -> float:
     """By how much more than before the tokens of the coming decode step are seen late.
 
     On an asynchronous engine tokens of a decode step are seen late by what the host takes for the step with
-    prompts after it beyond the GPU's time. `launch` is that host time, `decodes` the GPU time of the coming
-    decode step, `last` that of the newest step with decodes.
+    prompts after it beyond the GPU's time. `launch` is that host time when it is slow, `decodes` the GPU time
+    of the coming decode step, `last` that of the newest step with decodes. What that one was late by shortens
+    the gap, and counts as after a quick launch.
     """
-    return max(0.0, max(0.0, launch - decodes) - max(0.0, launch - last))
+    return max(0.0, max(0.0, launch - decodes) - max(0.0, usual - last))
 
 
 def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
@@ -83,7 +85,7 @@ class Chooser:
     def choose(self, now: Now, prompts: Prompts, budget: int, beside: int) -> Step:
         """The next step: at most `budget` prompt tokens alone, or `beside` together with the decodes.
 
-        Of the two ways the cheaper one for the same tokens, with some hysteresis. Decodes run alone when
+        Of the two ways the one with the cheaper tokens, with some hysteresis. Decodes run alone when
         neither has room. When nothing has been held back and still neither has room, the promise cannot be
         kept: prompts then go on in the smallest chunks.
         """
@@ -121,8 +123,8 @@ class Chooser:
         def fits(tokens: int) -> bool:
             cut = prompts.first(tokens)
             after = prices.decodes(Load(load.decodes + cut.done, load.context + cut.length))
-            launch = prices.launch(0, cut)
-            late = lag(launch, before, last) + stalled(now, launch)
+            launch = prices.slow_launch(0, cut)
+            late = lag(launch, prices.launch(0, cut), before, last) + stalled(now, launch)
             return now.since + prices.alone(cut) + after + late <= now.gap
 
         return largest(fits, least, most)
@@ -133,19 +135,27 @@ class Chooser:
 
         def fits(tokens: int) -> bool:
             cut = prompts.first(tokens)
-            launch = prices.launch(load.decodes, cut)
+            launch = prices.slow_launch(load.decodes, cut)
             spent = max(prices.together(load, cut), launch)
             return now.since + stalled(now, launch) + spent <= now.gap
 
         return largest(fits, least, most)
 
     def _cheaper_apart(self, now: Now, prompts: Prompts, alone: int, mixed: int) -> bool:
-        """Is it cheaper to run the prompts apart, for as many tokens as both ways allow?"""
+        """Is a token cheaper where prompts run apart, each way with as many as it allows?
+
+        Tokens of a decode step between two steps of prompts are seen when the host has launched the second.
+        So prompts do not run apart by choice where a launch is a good part of the gap, unless launches have
+        been seen to take what the card says.
+        """
         if not mixed:
             return True
-        cut = prompts.first(min(alone, mixed) or mixed)
         prices, load = self._prices, now.load
-        apart, together = prices.alone(cut) + prices.decodes(load), prices.together(load, cut)
+        cut = prompts.first(alone or mixed)
+        if not prices.slow.steady and prices.slow_launch(0, cut) > MOST_LAUNCH * now.gap:
+            return False
+        apart = (prices.alone(cut) + prices.decodes(load)) / (cut.tokens + load.decodes)
+        together = prices.together(load, prompts.first(mixed)) / (mixed + load.decodes)
         if apart < CHEAPER * together:
             return True
         return apart <= DEARER * together and now.apart

@@ -54,9 +54,14 @@ class Split(RoutePolicy):
         self._give_prompt(request, first=True)
 
     def moved(self, request: Request, move: Move, now: float) -> None:
-        """One that is sent whole will not ask for a decode place."""
+        """Sent whole it asks for no decode place. Where the driver chose that, others may wait elsewhere."""
         if move.stage is Stage.WHOLE:
             self._prompt_ended(request)
+        elif move.stage is Stage.DECODE and self._decode_at.get(request.id) != move.replica:
+            self._decodes.drop(request.id)
+            self._decode_ended(request)
+            self._weigh_decode(request, move.replica)
+            self._give_again(())
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
         """Its output is given to an engine, unless it was sent whole."""
@@ -91,8 +96,7 @@ class Split(RoutePolicy):
             if id in fleet.handoff:
                 self._give_decode(place.request)
             elif place.decoding:
-                self._outputs.add(place.replica, 1)
-                self._decode_at[id] = place.replica
+                self._weigh_decode(place.request, place.replica)
             elif place.stage is Stage.PREFILL:
                 self._weigh_prompt(place.request, place.replica)
         for queue in fleet.queues.values():
@@ -105,9 +109,7 @@ class Split(RoutePolicy):
         for request in self._prompts.clear_up(self._makers):
             self._prompt_ended(request)
             self._give_prompt(request)
-        for request in self._decodes.clear_up(self._users):
-            self._decode_ended(request)
-            self._give_decode(request)
+        self._give_again(self._users)
 
     def _look(self, fleet: Fleet) -> None:
         """Who prefills and who decodes? Without any, whoever could; where none is open, wait for them."""
@@ -128,9 +130,18 @@ class Split(RoutePolicy):
 
     def _give_decode(self, request: Request) -> None:
         engine = self._outputs.least()
+        self._weigh_decode(request, engine)
+        self._decodes.give(request, engine)
+
+    def _give_again(self, keep: Sequence[int]) -> None:
+        """Outputs that wait for another engine than these are given to one anew."""
+        for request in self._decodes.clear_up(keep):
+            self._decode_ended(request)
+            self._give_decode(request)
+
+    def _weigh_decode(self, request: Request, engine: int) -> None:
         self._outputs.add(engine, 1)
         self._decode_at[request.id] = engine
-        self._decodes.give(request, engine)
 
     def _prompt_ended(self, request: Request) -> None:
         engine, tokens = self._prompt_at.pop(request.id, (None, 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from math import inf
+from math import inf, nextafter
 from typing import Any
 
 from headgate.core.dispatch import Dispatch, simulated_rooms
@@ -76,7 +76,7 @@ class FleetSimulator:
         self.stations: list[FleetEngine] = []
         for seat in self.dispatch.roster.replicas:
             station = self._station(seat.id, engine, policy(seat.role), leases, watchdog)
-            seat.inside = station.replica
+            seat.inside = station
             self.stations.append(station)
         self._longest = engine.longest
         self._lobby = Ledger(self.stations[0].replica.ledger.limits, 0)  # whose handles wait at no engine
@@ -86,6 +86,7 @@ class FleetSimulator:
         self._heap: list[tuple[float, int, int, Any]] = []
         self._ready: list[FleetEngine] = []
         self.working = 0  # engines with a step under way
+        self._begun = -inf  # when engines last began steps: what begins at that time has begun
         self._sequence = 0
         self._policy = policy
         self._failing: set[int] = set()  # engines that fail when their step has ended
@@ -110,7 +111,7 @@ class FleetSimulator:
         recorder = self.recorder.engines[id]
         told = recorder, leases, on_end, on_part, self._contents
         replica = FleetReplica(engine, policy, self._lengths, *told)
-        return FleetEngine(id, replica, watchdog, self._porter)
+        return FleetEngine(id, replica, watchdog, self._porter, self._catch_up)
 
     def run(self) -> None:
         """Serve everybody. Whatever goes wrong in a policy's or the router's own code is a RunError."""
@@ -143,6 +144,7 @@ class FleetSimulator:
                 self._arrive(now)
             while ready:
                 self._begin(now)
+            self._begun = now
             if not self.working:
                 self._unblock()
 
@@ -199,6 +201,7 @@ class FleetSimulator:
                 heappush(heap, (station.due, self._sequence, DUE, station))
                 self.working += station.state != WAITS
         self._ready.clear()
+        self._begun = now
         if self.dispatch.pending:
             self.dispatch.route(now)
 
@@ -329,6 +332,11 @@ class FleetSimulator:
             self._ready.append(station)
         elif station.due != due:
             self._push(station.due, DUE, station)
+
+    def _catch_up(self, station: FleetEngine) -> None:
+        """A router looks inside: a span that was put off runs up to the step under way."""
+        station.run_until(self.now if self._begun < self.now else nextafter(self.now, inf))
+        self._push(station.due, DUE, station)
 
     def _push(self, time: float, what: int, who: Any) -> None:
         self._sequence += 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
 from headgate.core.errors import RunError
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
+from headgate.core.request import Request
 from headgate.core.watchdog import Watchdog
 from headgate.sim.fleet.fleet_replica import AT_ONCE, FleetReplica
 from headgate.sim.fleet.handover import Handover
@@ -33,10 +35,12 @@ class FleetEngine:
 
     Whatever is sent to it waits at the door until the step under way has ended: nothing changes inside an
     engine during a step. A span of decode steps is put off until its last step is nearly done, so a request
-    that comes earlier ends it where it would have ended in a simulator of one engine.
+    that comes earlier ends it where it would have ended in a simulator of one engine. So does a router that
+    looks inside: it sees every token of the steps that have begun.
     """
 
     __slots__ = (
+        "_catch_up",
         "_idle_since",
         "_porter",
         "_waits",
@@ -56,8 +60,15 @@ class FleetEngine:
         "unneeded",
     )
 
-    def __init__(self, id: int, replica: FleetReplica, watchdog: float, porter: HandsOver) -> None:
-        self.id, self.replica = id, replica
+    def __init__(
+        self,
+        id: int,
+        replica: FleetReplica,
+        watchdog: float,
+        porter: HandsOver,
+        catch_up: Callable[[FleetEngine], None],
+    ) -> None:
+        self.id, self.replica, self._catch_up = id, replica, catch_up
         self.state = IDLE
         self.due = inf  # when it must be looked at although nothing reaches it
         self.sent: deque[Entry] = deque()  # to its queue
@@ -79,7 +90,7 @@ class FleetEngine:
         """Something has just been put at the door; True if it can begin at once."""
         if self.state == PENDING:
             if self._cares():
-                self._commit(now)
+                self.run_until(now)
             return False
         if self.state == RUNNING or self.state == READY:
             return False
@@ -89,8 +100,13 @@ class FleetEngine:
 
     def finish_span(self) -> float:
         """Nobody has shortened the span that was put off: it runs, and ends at this time."""
-        self._commit(inf)
+        self.run_until(inf)
         return self.due
+
+    def run_until(self, wake: float) -> None:
+        """The span that was put off runs, up to about `wake`."""
+        self.replica.run_span(wake)
+        self.state, self.due = RUNNING, self.replica.now
 
     def wake(self) -> None:
         """It is due: a step has ended, or the time has come until which the policy waited."""
@@ -130,6 +146,25 @@ class FleetEngine:
         if replica.now >= self._watchdog.next_look:
             self._look()
 
+    # -- read by routers -----------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        return len(self.replica.ledger.waiting)
+
+    @property
+    def kv_free(self) -> int:
+        self.catch_up()
+        return self.replica.blocks.free * self.replica.blocks.size
+
+    def cached(self, request: Request) -> int:
+        self.catch_up()
+        return self.replica.cached(request)
+
+    def catch_up(self) -> None:
+        if self.state == PENDING:
+            self._catch_up(self)
+
     # -- time --------------------------------------------------------------------------------------------
 
     def _start(self) -> bool:
@@ -148,11 +183,6 @@ class FleetEngine:
             return True
         self.state, self.due = PENDING, due
         return True
-
-    def _commit(self, wake: float) -> None:
-        """The span that was put off runs, up to about `wake`."""
-        self.replica.run_span(wake)
-        self.state, self.due = RUNNING, self.replica.now
 
     def _cares(self) -> bool:
         """Does what is at the door end the lease?"""

@@ -45,16 +45,8 @@ class FleetReplica(Replica):
         self._recorder, self._on_end, self._on_part = recorder, on_end, on_part
         super().__init__(engine, policy, lengths, (recorder,), leases, contents=contents)
 
-    @property
-    def waiting(self) -> int:
-        return len(self.ledger.waiting)
-
-    @property
-    def kv_free(self) -> int:
-        return self.blocks.free * self.blocks.size
-
     def cached(self, request: Request) -> int:
-        """What a router may ask: tokens of the prompt that are here now."""
+        """Tokens of its prompt that are here now."""
         if self.cache is None:
             return 0
         return self.cache.find(self._contents[request.id], request.prompt).blocks * self.blocks.size

@@ -140,6 +140,19 @@ def test_the_router_drains() -> None:
     run(work())
 
 
+def test_a_router_that_will_drain_is_not_ready_and_still_accepts() -> None:
+    async def work() -> None:
+        async with routed(stream, front={"drain_delay": "1h"}) as world:
+            drain = asyncio.create_task(world.app.drain())
+            await until(lambda: world.app.draining)
+            async with world.client.get(world.url + "/health") as health:
+                assert health.status == 503
+            assert (await world.stream()).status == 200
+            drain.cancel()
+
+    run(work())
+
+
 def test_streams_left_at_the_end_of_a_drain_get_an_error_event() -> None:
     async def one_token(call: Call) -> None:
         await call.head()

@@ -28,6 +28,7 @@ class Wire:
 
     def __init__(self, config):
         self.config, self.gate, self.dead, self.calls = config, None, True, 0
+        self.stopped = asyncio.Event()  # once it is set: it is there and never answers
 
     def begin(self):
         self.gate, self.dead = SharedGate(self.config.model_dump(mode="json")), False
@@ -46,6 +47,8 @@ class Wire:
             await asyncio.sleep(0)
             if self.dead:
                 raise ConnectionError("the actor died")
+            if self.stopped.is_set():
+                await asyncio.Event().wait()
             answer = await getattr(self.gate, name)(*about)
             if self.dead:
                 raise ConnectionError("the actor died")
@@ -209,7 +212,7 @@ def test_over_a_socket():
         port = await server.start("127.0.0.1")
         stranger = await WiredGate.open("127.0.0.1", port, "sicret")
         with pytest.raises(ConnectionError):
-            await stranger.join("stranger", TWO, {}, 1)
+            await stranger.join("stranger", TWO, {}, 1, {}, 0.0)
         one = GateClient(config, "one", lambda: WiredGate.open("127.0.0.1", port, "secret"))
         one.set_replicas(TWO)
         entries = await asyncio.gather(*(one.place(ABOUT) for _ in range(4)))
@@ -224,6 +227,70 @@ def test_over_a_socket():
         assert gate.books()["busy"] == {name: 2 for name in TWO}
         await one.close()
         await server.stop()
+
+    run(work())
+
+
+def test_a_shared_gate_that_hangs_holds_nobody_up_and_is_asked_again():
+    async def work():
+        wire = shared(timeout="100ms")
+        (one,) = await clients(wire, 1)
+        wire.stopped.set()
+        assert (await one.place(ABOUT)).replica
+        wire.stopped.clear()
+        await until(lambda: one._remote is not None and one.local is None)
+        assert (await one.place(ABOUT)).replica
+        await one.close()
+
+    run(work())
+
+
+def test_the_settings_of_the_youngest_router_hold():
+    """An application that is deployed anew finds the gate of its predecessor, with routers of both."""
+
+    async def work():
+        wire = shared(seats=2)
+        old = [GateClient(wire.config, f"old {each}", wire.connect, 1.0) for each in range(2)]
+        for each in old:
+            each.set_replicas({"a": 9})
+        placed = [await old[0].place(ABOUT) for _ in range(2)]
+        waiting = asyncio.create_task(old[1].place(ABOUT))
+        await until(lambda: wire.gate.books()["queued"]["default"] == 1)
+        new = GateClient(ray_config({"seats": 4}), "new", wire.connect, 2.0)
+        new.set_replicas({"a": 9})
+        await until(lambda: len(wire.gate.clients) == 3 and wire.gate.config.seats == 4)
+        assert (await waiting).replica == "a"  # a third place
+        more = [asyncio.create_task(new.place(ABOUT)) for _ in range(2)]
+        await until(lambda: wire.gate.books()["queued"]["default"] == 1)
+        assert loads_of("a", *old, new) == 4
+        assert wire.gate.config.seats == 4  # those of the old ones, who joined again, do not count
+        for entry in placed:
+            old[0].end(entry)
+        await asyncio.gather(*more)
+        for each in (*old, new):
+            await each.close()
+
+    run(work())
+
+
+def loads_of(replica, *routers):
+    return sum(entry.replica == replica for router in routers for entry in router.entries.values())
+
+
+def test_a_policy_that_cannot_be_made_any_more_hangs_nobody(tmp_path):
+    """Its file was there when the router was made, and is gone when a gate of its own is needed."""
+    file = tmp_path / "mine.py"
+    file.write_text("from headgate.methods.balance.balance import LeastLoaded as L\nclass Mine(L): ...\n")
+
+    async def work():
+        wire = shared(router={"name": f"{file}:Mine"})
+        (one,) = await clients(wire, 1)
+        await one.place(ABOUT)
+        assert type(wire.gate.gate.router).__name__ == "Mine"
+        file.unlink()
+        wire.dead = True
+        await asyncio.wait_for(one.place(ABOUT), 30)
+        await one.close()
 
     run(work())
 

@@ -9,21 +9,25 @@ import msgspec
 import pytest
 
 from fake_engines import stream
+from headgate.core.fleet import Move, Stage
 from headgate.live.emulate import answer, chat_answer, emulated
+from headgate.live.route.gate import Gate, Ticket
 from headgate.live.route.handover import KvParams, decode_body, prefill_body, read_params, release_body
 from headgate.live.route.relay import Leg
-from headgate.live.route.verdict import LegError
+from headgate.live.route.verdict import Fault, LegError
 from router_world import World, fail_first_decode, routed, run, until
 
 SPEED = 50.0
 
 
 @asynccontextmanager
-async def split(engines: int = 3, router: str = "split:prefill=1", kv: dict | None = None, **options):
+async def split(
+    engines: int = 3, router: str = "split:prefill=1", kv: dict | None = None, seats: int = 32, **options
+):
     given = {"speed": SPEED, "slots": 32, "model": "m", "kv_lease": 300.0 * SPEED, **options}
     async with emulated(engines=engines, **given) as fleet:
         config = {"router": {"name": router}, "kv": {"lease": 300.0, **(kv or {})}}
-        async with routed(urls=list(fleet), engine={"seats": 32}, **config) as world:
+        async with routed(urls=list(fleet), engine={"seats": seats}, **config) as world:
             yield world, fleet
 
 
@@ -152,6 +156,27 @@ def test_faults_of_either_leg_never_give_wrong_text(fault: str) -> None:
     run(work())
 
 
+def test_a_prefill_that_fails_is_tried_elsewhere_and_then_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefills, start = [], Leg.start
+
+    async def failing(leg: Leg, body: bytes, headers, first_token: float | None = None) -> None:
+        if b'"do_remote_decode":true' not in body:
+            return await start(leg, body, headers, first_token)
+        prefills.append(leg._url)
+        raise LegError(Fault.RESET, "made up")
+
+    async def work() -> None:
+        async with split(engines=4, router="split:prefill=2") as (world, fleet):
+            monkeypatch.setattr(Leg, "start", failing)
+            await wanted(world, "a prompt", 5)
+            await world.settled()
+            assert len(prefills) == len(set(prefills)) == 2
+            assert handed_over(world) == 0 and world.counted("retries_total", fault="reset") == 2
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
 LONG = "a prompt of ten thousand tokens " * 1250  # its prefill takes a while at this speed
 SLOW = 2.0
 
@@ -175,6 +200,39 @@ def test_a_hand_over_that_waits_too_long_is_stripped() -> None:  # trap 3
             await world.settled()
             assert handed_over(world) == 0
             assert world.counted("kv_released_total", result="ok") == 1
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+def test_kv_of_a_drained_engine_is_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other engine of prompts has a request that waits too, and has waited longer."""
+    decodes, send = [], Gate._sent
+
+    def noted(gate: Gate, request: Ticket, move: Move) -> None:
+        if move.stage is Stage.DECODE:
+            decodes.append(request)
+        send(gate, request, move)
+
+    monkeypatch.setattr(Gate, "_sent", noted)
+
+    async def work() -> None:
+        async with split(engines=4, router="split:prefill=2", seats=1) as (world, fleet):
+            gate = world.app.gate
+            endless = {"prompt": "x", "max_tokens": 10_000, "ignore_eos": True}
+            full = [asyncio.create_task(world.stream(**endless)) for _ in range(4)]
+            await until(lambda: len(decodes) == 4)
+            waiting = [asyncio.create_task(wanted(world, f"{n} waits", 5)) for n in range(2)]
+            await until(lambda: len(gate.roster.handoff) == 2)
+            stays, drained = (gate.tickets[id] for id in gate.roster.handoff)
+            assert stays.engine != drained.engine
+            async with world.client.post(f"{world.admin}/admin/engines/{drained.engine}/drain") as told:
+                assert told.status == 200
+            for each in full:
+                each.cancel()
+            await asyncio.gather(*waiting)
+            assert decodes[4:] == [drained, stays]
+            await world.settled()
             await until(lambda: fleet.at_rest)
 
     run(work())

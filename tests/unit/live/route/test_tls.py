@@ -57,6 +57,25 @@ def test_engines_are_verified_and_shown_our_certificate() -> None:
     run(work())
 
 
+def test_an_engine_whose_certificate_is_unknown_is_a_failure_and_another_answers() -> None:
+    async def work() -> None:
+        async with (
+            SecureEngine() as secure,
+            FakeEngine(stream) as good,
+            routed(urls=[secure.url, good.url]) as world,
+        ):
+            bad = world.app.upstreams[0]
+            bad.healthy = True  # as if it had changed its certificate since it was probed
+            world.app.set_room(bad)
+            answer = await world.stream()
+            assert answer.status == 200 and answer.headers["x-headgate-tries"] == "2"
+            assert world.counted("retries_total", fault="connect") == 1 and bad.breaker._row == 1
+            assert secure.seen == []
+            await world.settled()
+
+    run(work())
+
+
 def test_missing_files_are_said(tmp_path: Path) -> None:
     async def work() -> None:
         with pytest.raises(InputError, match="TLS of the front"):

@@ -19,6 +19,12 @@ CARD = LinearCost(
 )
 
 
+HOSTED = WorkCost(
+    WorkTerms(constant=0.002, per_token=20e-6, per_decode=10e-6, mixed_per_context=8e-9),
+    HostTerms(0.003, prompts=0.009, ungraphed=0.029, graph=512),
+)
+
+
 def chosen(now, tokens, card=CARD):
     beside = BUDGET - now.load.decodes
     return Chooser(Prices(card)).choose(now, Prompts([(0, each) for each in tokens]), BUDGET, beside)
@@ -57,8 +63,20 @@ def test_after_such_a_chunk_decodes_run():
 
 
 def test_lag_of_an_asynchronous_engine():
-    assert lag(0.036, 0.025, 0.090) == pytest.approx(0.011)
-    assert lag(0.036, 0.025, 0.025) == 0
+    assert lag(0.050, 0.034, 0.025, 0.090) == pytest.approx(0.025)
+    assert lag(0.050, 0.034, 0.025, 0.020) == pytest.approx(0.025 - 0.014)  # the last one was late too
+    assert lag(0.034, 0.034, 0.025, 0.025) == 0
+
+
+def test_prompts_do_not_run_apart_by_choice_where_a_launch_is_a_good_part_of_the_gap():
+    load = Load(100, 1_500_000)
+    for gap, kind in ((0.1, Kind.TOGETHER), (0.4, Kind.APART)):
+        assert chosen(Now(load, gap), [1500] * 9, HOSTED).kind is kind
+    chooser = Chooser(Prices(HOSTED))
+    chooser._prices.slow.factor = 1.0  # launches were seen to take what the card says
+    prompts = Prompts([(0, 1500)] * 9)
+    assert chooser.choose(Now(load, 0.2), prompts, BUDGET, BUDGET - 100).kind is Kind.APART
+    assert chosen(Now(load, 0.1), [1500] * 9).kind is Kind.APART  # a card that knows no host
 
 
 def test_a_short_piece_lasts_as_long_as_the_host_launches_the_next():

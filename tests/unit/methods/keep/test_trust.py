@@ -11,7 +11,9 @@ from headgate.core.request import Slo
 from headgate.cost.card import load_card
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import Shape
+from headgate.experiment.build import make_workload
 from headgate.experiment.library import card_engine, simulate
+from headgate.experiment.settings import experiment
 from headgate.methods.keep.trust import EXCUSED, FEWER, LOWEST, MORE, REVIEW, Trust
 from headgate.methods.names import Keep
 from headgate.stats.gaps import Gaps
@@ -167,6 +169,18 @@ def test_without_learning_a_card_that_is_20_percent_too_fast_breaks_them():
 def test_promises_hold_where_steps_jitter(spread, stalls):
     share, _ = late_gaps(Jitter(spread, stalls), load_card(CARD).cost)
     assert share <= 0.01
+
+
+def test_gaps_are_in_time_behind_a_host_that_is_slower_than_the_card_says():
+    """Behind an HTTP server the host launches steps half as slowly again as the card says."""
+    plain = load_card(CARD).cost.graphed(512)
+    times = ("constant", "per_request", "prompts", "ungraphed")
+    host = replace(plain.host, **{name: 1.5 * getattr(plain.host, name) for name in times})
+    engine = card_engine(CARD, slots=1024)._replace(cost=WorkCost(plain.terms, host))
+    words = {"trace": "sharegpt-8k", "rate": 8.0, "requests": 560, "ttft": 0.5, "tpot": 0.09}
+    found = simulate(engine, Keep(1024, 8192, plain), make_workload(experiment(words))[0], asynchronous=True)
+    late = [max(gaps, default=0.0) > 0.1 for gaps in Gaps(found).lists()]
+    assert np.mean(late) <= 0.01
 
 
 def test_promises_hold_without_any_card():

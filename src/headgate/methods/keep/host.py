@@ -1,0 +1,35 @@
+"""How much slower than its card the host launches steps, learned from the steps that had to wait for it."""
+
+from __future__ import annotations
+
+FIRST = 1.5  # behind an HTTP server on an H200, at the 90th percentile of launches
+MOST = 2.5
+STEADY = 1.2  # up to here the host is as the card says
+SHARE = 0.02  # of the launches that may take longer than what is planned with
+PACE = 0.1  # how far one launch moves it
+NEAR = 1.02  # a launch is as long as planned
+CLEARLY = 1.1  # times the GPU's time: by less, a step may have waited for the GPU
+
+
+class SlowHost:
+    """A high quantile of the host's time over the card's, `factor`.
+
+    On an asynchronous engine tokens of a decode step are seen when the host has launched the step after it.
+    If that launch is longer than the decode step, the time of the step is the time of the launch. Each such
+    step moves the quantile up a lot or down a little, so that it comes to rest where `SHARE` are above.
+    """
+
+    def __init__(self) -> None:
+        self.factor = FIRST
+
+    @property
+    def steady(self) -> bool:
+        return self.factor <= STEADY
+
+    def saw(self, seconds: float, launch: float, gpu: float) -> None:
+        """A decode step took `seconds`, on the GPU `gpu`; the step after it usually takes `launch`."""
+        if launch <= CLEARLY * gpu:
+            return
+        above = seconds > NEAR * self.factor * launch
+        moved = self.factor + PACE * (1 - SHARE if above else -SHARE)
+        self.factor = min(MOST, max(1.0, moved))

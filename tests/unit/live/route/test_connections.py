@@ -1,0 +1,84 @@
+import asyncio
+import json
+
+import pytest
+
+from fake_engines import Call, stream
+from headgate.live.route.client_writer import ClientWriter
+from router_world import routed, run, until
+
+EVENTS, SIZE = 300, 50_000  # more than the buffers of two sockets
+
+
+def test_calls_in_turn_share_a_connection() -> None:
+    async def work() -> None:
+        async with routed(stream) as world:
+            for streams in (True, False, True):
+                assert (await world.ask(stream=streams)).status == 200
+                await world.settled()
+            calls = [each for each in world.engines[0].seen if each.method == "POST"]
+            assert len({each.connection for each in calls}) == 1
+
+    run(work())
+
+
+def test_a_connection_whose_answer_was_not_read_is_not_used_again() -> None:
+    async def endless(call: Call) -> None:
+        await call.head()
+        await call.token()
+        await call.seen.closed.wait()
+
+    async def work() -> None:
+        async with routed(endless) as world:
+            for _ in range(2):
+                async with world.client.post(
+                    world.url + "/v1/completions", data=b'{"prompt":"a","stream":true}'
+                ) as response:
+                    await response.content.readany()
+                    response.close()
+                await world.settled()
+            calls = [each for each in world.engines[0].seen if each.method == "POST"]
+            assert all(each.closed.is_set() for each in calls)
+            assert len({each.connection for each in calls}) == 2
+
+    run(work())
+
+
+def test_a_client_that_lags_gets_every_byte_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+    written = ClientWriter.write
+
+    async def write(self: ClientWriter, data: bytes) -> None:
+        waits.append(len(data))
+        await written(self, data)
+
+    monkeypatch.setattr(ClientWriter, "write", write)
+    sent = bytearray()
+
+    async def many(call: Call) -> None:
+        await call.head()
+        for number in range(EVENTS):
+            event = b'data: {"choices":[{"text":"%0*d"}]}\n\n' % (SIZE, number)
+            sent.extend(event)
+            await call.raw(b"%x\r\n%b\r\n" % (len(event), event))
+        sent.extend(b"data: [DONE]\n\n")
+        await call.done()
+
+    async def work() -> None:
+        async with routed(many) as world:
+            body = json.dumps({"model": "m", "prompt": "a", "stream": True}).encode()
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port, limit=4096)
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            )
+            writer.write(body)
+            await until(lambda: len(waits) > 1)  # the client has not read, so the router has to wait
+            await reader.readuntil(b"\r\n\r\n")
+            got = bytearray()
+            while size := int(await reader.readline(), 16):
+                got += (await reader.readexactly(size + 2))[:-2]
+            assert got == sent
+            writer.close()
+            await world.settled()
+
+    run(work())

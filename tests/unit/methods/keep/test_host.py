@@ -1,0 +1,41 @@
+"""How slow the host is, learned from decode steps that waited for a launch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headgate.methods.keep.host import FIRST, MOST, SHARE, SlowHost
+
+
+def test_a_host_as_the_card_says_is_found_steady():
+    slow = SlowHost()
+    assert slow.factor == FIRST and not slow.steady
+    for _ in range(400):
+        slow.saw(0.034, 0.034, 0.020)
+    assert slow.factor == 1.0 and slow.steady
+
+
+def test_it_rests_where_few_launches_are_slower():
+    slow, rng = SlowHost(), np.random.default_rng(1)
+    ratios = rng.lognormal(0.15, 0.15, 20_000)
+    found = []
+    for ratio in ratios:
+        slow.saw(0.034 * ratio, 0.034, 0.020)
+        found.append(slow.factor)
+    rest = np.mean(found[2_000:])
+    assert np.mean(ratios > 1.02 * rest) == pytest.approx(SHARE, rel=0.4)
+
+
+def test_steps_that_waited_for_the_gpu_say_nothing():
+    slow = SlowHost()
+    for _ in range(400):
+        slow.saw(0.034, 0.034, 0.033)
+    assert slow.factor == FIRST
+
+
+def test_it_is_bounded():
+    slow = SlowHost()
+    for _ in range(100):
+        slow.saw(9.0, 0.034, 0.020)
+    assert slow.factor == MOST
