@@ -1,7 +1,8 @@
 """Race the simulator: `make bench`, or `python -m benchmarks NAME...` for some of the races.
 
-Prints a table and writes benchmarks/latest.json. Times are CPU seconds of one core, the best of three;
-on a shared machine compare ratios of one run, not seconds of two.
+Prints figures and keeps them in benchmarks/latest-pure.json or latest-compiled.json, race by race; at the end
+a table of both builds for README.md. Times are CPU seconds of one core, the best of three; on a shared
+machine compare ratios of one run, not seconds of two.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks import worlds
 from benchmarks.many_engines import many_engines
@@ -35,6 +37,23 @@ from headgate.workloads.workload import Workload
 
 Result = dict[str, float]
 HERE = Path(__file__).parent
+
+
+GOALS = """\
+(b) 5,000 conversations, s | 0.20 pure, 0.06 compiled | azure | seconds
+(c) one million conversations, s | 15 compiled | million | azure: CPU seconds
+(c) one million conversations, GiB | 1 | million | azure: GiB at most
+(c) one million requests, saturated EB, s | | million | saturated: CPU seconds
+(e) cost per request, batch 16 to 1,024, times | 2 | flatness | batch: largest over smallest
+(e) cost per request, prompts 64 to 4,096, times | 2 | flatness | prompt: largest over smallest
+(f) a saturated EB run of 4,000 requests, s | | leases | seconds
+(h) 64,000 requests on 256 engines, round robin, s | 4 | engines | 256, round-robin: CPU seconds
+(h) the same, prefill and decode split, s | 6 | engines | 256, split: CPU seconds
+(h) cost per request at 256 engines over 1, times | 1.25 | engines | largest over smallest
+(h) 250,000 requests on 1,000 engines, s | | thousand | CPU seconds
+(h) 250,000 requests on 1,000 engines, GiB | | thousand | GiB at most
+(i) asynchronous over synchronous, times | 1.5 | asynchronous | times
+(k) plan capacity --policy all, 3,000 requests, s of two cores | 120 | capacity | CPU seconds"""
 
 
 def fast(engine: Engine, policy: Callable[[], BatchPolicy], workload: Workload, tries: int = 3) -> float:
@@ -221,6 +240,41 @@ def plan_times(engine: Engine, policy: BatchPolicy, workload: Workload) -> list[
     return sorted(times)
 
 
+def thousand() -> Result:
+    """(h) 250,000 conversations on 1,000 engines behind round robin, in a process of their own."""
+    command = [sys.executable, "-m", "benchmarks.many_engines", "round-robin", "1000", "250000"]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True)
+    return dict(json.loads(answer.stdout))
+
+
+def capacity() -> Result:
+    """(k) The largest rate of every policy, 3,000 requests a run, in two processes."""
+    command = [sys.executable, "-c", "from headgate.cli import main; main()", "plan", "capacity", "--policy"]
+    command += ["all", "--requests", "3000", "--slo", "ttft=500ms@p50,tbt=100ms@p99", "--jobs", "2"]
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"CPU seconds": spent, "wall seconds": time.perf_counter() - began}
+
+
+def side_by_side() -> str:
+    """What both builds measured last, as a table for README.md."""
+    kept = [_kept(build) for build in ("pure", "compiled")]
+    lines = ["| measure | goal | pure | compiled |", "|---|---|---|---|"]
+    for row in GOALS.splitlines():
+        measure, goal, race, key = (part.strip() for part in row.split("|"))
+        values = [each.get(race, {}).get(key) for each in kept]
+        shown = ["not measured" if value is None else f"{value:.3g}" for value in values]
+        lines.append(f"| {measure} | {goal} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def _kept(build: str) -> dict[str, Result]:
+    path = HERE / f"latest-{build}.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
 RACES: dict[str, Callable[[], Result]] = {
     "plain": plain_race,
     "azure": azure,
@@ -232,6 +286,8 @@ RACES: dict[str, Callable[[], Result]] = {
     "planning": planning,
     "caching": caching,
     "engines": many_engines,
+    "thousand": thousand,
+    "capacity": capacity,
 }
 
 
@@ -242,16 +298,17 @@ def main(names: list[str]) -> None:
     unknown = [name for name in names if name not in RACES]
     if unknown:
         sys.exit(f"unknown race {unknown[0]!r}; choose from: {', '.join(RACES)}")
-    found = {}
-    print(f"build: {'compiled' if compiled() else 'pure Python'}")
+    build = "compiled" if compiled() else "pure"
+    found: dict[str, Any] = _kept(build)
+    print(f"build: {build}")
     for name in names or RACES:
         found[name] = RACES[name]()
         print(f"{name}: {(RACES[name].__doc__ or '').strip()}")
         for key, value in found[name].items():
             print(f"  {key:45} {value:12,.3f}")
-    machine = {"python": platform.python_version(), "machine": platform.machine()}
-    if not names:
-        (HERE / "latest.json").write_text(json.dumps({"machine": machine, **found}, indent=2) + "\n")
+    found["machine"] = {"python": platform.python_version(), "machine": platform.machine()}
+    (HERE / f"latest-{build}.json").write_text(json.dumps(found, indent=2) + "\n")
+    print(f"\n{side_by_side()}")
 
 
 main(sys.argv[1:])

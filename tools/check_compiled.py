@@ -11,8 +11,8 @@ from pathlib import Path
 from check_wheel import ROOT, install
 
 WORLDS = 50
-SUITES = ("tests/golden", "tests/differential/test_batch_queue.py")
-NEEDED = ("pytest", "pytest-timeout", "hypothesis")
+SUITES = ("tests/golden", "tests/laws", "tests/differential/test_batch_queue.py")
+NEEDED = ("pytest", "pytest-timeout", "hypothesis", "msgspec")
 
 
 def lines(python: Path, folder: Path, pure: bool) -> list[str]:

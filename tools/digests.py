@@ -7,14 +7,20 @@ from hashlib import sha256
 from typing import Any
 
 from headgate.core.build import compiled
+from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.experiment.worlds import COST, World, world
+from headgate.kv.transfer import Transfer
+from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.make import make_policy
 from headgate.methods.names import BATCH, Mixed
+from headgate.methods.split.split import Split
+from headgate.record.fleet_recorder import FleetRecorder
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.simulator import Simulator
+from headgate.sim.fleet.fleet import FleetSimulator
 
 HOSTED = WorkCost(
     WorkTerms(constant=0.4, per_token=0.01, per_decode=0.02, per_context=0.001, switch=0.1),
@@ -53,6 +59,23 @@ def digest(at: World, policy: BatchPolicy, asynchronous: bool) -> str:
     recorder = Recorder(len(at.workload), [kind.name for kind in at.workload.kinds])
     engine = at.engine._replace(cost=HOSTED) if asynchronous and at.number % 2 else at.engine
     Simulator(engine, policy, at.workload, (recorder,), asynchronous=asynchronous).run()
+    return fingerprint(recorder)
+
+
+def fleet_digest(at: World, router: RoutePolicy) -> str:
+    """The same of three engines behind a router."""
+    engine, transfer = at.engine, Transfer(0.1, 0.001)
+
+    def policy(role: str) -> BatchPolicy:
+        return Mixed(engine.running, engine.batch_tokens)
+
+    fleet = FleetSimulator(engine, 3, policy, router, at.workload, transfer=transfer)
+    fleet.run()
+    return fingerprint(fleet.recorder)
+
+
+def fingerprint(recorder: Recorder | FleetRecorder) -> str:
+    """Of all tables."""
     found = sha256()
     for table, columns in recorder.tables().items():
         for name, column in columns.items():
@@ -69,6 +92,8 @@ def main() -> None:
         for asynchronous in (False, True):
             for policy in policies(at):
                 print(number, type(policy).__name__, asynchronous, digest(at, policy, asynchronous))
+        for router in (LeastLoaded(3), Split(3, 1)):
+            print(number, type(router).__name__, fleet_digest(at, router))
 
 
 if __name__ == "__main__":

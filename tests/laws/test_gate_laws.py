@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from fleet_worlds import Watched, draws, make_router
-from headgate.core.dispatch import simulated_rooms
+from headgate.core.dispatch import Dispatch, simulated_rooms
 from headgate.core.ledger import Entry
 from headgate.core.seat import Nothing
 from headgate.live.route.gate import ClassLimits, EngineState, Gate, Refused
@@ -39,38 +39,51 @@ class Reported(Nothing):
         self.waiting, self.kv_free = waiting, kv_free
 
 
-class Recorded:
-    """What the engines of a simulation tell its router's side, and when the router is asked."""
+class Recorded(Dispatch):
+    """What the engines of a simulation tell its router's side, and when the router is asked.
 
-    def __init__(self, fleet: FleetSimulator) -> None:
+    It takes the place of the simulation's own: compiled engines would not see a method that is replaced.
+    """
+
+    def __init__(self, fleet: FleetSimulator, world: TokenWorld) -> None:
         self.calls, self._depth = [], 0
         self.tokens = []  # of everybody on an engine, at each call
         self.engines = []  # what each engine reports of itself, which llm-d reads, at each call
-        self._roster = fleet.dispatch.roster
-        for name in TOLD:
-            setattr(fleet.dispatch, name, self._listen(name, getattr(fleet.dispatch, name)))
+        router, roster = fleet.dispatch.router, fleet.dispatch.roster
+        roles = [seat.role for seat in roster.replicas]
+        rooms = simulated_rooms(router, world.engine.running)
+        outward = fleet._send, fleet._turn_away, fleet._push_wake
+        super().__init__(router, roles, rooms, tuple(roster.queues), *outward)
+        for seat, before in zip(self.roster.replicas, roster.replicas, strict=True):
+            seat.inside = before.inside
 
-    def _listen(self, name, told):
-        def tell(*about):
-            if not self._depth:  # not what a router's answer brings about
-                self.calls.append((name, *map(frozen, about)))
-                roster = self._roster
-                roster.catch_up()
-                self.tokens.append({id: stay.request.generated for id, stay in roster.places.items()})
-                self.engines.append([Reported(seat.waiting, seat.kv_free) for seat in roster.replicas])
-            self._depth += 1
-            try:
-                return told(*about)
-            finally:
-                self._depth -= 1
 
-        return tell
+def _listening(name):
+    def tell(self, *about):
+        if not self._depth:  # not what a router's answer brings about
+            self.calls.append((name, *map(frozen, about)))
+            roster = self.roster
+            roster.catch_up()
+            self.tokens.append({id: stay.request.generated for id, stay in roster.places.items()})
+            self.engines.append([Reported(seat.waiting, seat.kv_free) for seat in roster.replicas])
+        self._depth += 1
+        try:
+            return getattr(Dispatch, name)(self, *about)
+        finally:
+            self._depth -= 1
+
+    return tell
+
+
+for _name in TOLD:
+    setattr(Recorded, _name, _listening(_name))
 
 
 def simulated(world: TokenWorld, name, more):
     router = Watched(make_router(name, world.plan, world.engines, draws(0), **more))
     fleet = world.fleet(router)
-    recorded, roles = Recorded(fleet), [seat.role for seat in fleet.dispatch.roster.replicas]
+    recorded = fleet.dispatch = Recorded(fleet, world)
+    roles = [seat.role for seat in recorded.roster.replicas]
     fleet.run()
     return recorded, router.log, roles
 

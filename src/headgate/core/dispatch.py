@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headgate.core.ask_router import AskRouter
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.fleet import CLOSED, FleetObserver, Move, Room, RoutePolicy, Stage, endless, room
 from headgate.core.policy import End
@@ -26,6 +27,7 @@ def simulated_rooms(router: RoutePolicy, seats: int) -> Rooms:
     return lambda role: room(role, seats)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Dispatch:
     """Keeps the roster by what engines report, and carries out what the router answers.
 

@@ -91,17 +91,12 @@ def check(plan: Plan, view: View) -> list[str]:
     if reject:
         faults += _bad_rejections(plan, view)
     if until is not EACH_STEP:
-        faults += _bad_lease(until, view)
+        steps, time, arrivals, prefills, finishes = until
+        if steps < 1 or arrivals < 1 or prefills < 1 or finishes < 1:
+            faults.append(f"the lease is empty: {until}")
+        elif time <= view.now:
+            faults.append(f"the lease ended in the past: until {time}, now {view.now}")
     return faults
-
-
-def _bad_lease(until: Until, view: View) -> list[str]:
-    steps, time, arrivals, prefills, finishes = until
-    if steps < 1 or arrivals < 1 or prefills < 1 or finishes < 1:
-        return [f"the lease is empty: {until}"]
-    if time <= view.now:
-        return [f"the lease ended in the past: until {time}, now {view.now}"]
-    return []
 
 
 def _bad_decodes(decode: frozenset[int], view: View) -> list[str]:

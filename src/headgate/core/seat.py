@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from headgate.core.build import mypyc_attr
 from headgate.core.fleet import ENDLESS, Room, Stage
 from headgate.core.request import Request
 
@@ -30,11 +31,12 @@ class Inside(Protocol):
         """Count the tokens of all steps that have begun by now."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Nothing:
     """An engine without a queue and with endless memory."""
 
-    waiting = 0
-    kv_free = ENDLESS
+    def __init__(self) -> None:
+        self.waiting, self.kv_free = 0, ENDLESS
 
     def cached(self, request: Request) -> int:
         return 0

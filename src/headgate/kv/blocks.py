@@ -58,10 +58,13 @@ class Blocks:
         if steps == 1:
             self.take(self.growers[tick % self.size])
             return
-        rounds, rest = divmod(steps, self.size)
-        begin = tick % self.size
-        over = begin + rest - self.size
-        count = rounds * rolling + sum(self.growers[begin : begin + rest])
+        size, growers = self.size, self.growers
+        rest, begin = steps % size, tick % size
+        over = begin + rest - size
+        count = steps // size * rolling
+        for growing in growers[begin : begin + rest]:
+            count += growing
         if over > 0:
-            count += sum(self.growers[:over])
+            for growing in growers[:over]:
+                count += growing
         self.take(count)

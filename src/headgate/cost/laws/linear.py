@@ -40,6 +40,7 @@ class LinearCost(StepCost):
             mixed.free_decodes,
             mixed.by_share,
         )
+        self._prefill = prefill.constant, prefill.per_token, prefill.per_behind
         self._lines: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
 
     def __repr__(self) -> str:
@@ -59,12 +60,16 @@ class LinearCost(StepCost):
         if not prefill:
             line = self._lines.get(decodes) or self.decode_line(decodes)
             return line[0] + line[1] * context
-        terms = self.prefill
-        alone = terms.constant + terms.per_token * prefill + terms.per_behind * behind
+        constant, per_token, per_behind = self._prefill
+        alone = constant + per_token * prefill + per_behind * behind
         if not decodes:
             return alone
         line = self._lines.get(decodes) or self.decode_line(decodes)
-        return max(self._together(decodes, context, prefill, behind), alone, line[0] + line[1] * context)
+        decoding = line[0] + line[1] * context
+        if decoding > alone:
+            alone = decoding
+        together = self._together(decodes, context, prefill, behind)
+        return together if together > alone else alone
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
         """(fixed, per_context): a decode-only step of that many takes fixed + per_context * context."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from itertools import islice
+from math import inf
 from typing import ClassVar
 
-from headgate.core.build import mypyc_attr
+from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import BatchPolicy
@@ -70,7 +71,7 @@ class Mixed(BatchPolicy):
         if not prompts:
             return NO_PLACE_LEFT
         if len(prompts) == len(waiting) + len(prefilling):  # the same until a request arrives
-            return Plan(ALL, tuple(prompts), self.budget, until=ARRIVAL)
+            return quick(Plan, (ALL, tuple(prompts), self.budget, inf, (), ARRIVAL, ()))
         return Plan(ALL, tuple(prompts), self.budget)
 
     def _admit(self, view: View, seats: int, room: int, prompts: list[int]) -> None:

@@ -9,12 +9,12 @@ from math import inf
 from headgate.core.build import mypyc_attr
 from headgate.core.ledger import NOT_ROLLING, Entry
 from headgate.core.plan import Decodes
-from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.kv.prefix import Pieces
 from headgate.sim.engine.delayed_events import DelayedEvents
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.launches import Launches
-from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.replica import LIMIT, STOPPED, Replica
 from headgate.sim.engine.residents import SEAT
 
 
@@ -127,7 +127,7 @@ class Ahead(Replica):
                 if known or not entry.rolls:
                     self._stop(entry)
                 whole = entry.generated >= self._lengths[entry.id]
-                self._goes(entry, End.STOPPED if whole else End.LIMIT)
+                self._goes(entry, STOPPED if whole else LIMIT)
 
     def _see(self) -> None:
         landing, self._landing = self._landing, None
@@ -160,7 +160,7 @@ class Ahead(Replica):
             return
         self.blocks.grow(self.ledger.tick, last, decodes)
         self.ledger.ticks(last, ends[-2])
-        self._tell_steps(Steps(ends[0], ends[1:-1], decodes, context, 0, 0, self._kv))
+        self._tell_steps(ends[0], ends[1:-1], decodes, context, 0, 0)
         self._seen = ends[-2]
         self._air = Composed(ends[last - 1], ends[-1], ends[-2], (decodes, context + last * decodes, 0, 0))
 
@@ -171,15 +171,13 @@ class Ahead(Replica):
             self.blocks.grow(self.ledger.tick, 1, work[0])
             self.ledger.ticks(1, now)
 
-    @property
-    def _kv(self) -> int:
-        return (self.blocks.total - self.blocks.free) * self.blocks.size
-
-    def _tell_steps(self, steps: Steps) -> None:
-        for hook in self._later.hear.stepped:
-            hook(steps)
-        for hook in self.hear.stepped:  # the policy's
-            hook(steps)
+    def _tell_steps(
+        self, start: float, ends: list[float], decodes: int, context: int, prefill: int, behind: int
+    ) -> None:
+        kv = (self.blocks.total - self.blocks.free) * self.blocks.size
+        self._later.hear.ran(start, ends, decodes, context, prefill, behind, kv)
+        if self.hear.stepped:  # the policy's
+            self.hear.ran(start, ends, decodes, context, prefill, behind, kv)
 
     def _complete(self, entry: Entry) -> None:
         """Its prompt is done with the step on its way."""
@@ -196,10 +194,15 @@ class Ahead(Replica):
     def _land(self, step: Composed) -> None:
         """Tell what this step brought."""
         now, hear = self.now, self._later.hear
-        start, self._seen = max(step.composed, self._seen), now
+        start = step.composed if step.composed > self._seen else self._seen
+        self._seen = now
+        decodes, context, prefill, behind = step.work
         ticks_since = self._air is not None and self._air.work[0] > 0
-        self.ledger.redate(now, step.work[0] > 0 and not ticks_since, step.dated)
-        self._tell_steps(Steps(start, [now], *step.work, self._kv))
+        if step.dated or (decodes and not ticks_since):
+            self.ledger.redate(now, decodes > 0 and not ticks_since, step.dated)
+        self._tell_steps(start, [now], decodes, context, prefill, behind)
+        if not (step.joined or step.leaving):
+            return
         for entry, rolling in step.joined:
             for hook in hear.prefilled:
                 hook(entry, now)

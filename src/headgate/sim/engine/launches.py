@@ -41,15 +41,19 @@ class Launches(Pace):
         None but the first is composed at or after `stop`. All of them wait for the GPU, or all for the host,
         and a change of phase stands alone, so from the second on their times lie on a straight line.
         """
-        fixed, slope = self._cost.decode_line(decodes)
-        least, spent = self._floor(decodes), self._host_seconds(decodes)
+        fixed, slope = line = self._cost.decode_line(decodes)
+        least, spent = self._floor(decodes) if self._floor else 0.0, self._host_seconds(decodes)
         more, self._more = self._more, 0.0
-        first = max(fixed + slope * context, least)
+        first = fixed + slope * context
+        if first < least:
+            first = least
         if more:
             most = 1
         if start + spent <= self.done and spent <= first:  # nor later: steps do not get shorter
-            ends = [self.done, *step_ends(self._cost, decodes, context, most, self.done, stop, more, least)]
+            begun = self.done
+            ends = step_ends(self._cost, decodes, context, most, begun, stop, more, least, line)
             self.done = ends.pop()
+            ends.insert(0, begun)
             return ends
         now, done, late = start, self.done, start + spent > self.done
         ends = []

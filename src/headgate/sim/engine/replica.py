@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
+from typing import Final
 
-from headgate.core.build import mypyc_attr
+from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import RunError
 from headgate.core.lease import Lease
 from headgate.core.ledger import Entry
 from headgate.core.listeners import Listeners
 from headgate.core.plan import ALL, EACH_STEP, NONE, Decodes, Plan, check
-from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.cost.model import Chunk, Shape
 from headgate.kv.prefix import Pieces
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.residents import Residents
 from headgate.sim.engine.steps import Pace
 
+STOPPED: Final = End.STOPPED
+LIMIT: Final = End.LIMIT
 NO_GAUGES: Mapping[str, float] = {}
 
 
@@ -119,7 +122,7 @@ class Replica(Residents):
             self.evict(ledger.known(id))
         if plan.decode is not ALL or ledger.held:
             self._choose_decodes()
-        self._prompts = [*map(ledger.known, reversed(plan.prefill))]
+        self._prompts = [ledger.known(id) for id in reversed(plan.prefill)]
         if plan.reject and not self.occupied:
             self.asked_now = False  # nobody is left to run
         gauges = self.policy.gauges() if self._has_gauges else NO_GAUGES
@@ -142,7 +145,7 @@ class Replica(Residents):
         while self._ends and self._ends[0][0] <= self.ledger.tick and (entry := self._pop_finished()):
             self.lease.finish()
             whole = entry.generated >= self._lengths[entry.id]
-            self._tell_finished(entry, self.now, End.STOPPED if whole else End.LIMIT)
+            self._tell_finished(entry, self.now, STOPPED if whole else LIMIT)
             if not self.occupied:
                 self.lease.ended = True
 
@@ -155,11 +158,13 @@ class Replica(Residents):
         due = blocks.due(ledger.tick) if decodes else 0
         if due > blocks.free:
             return False  # decodes come first; without room for them no prompt enters
-        blocks.take(due)  # and what they take, no prompt finds
+        if due:
+            blocks.take(due)  # and what they take, no prompt finds
         self._composing = decodes > 0
         chosen = self._chunks(decodes)
         self._composing = False
-        blocks.give(due)
+        if due:
+            blocks.give(due)
         if not chosen:
             return False
         prefill = behind = 0
@@ -169,7 +174,7 @@ class Replica(Residents):
         context = ledger.context + decodes if decodes else 0
         start = self.now
         parts = tuple(Chunk(done, n, n == e.todo) for e, n, done in chosen) if self._pace.by_chunk else ()
-        end = self._pace.prompts_end(start, Shape(decodes, context, prefill, behind, parts))
+        end = self._pace.prompts_end(start, quick(Shape, (decodes, context, prefill, behind, parts)))
         self._ran(start, [end], decodes, context, prefill, behind)
         for entry, tokens, _ in chosen:
             entry.todo -= tokens
@@ -205,9 +210,7 @@ class Replica(Residents):
         self.now = end
         self.lease.ran(count, end)
         kv = (blocks.total - blocks.free) * blocks.size
-        steps = Steps(start, ends, decodes, context, prefill, behind, kv)
-        for hook in self.hear.stepped:
-            hook(steps)
+        self.hear.ran(start, ends, decodes, context, prefill, behind, kv)
 
     def _chunks(self, decodes: int) -> list[tuple[Entry, int, int]]:
         """Which prompts run in this step, for how many tokens, behind how many; admits those that are new."""

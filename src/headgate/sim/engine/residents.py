@@ -53,7 +53,10 @@ class Residents:
 
     def _whole(self, entry: Entry) -> int:
         """Its true output, cut by its own limit and by the engine's."""
-        return min(self._lengths[entry.id], entry.limit, self.longest - entry.prompt)
+        whole, most = self._lengths[entry.id], self.longest - entry.prompt
+        if entry.limit < most:
+            most = entry.limit
+        return whole if whole < most else most
 
     def _join(self, entry: Entry, now: float, rolling: bool) -> None:
         """Its prompt is done; from now on it decodes, with the others or held."""

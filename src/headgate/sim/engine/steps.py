@@ -22,14 +22,15 @@ def step_ends(
     stop: float,
     more: float = 0.0,
     least: float = 0.0,
+    line: tuple[float, float] | None = None,
 ) -> list[float]:
     """The ends of up to `most` steps from `start`, the last at or after `stop` if it is reached.
 
     Durations are summed one after the other from `start` on, in plain Python or by numpy's running sum, so
     that jumping and stepping agree to the last bit. No step takes less than `least`, which the cost's own
-    `span` knows, and the first takes `more` than its price.
+    `span` knows, and the first takes `more` than its price. `line` is the cost's `decode_line`, if known.
     """
-    fixed, slope = cost.decode_line(decodes)
+    fixed, slope = line or cost.decode_line(decodes)
     if most >= LONG:
         first = max(fixed + slope * context, least)
         if stop < inf and first > 0:  # steps do not get shorter, so no more than this are needed
@@ -37,8 +38,8 @@ def step_ends(
     if most < LONG:
         ends: list[float] = []
         end = start
-        for _ in range(most):
-            seconds = fixed + slope * context
+        for read in range(context, context + most * decodes, decodes):
+            seconds = fixed + slope * read
             if seconds < least:  # the host holds it up
                 seconds = least
             end += seconds + more
@@ -46,7 +47,6 @@ def step_ends(
             if end >= stop:
                 break
             more = 0.0
-            context += decodes
         return ends
     span = cost.span(decodes, context, most)
     span[0] += more
@@ -67,7 +67,8 @@ class Pace:
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
         self._switch = cost.switch
-        self._floor = cost.decode_floor
+        own = type(cost).decode_floor is not StepCost.decode_floor
+        self._floor = cost.decode_floor if own else None  # asked for at every step, so not without need
         self._more = 0.0  # what the next decode step takes beyond its price
         self.by_chunk = cost.by_chunk
 
@@ -79,7 +80,7 @@ class Pace:
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
         """When decode steps end, as `step_ends` says."""
         more, self._more = self._more, 0.0
-        least = self._floor(decodes)
+        least = self._floor(decodes) if self._floor else 0.0
         return step_ends(self._cost, decodes, context, most, start, stop, more, least)
 
     def nearly_done(self, decodes: int, context: int, steps: int, start: float) -> float:
@@ -88,7 +89,7 @@ class Pace:
         Early by more than rounding can move it and by far less than a step, so always in the last one.
         """
         fixed, slope = self._cost.decode_line(decodes)
-        least = self._floor(decodes)
+        least = self._floor(decodes) if self._floor else 0.0
         before, rise, first = steps - 1, slope * decodes, fixed + slope * context
         low = 0  # steps that the floor holds up
         if first < least:

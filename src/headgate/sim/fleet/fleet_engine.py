@@ -242,7 +242,7 @@ class FleetEngine:
         """A new plan; for one step alone while somebody waits at the door."""
         self.replica.ask()
         if self.news:
-            self.replica.lease.steps = 1
+            self.replica.lease.steps = 1.0
 
     def _let_in(self) -> None:
         """KV moves by what the policy wants now, not by what it wanted when its lease began.

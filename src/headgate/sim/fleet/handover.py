@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headgate.core.ledger import Entry
@@ -11,21 +10,22 @@ if TYPE_CHECKING:
     from headgate.sim.fleet.fleet_engine import FleetEngine
 
 
-@dataclass(slots=True, eq=False)
 class Handover:
     """Prompt done at `sender`, which keeps its KV until the copy is complete.
 
     Without a receiver it waits for the router; then for KV at the receiver, for the copy, and for a seat.
     """
 
-    entry: Entry
-    sender: FleetEngine
-    receiver: FleetEngine | None = None
-    reserved: int = 0  # blocks taken at the receiver
-    copying: bool = False
-    dropped: bool = False  # its client hung up
-    freed: bool = False  # its sender may drop the KV
-    stripped: bool = False  # its KV is gone and must be computed again
+    __slots__ = ("copying", "dropped", "entry", "freed", "receiver", "reserved", "sender", "stripped")
+
+    def __init__(self, entry: Entry, sender: FleetEngine) -> None:
+        self.entry, self.sender = entry, sender
+        self.receiver: FleetEngine | None = None
+        self.reserved = 0  # blocks taken at the receiver
+        self.copying = False
+        self.dropped = False  # its client hung up
+        self.freed = False  # its sender may drop the KV
+        self.stripped = False  # its KV is gone and must be computed again
 
     @property
     def tokens(self) -> int:
