@@ -19,12 +19,24 @@ from headgate.cost.model import Shape
 from headgate.methods.make import make_policy, split_name
 from headgate.sim.engine.engine import Engine
 
-PROMPT, SHORTEST, LONGEST = 256, 128, 384  # tokens; outputs are uniform
-BUDGET, BLOCK, MODEL_LEN = 16384, 16, 2048
-WAITING = 0.25  # of the seats: requests that wait
+SHORTEST, LONGEST = 128, 384  # output tokens, uniform
+BUDGET, BLOCK = 16384, 16
 PLAIN = "plain"
 KINDS = ("decode", "prefill", "mixed", "empty")
 TIMED = ("schedule", "update_from_output")
+
+
+class Load(NamedTuple):
+    """What the engine is kept busy with."""
+
+    prompt: int = 256  # tokens of each prompt
+    shared: int = 0  # of those, the first that all prompts have in common
+    waiting: int | None = None  # requests in the queue; None: a quarter of the seats
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request."""
+        return self.prompt + LONGEST
 
 
 class Step(NamedTuple):
@@ -40,8 +52,11 @@ class Meter:
     """Tells our time from vLLM's while its scheduler runs."""
 
     def __init__(self) -> None:
-        self.ours = self.theirs = 0
+        self.ours = self.theirs = self._own = 0
         self._inside = False
+        calls = [self._of_its_own() for _ in range(1000)]
+        self._own = min(calls)  # nanoseconds that reading the clock adds to ours with each call
+        self.take()
 
     @contextmanager
     def watching(self, base: Any, mixin: Any) -> Iterator[None]:
@@ -57,7 +72,7 @@ class Meter:
         before = self.theirs
         began = thread_time_ns()
         result = call(*args)
-        self.ours += thread_time_ns() - began - (self.theirs - before)
+        self.ours += thread_time_ns() - began - (self.theirs - before) - self._own
         return result
 
     def take(self) -> tuple[int, int]:
@@ -65,6 +80,11 @@ class Meter:
         taken = self.ours, self.theirs
         self.ours = self.theirs = 0
         return taken
+
+    def _of_its_own(self) -> int:
+        self.take()
+        self.whole(self._vllm(lambda scheduler: None), None)
+        return self.ours
 
     def _vllm(self, function: Any) -> Any:
         def timed(scheduler: Any, *args: Any, **words: Any) -> Any:
@@ -92,22 +112,23 @@ class Meter:
 class Busy:
     """A scheduler whose every seat is taken and whose queue never runs empty."""
 
-    def __init__(self, seats: int, folder: Path) -> None:
-        self.seats, self.now = seats, 0.0
+    def __init__(self, seats: int, folder: Path, load: Load) -> None:
+        self.seats, self.now, self.load = seats, 0.0, load
         self.cost = load_card("linear-h200-qwen3-8b").cost
-        self.scheduler = scheduler_for(seats, folder)
+        self.scheduler = scheduler_for(seats, folder, load)
         live = self.scheduler._headgate
         live.clock, live.origin = (lambda: self.now), 0.0
         self.scheduler._headgate_books.wall = lambda: 0.0
         self.meter = Meter()
         self._rng = np.random.default_rng(seats)
+        self._shared = self._rng.integers(2, TINY.vocabulary, load.shared).tolist()
         self._flying: deque[tuple[Any, Any, int, str]] = deque()
         self._next = 0
 
     def follow(self, policy: str) -> None:
         """This policy decides from now on."""
         blocks = self.scheduler.cache_config.num_gpu_blocks - 1
-        engine = Engine(self.cost, blocks * BLOCK, MODEL_LEN, BUDGET, self.seats, BLOCK)
+        engine = Engine(self.cost, blocks * BLOCK, self.load.longest, BUDGET, self.seats, BLOCK)
         made = None if policy == PLAIN else make_policy(*split_name(policy), engine)[0]
         self.scheduler._headgate.take_over(made)
 
@@ -116,7 +137,8 @@ class Busy:
         self.follow(PLAIN)
         for _ in range(self.seats):
             self.another(1)  # as requests are met under way: some have nearly ended
-        for _ in range(int(self.seats * WAITING)):
+        waiting = self.load.waiting
+        for _ in range(self.seats // 4 if waiting is None else waiting):
             self.another()
         while len(self.scheduler.running) < self.seats:
             self.step()
@@ -129,7 +151,8 @@ class Busy:
         from vllm.v1.request import Request
 
         limit = int(self._rng.integers(shortest, LONGEST, endpoint=True))
-        prompt = self._rng.integers(2, TINY.vocabulary, PROMPT).tolist()
+        own = self.load.prompt - self.load.shared
+        prompt = self._shared + self._rng.integers(2, TINY.vocabulary, own).tolist()
         request = Request(
             request_id=str(self._next),
             prompt_token_ids=prompt,
@@ -178,7 +201,7 @@ class NoGrammars:
         return True
 
 
-def scheduler_for(seats: int, folder: Path) -> Any:
+def scheduler_for(seats: int, folder: Path, load: Load) -> Any:
     """The asynchronous scheduler of vLLM with headgate before it, no model behind."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -188,13 +211,13 @@ def scheduler_for(seats: int, folder: Path) -> Any:
 
     from headgate.vllm import scheduler
 
-    blocks = 1 + 2 * seats * (PROMPT + LONGEST) // BLOCK
+    blocks = 1 + 2 * seats * load.longest // BLOCK
     cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
     cache.num_gpu_blocks = blocks
     config = VllmConfig(
-        model_config=ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=MODEL_LEN),
+        model_config=ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=load.longest),
         scheduler_config=SchedulerConfig(
-            max_model_len=MODEL_LEN,
+            max_model_len=load.longest,
             is_encoder_decoder=False,
             max_num_seqs=seats,
             max_num_batched_tokens=BUDGET,

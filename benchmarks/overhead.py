@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.busy_scheduler import KINDS, Busy, Step
+from benchmarks.busy_scheduler import KINDS, Busy, Load, Step
 from benchmarks.h200.models import TINY
 
-POLICIES = ("mixed", "eb", "eb-online", "eb+")
+POLICIES = ("mixed", "eb", "eb-online", "eb+", "slai", "keep:ttft=2,tbt=0.1")
 MICRO = 1e-3  # of nanoseconds
 
 
-def measured(seats: int, policy: str, steps: int, tries: int, folder: Path) -> list[Step]:
+def measured(seats: int, policy: str, steps: int, tries: int, folder: Path, load: Load) -> list[Step]:
     """The steps of a busy engine under a policy; of each the quickest of some tries."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -33,7 +33,7 @@ def measured(seats: int, policy: str, steps: int, tries: int, folder: Path) -> l
 
     runs = []
     for _ in range(tries):
-        busy = Busy(seats, folder)
+        busy = Busy(seats, folder, load)
         with busy.meter.watching(Scheduler, Headgate):
             busy.fill()
             busy.follow(policy)
@@ -70,9 +70,9 @@ def arm(policy: str, seats: int) -> str:
     return f"eb:refill={seats // 16}" if policy == "eb" else policy
 
 
-def profiled(seats: int, policy: str, steps: int, folder: Path) -> None:
+def profiled(seats: int, policy: str, steps: int, folder: Path, load: Load) -> None:
     """Which functions of ours take the time."""
-    busy = Busy(seats, folder)
+    busy = Busy(seats, folder, load)
     busy.fill()
     busy.follow(policy)
     with cProfile.Profile() as profile:
@@ -88,9 +88,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--decodes", nargs="+", type=int, default=[64, 256, 1024, 2048])
     parser.add_argument("--steps", type=int, default=96)
     parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--prompt", type=int, default=Load().prompt, help="tokens of each prompt")
+    parser.add_argument("--shared", type=int, default=0, help="of those, the first that all have in common")
+    parser.add_argument("--waiting", type=int, help="requests that wait (default: a quarter of the seats)")
     parser.add_argument("--profile", action="store_true", help="which functions take the time")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args(argv)
+    load = Load(asked.prompt, asked.shared, asked.waiting)
     found = []
     with tempfile.TemporaryDirectory() as place:
         folder = TINY.write(Path(place))
@@ -99,9 +103,10 @@ def main(argv: list[str]) -> None:
         for seats in asked.decodes:
             for policy in (arm(each, seats) for each in asked.policies):
                 if asked.profile:
-                    profiled(seats, policy, asked.steps, folder)
+                    profiled(seats, policy, asked.steps, folder, load)
                     continue
-                for line in one_line(policy, measured(seats, policy, asked.steps, asked.tries, folder)):
+                steps = measured(seats, policy, asked.steps, asked.tries, folder, load)
+                for line in one_line(policy, steps):
                     found.append({"decodes": seats, **line})
                     print(
                         f"| {seats} | `{policy}` | {line['steps']} | {line['count']} | {line['vllm']:,.0f} "

@@ -68,11 +68,11 @@ class Events:
         if self._tell.finished:
             self._to_policy(self._tell.finished, entry, now, how)
         for flight in air:
-            if flight.later:
-                mine = [item for item in flight.later if item[1] is entry]
-                flight.later = [item for item in flight.later if item[1] is not entry]
-                for name, _, when in mine:
-                    self._to_all(getattr(self._hear, name), entry, now if when is None else when)
+            mine = [item for item in flight.later if item[1] is entry]
+            for item in mine:
+                name, _, when = item
+                flight.later.remove(item)
+                self._to_all(getattr(self._hear, name), entry, now if when is None else when)
         self._to_all(self._hear.finished, entry, now, how)
 
     def away(self, entry: Entry, now: float) -> None:
@@ -86,8 +86,9 @@ class Events:
             self._to_policy(self._tell.arrived, entry, entry.arrival)
 
     def stepped(self, steps: Steps) -> None:
-        if self._tell.stepped:
-            self._to_policy(self._tell.stepped, steps)
+        mine = self._tell.stepped
+        if mine:
+            self._to_policy(mine, steps)
         self._to_all(self._hear.stepped, steps)
 
     def late(self, flight: StepInFlight, end: float) -> None:

@@ -150,7 +150,7 @@ class Live:
 
     def begin(self, kv_free: int, kv_short: bool = False) -> Plan | None:
         """The plan for the step composed now; None when no policy decides."""
-        now, ledger = self.now, self.ledger
+        now, ledger = self.clock() - self.origin, self.ledger
         if self._flights:
             self._news.waits_for = newest = self._flights[-1]
             if not newest.booked:
@@ -158,8 +158,8 @@ class Live:
                 for entry in self._last_tokens.due():  # they get none in the next; the engine knows that
                     ledger.retire(entry)
         ledger.now, ledger.kv_free = now, kv_free
-        known = ledger.context + sum(entry.held_kv for entry in ledger.prefilling.values())
-        ledger.kv_shared = max(0, known - (ledger.kv_total - kv_free))
+        half_done = sum([each.held_kv for each in ledger.prefilling.values()]) if ledger.prefilling else 0
+        ledger.kv_shared = max(0, ledger.context + half_done - (ledger.kv_total - kv_free))
         if self.policy is None or self.fallen is not None:
             return None
         if now >= self._watchdog.next_look:
@@ -200,7 +200,7 @@ class Live:
 
     def done(self, flight: StepInFlight, kv: int) -> None:
         """Its tokens are known, now; `kv` tokens of KV are held."""
-        end = self.now
+        end = self.clock() - self.origin
         start = max(flight.start, self._last_end)
         self._last_end = end
         self._flights.remove(flight)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
 from vllm.v1.request import Request
 
-from headgate.core.ledger import Entry, Ledger
+from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, NONE, Decodes, Plan
-from headgate.live.vllm.queues import GatedQueue
+from headgate.live.engine.live import Live
+from headgate.live.vllm.queues import NOBODY, GatedQueue
 from headgate.live.vllm.request_map import RequestMap
 
+DECODES_ONLY = Plan(ALL)
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # which of them exist depends on the release
 
 
@@ -20,10 +23,14 @@ class Knobs:
     waiting queues. How many tokens: the step's budget and the longest piece of a prompt.
     """
 
-    def __init__(self, scheduler: Any, ledger: Ledger, books: RequestMap) -> None:
+    def __init__(self, scheduler: Any, live: Live, books: RequestMap, renew: Callable[[], Any]) -> None:
         self._scheduler = scheduler
-        self._ledger = ledger
+        self._live = live
+        self._ledger = live.ledger
         self._books = books
+        self._renew = renew
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._groups: int = scheduler._headgate_groups
         self._requests = books.requests
         names = [name for name in QUEUES if hasattr(scheduler, name)]
         for name in names:
@@ -35,13 +42,36 @@ class Knobs:
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._longest: int = scheduler.scheduler_config.long_prefill_token_threshold
 
+    def prepare(self, throttled: bool) -> list[Request]:
+        """Ask for the plan and turn the knobs; who of those waiting vLLM can see.
+
+        `throttled`: a data-parallel engine wants decodes only, as long as prompts do not pile up.
+        """
+        scheduler, live, ledger = self._scheduler, self._live, self._ledger
+        self._books.tidy()
+        seats: int = scheduler._headgate_seats() - scheduler.num_waiting_for_streaming_input  # idle sessions
+        if seats != ledger.limits.running:
+            ledger.limits = ledger.limits._replace(running=max(1, seats))
+        if live.lease.ended or live.plan is None:
+            renewal = self._renew()
+            if renewal is not None:
+                live.take_over(renewal.policy)
+        free: int = self._pool.get_num_free_blocks()
+        short = free < ledger.rolling * self._groups  # may a decode lack a block?
+        plan = live.begin(scheduler._headgate_tokens(free), short)
+        if plan is None:
+            return []
+        if throttled and not scheduler.prefill_capacity_bound and ledger.decoding:
+            plan = DECODES_ONLY
+        return self.turn(plan)
+
     def turn(self, plan: Plan) -> list[Request]:
         """Set them for the step that vLLM composes next; who of those waiting it can see."""
         ledger = self._ledger
         alone = not plan.prefill or plan is self._spent
         if alone and plan.decode is ALL and not ledger.prefilling and ledger.decoding:
             for queue in self._queues:  # most steps: every decode, and nobody enters
-                queue.shut()
+                queue.visible = NOBODY
             if plan.budget < self._budget or plan.chunk < inf:
                 self._limit(plan, [])
             return []
@@ -79,7 +109,10 @@ class Knobs:
             scheduler.max_num_scheduled_tokens = self._budget
             scheduler.scheduler_config.long_prefill_token_threshold = self._longest
         for queue in self._queues:
-            queue.open()
+            if queue.visible is NOBODY:
+                queue.visible = None
+            else:
+                queue.open()
         if self._order is not None:  # the order of admission decides whom vLLM preempts
             rank = {request: place for place, request in enumerate(self._order)}
             scheduler.running.sort(key=lambda request: rank.get(request, len(rank)))

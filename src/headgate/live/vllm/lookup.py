@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from vllm.v1.request import Request
 
 from headgate.core.ledger import Entry
+
+GROUP = [0]  # the only one
+HASH: Callable[[Any], object] = attrgetter("block_hash")  # of a block; None when it was evicted
+HOLDERS: Callable[[Any], int] = attrgetter("ref_cnt")
+
+
+class Found(NamedTuple):
+    """What a look-up found of a request, and what would change it."""
+
+    request: Request
+    tokens: int  # of the request
+    hit: int
+    blocks: list[Any]
+    hashes: list[object]  # theirs
+    miss: Any  # hash of the first block that is not there; None: all are
 
 
 class Lookup:
@@ -24,17 +41,53 @@ class Lookup:
         if one_group and caches and not elsewhere:
             self._coordinator = getattr(scheduler.kv_cache_manager, "coordinator", None)
         self._block = scheduler.block_size
+        self._pool = _chained(self._coordinator, self._block)
+        self._head: Found | None = None  # of the next in turn
+
+    def look_at_head(self, entry: Entry, request: Request) -> bool:
+        """As `look`, of the request that is asked for at every step: as long as its first missing block stays
+        away, only the blocks that were found can have changed.
+        """
+        coordinator, head = self._coordinator, self._head
+        if coordinator is None or request.num_computed_tokens:
+            return False
+        if (
+            head is None
+            or head.request is not request
+            or head.tokens != request.num_tokens
+            or head.hit != entry.hit
+            or (head.miss is not None and self._pool.get_cached_block(head.miss, GROUP))
+        ):
+            return self._look_anew(entry, request)
+        if not head.blocks:
+            return False
+        if [*map(HASH, head.blocks)] != head.hashes:
+            return self._look_anew(entry, request)
+        loose = [*map(HOLDERS, head.blocks)].count(0) * self._block
+        changed = loose != entry.loose
+        entry.loose = loose
+        return changed
+
+    def _look_anew(self, entry: Entry, request: Request) -> bool:
+        self._head = None
+        return self._look(entry, request, remember=self._pool is not None)
 
     def look(self, entry: Entry, request: Request) -> bool:
         """Note what there is of it now; True: another number of tokens than before."""
         if self._coordinator is None or request.num_computed_tokens:
             return False
+        return self._look(entry, request, remember=False)
+
+    def _look(self, entry: Entry, request: Request, remember: bool) -> bool:
         if getattr(request, "skip_reading_prefix_cache", False):  # it wants logprobs of its prompt
             return False
         groups, hit, *_ = self._coordinator.find_longest_cache_hit(
             request.block_hashes, request.num_tokens - 1
         )
-        loose = sum(not block.ref_cnt for block in groups[0]) * self._block
+        blocks = groups[0]
+        if remember:
+            self._head = self._found(request, blocks, hit)
+        loose = [*map(HOLDERS, blocks)].count(0) * self._block
         if (hit, loose) == (entry.hit, entry.loose):
             return False
         entry.todo += entry.hit - hit
@@ -42,3 +95,24 @@ class Lookup:
         if not entry.evictions:
             entry.cached = hit
         return True
+
+    def _found(self, request: Request, blocks: list[Any], hit: int) -> Found | None:
+        """What to remember; None where more than the first missing block decides."""
+        place, miss = len(blocks), None
+        if place < (request.num_tokens - 1) // self._block:
+            miss = request.block_hashes[place]
+        if hit != place * self._block or (miss is not None and self._pool.get_cached_block(miss, GROUP)):
+            return None
+        return Found(request, request.num_tokens, hit, blocks, [*map(HASH, blocks)], miss)
+
+
+def _chained(coordinator: Any, block: int) -> Any:
+    """The pool of blocks, where a block counts only if all before it are there, and each has one hash.
+
+    Not so with a sliding window, or with hashes of parts of blocks.
+    """
+    managers: Any = getattr(coordinator, "single_type_managers", ())
+    pool = getattr(coordinator, "block_pool", None)
+    if [type(each).__name__ for each in managers] != ["FullAttentionManager"]:
+        return None
+    return pool if getattr(pool, "hash_block_size", None) == managers[0].block_size == block else None

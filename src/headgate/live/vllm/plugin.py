@@ -12,7 +12,6 @@ from vllm.v1.request import Request, RequestStatus
 
 from headgate.core.errors import one_line
 from headgate.core.ledger import Entry
-from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.view import Limits
 from headgate.live.engine.events import LOG
@@ -27,7 +26,7 @@ ENDS = {
     RequestStatus.FINISHED_REPETITION: End.LIMIT,  # its own limit on repeating itself
     RequestStatus.FINISHED_IGNORED: End.REFUSED,
 }
-DECODES_ONLY = Plan(ALL)
+UNPAUSED, PAUSED_ALL = PauseState.UNPAUSED, PauseState.PAUSED_ALL
 
 
 class Renewal(NamedTuple):
@@ -58,10 +57,11 @@ class Headgate:
         self._headgate_broken = False
         self._headgate_turned_away: list[Request] = []
         self._headgate_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
-        self._headgate_renew = duties.renew
+        self._headgate_pool = self.kv_cache_manager.block_pool
+        self._headgate_blocks = self.cache_config.num_gpu_blocks - 1  # one block is never used
         seats = self._headgate_seats()
         limits = Limits(self.max_num_scheduled_tokens, seats, self.block_size, 1 + self.num_spec_tokens)
-        total = self._headgate_tokens(self.cache_config.num_gpu_blocks - 1)  # one block is never used
+        total = self._headgate_tokens(self._headgate_blocks)
         self._headgate = Live(
             duties.policy,
             limits,
@@ -73,7 +73,7 @@ class Headgate:
             look=lambda entry: self._headgate_books.look(entry),
         )
         self._headgate_books = RequestMap(self, self._headgate, duties.promises)
-        self._headgate_knobs = Knobs(self, self._headgate.ledger, self._headgate_books)
+        self._headgate_knobs = Knobs(self, self._headgate, self._headgate_books, duties.renew)
 
     # -- what vLLM calls ----------------------------------------------------------------------------
 
@@ -85,12 +85,12 @@ class Headgate:
             self._headgate_guarded(self._headgate_books.arrive, request)
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._pause_state != PauseState.UNPAUSED:
+        if self._pause_state is not UNPAUSED:
             self._headgate_guarded(self._headgate.paused)
-        if self._headgate_broken or self._pause_state == PauseState.PAUSED_ALL:
+        if self._headgate_broken or self._pause_state is PAUSED_ALL:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         throttled = bool(args[0] if args else kwargs.get("throttle_prefills", False))
-        seen = self._headgate_guarded(self._headgate_prepare, throttled)
+        seen = self._headgate_guarded(self._headgate_knobs.prepare, throttled)
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -100,8 +100,8 @@ class Headgate:
 
     def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
         """The tokens of a step are known."""
-        used = self.cache_config.num_gpu_blocks - 1 - self.kv_cache_manager.block_pool.get_num_free_blocks()
-        books, kv = self._headgate_books, self._headgate_tokens(used)
+        books = self._headgate_books
+        kv = self._headgate_tokens(self._headgate_blocks - self._headgate_pool.get_num_free_blocks())
         ran = self._headgate_guarded(books.done, scheduler_output, kv)
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self.num_spec_tokens and ran:
@@ -143,28 +143,6 @@ class Headgate:
                 self._headgate.fall(f"internal error: {one_line(error)}")
             self._headgate_knobs.restore()
             return None
-
-    def _headgate_prepare(self: Any, throttled: bool) -> list[Request]:
-        """Ask for the plan and turn the knobs; who of those waiting vLLM can see.
-
-        `throttled`: a data-parallel engine wants decodes only, as long as prompts do not pile up.
-        """
-        live = self._headgate
-        self._headgate_books.tidy()
-        seats = self._headgate_seats() - self.num_waiting_for_streaming_input  # idle sessions keep theirs
-        if seats != live.ledger.limits.running:
-            live.ledger.limits = live.ledger.limits._replace(running=max(1, seats))
-        if live.lease.ended or live.plan is None:
-            renewal = self._headgate_renew()
-            if renewal is not None:
-                live.take_over(renewal.policy)
-        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        short = free < live.ledger.rolling * self._headgate_groups  # may a decode lack a block?
-        plan = live.begin(self._headgate_tokens(free), short)
-        if plan is None:
-            return []
-        throttled = throttled and not self.prefill_capacity_bound and bool(live.ledger.decoding)
-        return list(self._headgate_knobs.turn(DECODES_ONLY if throttled else plan))
 
     def _headgate_evict(self: Any, entry: Entry) -> None:
         """The plan drops its KV: vLLM preempts it, and `_preempt_request` tells the books."""

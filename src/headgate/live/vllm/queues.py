@@ -22,20 +22,17 @@ class GatedQueue(RequestQueue):
     def __init__(self, inner: RequestQueue) -> None:
         self._inner = inner
         self._members: set[Request] = set(inner)
-        self._visible: deque[Request] | None = None
+        self.visible: deque[Request] | None = None  # None: everybody; while shut, those the plan names
         self._taken: dict[Request, None] = {}  # in the order they were taken
 
-    def shut(self, requests: Iterable[Request] = ()) -> None:
+    def shut(self, requests: Iterable[Request]) -> None:
         """From now on only these can be seen, as far as they are here."""
-        if not requests:
-            self._visible = NOBODY
-            return
         members = self._members
-        self._visible = deque(request for request in requests if request in members)
+        self.visible = deque([request for request in requests if request in members])
 
     def open(self) -> None:
         """Everybody can be seen again."""
-        self._visible = None
+        self.visible = None
         if not self._taken:
             return
         taken, self._taken = self._taken, {}
@@ -50,16 +47,16 @@ class GatedQueue(RequestQueue):
 
     def peek_request(self) -> Request:
         """The next one that may be seen."""
-        if self._visible is None:
+        if self.visible is None:
             return self._inner.peek_request()
-        return self._visible[0]
+        return self.visible[0]
 
     def pop_request(self) -> Request:
         """Take the next one that may be seen."""
-        if self._visible is None:
+        if self.visible is None:
             request = self._inner.pop_request()
         else:
-            request = self._visible.popleft()
+            request = self.visible.popleft()
             self._taken[request] = None
         self._members.discard(request)
         return request
@@ -93,8 +90,8 @@ class GatedQueue(RequestQueue):
             return
         self._members -= gone
         self._inner.remove_requests(gone)
-        if self._visible is not None:
-            self._visible = deque(request for request in self._visible if request not in gone)
+        if self.visible is not None:
+            self.visible = deque(request for request in self.visible if request not in gone)
 
     def _settle(self, request: Request) -> None:
         """Somebody taken comes back before the gate opened: make good the walk we had saved."""
@@ -107,9 +104,9 @@ class GatedQueue(RequestQueue):
         self._inner.remove_requests(again)
 
     def __bool__(self) -> bool:
-        if self._visible is None:
+        if self.visible is None:
             return bool(self._inner)
-        return bool(self._visible)
+        return bool(self.visible)
 
     def __len__(self) -> int:
         return len(self._inner) - len(self._taken)

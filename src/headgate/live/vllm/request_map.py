@@ -100,7 +100,7 @@ class RequestMap:
         if self._by_priority and not self._in_order:
             self._sort()
         for entry in self._live.ledger.waiting.values():  # the next in turn sees what is there now
-            if self._lookup.look(entry, self.requests[entry.id]):
+            if self._lookup.look_at_head(entry, self.requests[entry.id]):
                 self._live.lease.ended = True
             break
 
@@ -170,7 +170,8 @@ class RequestMap:
         chunks = tuple(self._chunks(scheduled)) if ledger.prefilling else ()
         decodes = len(scheduled) - len(chunks)
         flight = live.ran(chunks, decodes, lambda: self._decodes(scheduled))
-        self._look_at_refused(seen, decodes, sum(chunk.tokens for chunk in chunks))
+        if seen:
+            self._look_at_refused(seen, decodes, sum(chunk.tokens for chunk in chunks))
         if flight is not None:
             self._flights[id(output)] = flight, output
 
@@ -205,10 +206,10 @@ class RequestMap:
 
     def done(self, output: Any, kv: int) -> bool:
         """The tokens of that step are known. False: it was empty."""
-        flight, _ = self._flights.pop(id(output), (None, None))
-        if flight is None:
+        known = self._flights.pop(id(output), None)
+        if known is None:
             return False
-        self._live.done(flight, kv)
+        self._live.done(known[0], kv)
         return True
 
     def recount(self, scheduled: dict[str, int]) -> None:

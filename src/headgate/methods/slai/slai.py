@@ -146,10 +146,13 @@ class Slai(Ordered):
                 room -= request.todo
         entering, room = self._entering(view, self._seats(view), room)
         if room > 0 and len(critical) < len(view.decoding):
+            rest = len(view.decoding) - len(critical)
+            more = min(rest, room // width, most - len(critical))
+            more = step.most_decodes(len(critical), more, chunk - room)
+            if more == rest:  # nobody need be named
+                return Plan(ALL, (*prompts, *entering), budget, chunk)
             first = frozenset(critical)
             others = [id for id in view.decoding if id not in first]
-            more = min(len(others), room // width, most - len(critical))
-            more = step.most_decodes(len(critical), more, chunk - room)
             critical += self._earliest(view, others, more)
         decode = ALL if len(critical) == len(view.decoding) else frozenset(critical)
         return Plan(decode, (*prompts, *entering), budget, chunk)

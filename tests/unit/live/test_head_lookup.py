@@ -1,0 +1,107 @@
+"""The head of the queue is looked up by what could have changed: the same as a full look-up, step by step."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headgate.core.ledger import Entry, Ledger
+from headgate.core.view import Limits
+from stub_scheduler import plug_in
+
+BLOCK, BLOCKS = 16, 6
+PROMPT = BLOCK * BLOCKS + 1
+
+
+class FullAttentionManager:
+    block_size = BLOCK
+
+
+class SlidingWindowManager(FullAttentionManager):
+    pass
+
+
+class Cache:
+    """A prefix cache of few blocks; `asked` counts full look-ups."""
+
+    def __init__(self, manager: type) -> None:
+        self.hash_block_size = BLOCK
+        self.found: dict[Any, Any] = {}
+        self.single_type_managers = (manager(),)
+        self.block_pool = self
+        self.asked = 0
+
+    def get_cached_block(self, hash: Any, groups: list[int]) -> list[Any] | None:
+        block = self.found.get(hash)
+        return None if block is None else [block]
+
+    def find_longest_cache_hit(self, hashes: list[Any], most: int) -> tuple[tuple[list[Any]], int, int]:
+        self.asked += 1
+        blocks: list[Any] = []
+        for hash in hashes[: most // BLOCK]:
+            if hash not in self.found:
+                break
+            blocks.append(self.found[hash])
+        return (blocks,), len(blocks) * BLOCK, 0
+
+    def change(self, rng: random.Random) -> None:
+        """A block comes, goes, or gets another number of holders."""
+        hash = rng.randrange(BLOCKS)
+        block = self.found.get(hash)
+        if block is None:
+            self.found[hash] = SimpleNamespace(block_hash=hash, ref_cnt=rng.randrange(2))
+        elif rng.random() < 0.4:
+            self.found.pop(hash).block_hash = None
+        else:
+            block.ref_cnt = rng.randrange(3)
+
+
+def _entry(id: int) -> Entry:
+    return Entry(Ledger(Limits(64, 4, BLOCK), 1024), id, 0.0, PROMPT, 8)
+
+
+def _lookup(cache: Cache) -> Any:
+    scheduler = SimpleNamespace(
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[None]),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        kv_cache_manager=SimpleNamespace(coordinator=cache),
+        block_size=BLOCK,
+    )
+    return plug_in().lookup.Lookup(scheduler)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("manager", [FullAttentionManager, SlidingWindowManager])
+def test_the_head_is_seen_as_by_a_full_look_up(seed, manager):
+    rng, cache = random.Random(seed), Cache(manager)
+    lookup, plain = _lookup(cache), _lookup(cache)
+    requests = [
+        SimpleNamespace(num_computed_tokens=0, num_tokens=PROMPT, block_hashes=[*range(BLOCKS)])
+        for _ in range(2)
+    ]
+    pairs = [(_entry(id), _entry(id)) for id in range(2)]
+    for _ in range(200):
+        for _ in range(rng.randrange(3)):
+            cache.change(rng)
+        which = rng.random() < 0.1  # now and then another request is the next in turn
+        (quick, full), request = pairs[which], requests[which]
+        assert lookup.look_at_head(quick, request) == plain.look(full, request)
+        assert (quick.hit, quick.loose, quick.todo, quick.cached) == (
+            full.hit, full.loose, full.todo, full.cached,
+        )  # fmt: skip
+
+
+def test_a_head_that_did_not_change_costs_no_full_look_up():
+    cache = Cache(FullAttentionManager)
+    for hash in range(3):
+        cache.found[hash] = SimpleNamespace(block_hash=hash, ref_cnt=1)
+    lookup, entry = _lookup(cache), _entry(0)
+    request = SimpleNamespace(num_computed_tokens=0, num_tokens=PROMPT, block_hashes=[*range(BLOCKS)])
+    assert lookup.look_at_head(entry, request) and entry.hit == 3 * BLOCK
+    assert not any(lookup.look_at_head(entry, request) for _ in range(5))
+    assert cache.asked == 1
+    cache.found[2].ref_cnt = 0  # its last holder has left
+    assert lookup.look_at_head(entry, request) and entry.loose == BLOCK and cache.asked == 1
