@@ -65,7 +65,7 @@ def digest(at: World, policy: BatchPolicy, asynchronous: bool) -> str:
 
 
 def fleet_digest(at: World, router: RoutePolicy) -> str:
-    """The same of three engines behind a router; in so little KV some runs cannot serve all, and end there."""
+    """The same of three engines behind a router; with so little KV some runs end before all are served."""
     engine, transfer = at.engine, Transfer(0.1, 0.001)
 
     def policy(role: str) -> BatchPolicy:
