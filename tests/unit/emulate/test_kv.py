@@ -125,7 +125,7 @@ def test_two_prompts_in_one_body_only_the_first_is_right():
 
 def test_several_choices_are_right_and_leave_blocks_behind_until_the_lease_ends():
     async def main():
-        async with pair(kv_lease=2.0) as (urls, client):
+        async with pair(kv_lease=100.0) as (urls, client):
             params = await prefill(client, urls[0], n=2)
             assert await decode(client, urls[1], params, n=2) == (200, [RIGHT, answer(PROMPT, 8, 1)])
             await until(lambda: urls.at_rest)
