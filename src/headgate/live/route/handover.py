@@ -94,8 +94,8 @@ def release_body(body: bytes, params: bytes) -> bytes:
 def read_params(answer: bytes, owner: int, sent: float, lease: float, reuse_tokens: bool = False) -> KvParams:
     """The parameters of a prefill's answer.
 
-    The lease began at some moment after the prefill was sent; the deadline counts from when its answer came,
-    which is the earliest the lease can be known to run, and uses 60 % of it.
+    The lease began at some moment after the prefill was sent, and nobody knows how long its answer was on its
+    way. So the deadline counts from when it was sent, and uses 60 % of the lease.
     """
     try:
         found = _PREFILLED.decode(answer)

@@ -99,7 +99,7 @@ class Splitter:
             self.gate.end(ticket, End.ABORTED)
 
     async def _prefill(self, job: Job, upstream: Upstream) -> KvParams | None:
-        kv = self.legs.config.kv
+        kv, sent = self.legs.config.kv, self.now()
         with self.legs.open(upstream, job.path) as call:
             # KV is named after its prefill: two prompts of a request, or of two with one id, must differ
             await call.start(job, prefill_body(job.asked.body, kv.reuse_tokens), f"hg-{token_hex(12)}")
@@ -107,7 +107,7 @@ class Splitter:
                 raise self._refused(call.leg.status, call.leg.head, call.leg.headers.get("Content-Type", ""))
             call.good()
             try:
-                return read_params(call.leg.head, upstream.id, self.now(), kv.lease, kv.reuse_tokens)
+                return read_params(call.leg.head, upstream.id, sent, kv.lease, kv.reuse_tokens)
             except LegError as fault:
                 if fault.fault is not Fault.NO_PARAMS:
                     call.fail(fault)

@@ -385,6 +385,19 @@ def test_random_hang_ups_leave_nothing_behind() -> None:
     run(work())
 
 
+def test_a_lease_may_have_begun_when_the_prefill_was_sent() -> None:
+    async def work() -> None:
+        settings = {"speed": 1.0, "kv_lease": 60.0, "kv": {"lease": 0.05}}
+        async with split(**settings) as (world, fleet):
+            prompt = "a prompt that takes longer than the lease " * 400
+            got = await world.ask(prompt=prompt, max_tokens=9)
+            assert got.json["choices"][0]["text"] == answer(prompt, 9)
+            assert handed_over(world) == 0
+            await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
 def test_requests_with_the_same_id_have_kv_of_their_own() -> None:
     async def work() -> None:
         async with split() as (world, fleet):
