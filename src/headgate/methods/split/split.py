@@ -54,11 +54,14 @@ class Split(RoutePolicy):
         self._give_prompt(request, first=True)
 
     def moved(self, request: Request, move: Move, now: float) -> None:
-        """Sent whole it asks for no decode place. Where the driver chose that, others may wait elsewhere."""
-        if move.stage is Stage.WHOLE:
-            self._prompt_ended(request)
-        elif move.stage is Stage.DECODE and self._decode_at.get(request.id) != move.replica:
-            self._decodes.drop(request.id)
+        """Sent whole it asks for no decode place. The driver may have sent one that still waits here."""
+        if move.stage is not Stage.DECODE:
+            self._prompts.drop(request.id)
+            if move.stage is Stage.WHOLE:
+                self._prompt_ended(request)
+            return
+        self._decodes.drop(request.id)
+        if self._decode_at.get(request.id) != move.replica:
             self._decode_ended(request)
             self._weigh_decode(request, move.replica)
             self._give_again(())

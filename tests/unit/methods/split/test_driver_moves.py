@@ -1,0 +1,45 @@
+"""A driver that places a request itself, even on the engine that the router had in mind."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from headgate.core.fleet import STAY, Move, Stage, endless
+from headgate.core.roster import Roster
+from headgate.methods.split.split import Split
+
+
+class Drivable:
+    """Two engines before which the driver may act on its own."""
+
+    def __init__(self) -> None:
+        self.router = Split(2, 1)
+        self.roster = Roster(self.router.roles(2), endless, ("",))
+        self.request = SimpleNamespace(id=0, kind="", prompt=8)
+        self.roster.arrive(self.request)
+        self.router.arrived(self.request, 0.0)
+
+    def act(self, move: Move) -> None:
+        found, seat = self.roster.find(move)
+        if move.stage is Stage.DECODE:
+            self.roster.start_decode(found, seat)
+        else:
+            self.roster.start_prompt(found, seat, move.stage)
+        self.router.moved(found, move, 0.0)
+
+
+@pytest.mark.parametrize("stage", [Stage.PREFILL, Stage.WHOLE])
+def test_a_prompt_that_the_driver_sends_is_not_sent_again(stage):
+    fleet = Drivable()
+    fleet.act(Move(0, 0, stage))
+    assert fleet.router.route(fleet.roster) == STAY
+
+
+def test_an_output_that_the_driver_places_is_not_placed_again():
+    fleet = Drivable()
+    (move,) = fleet.router.route(fleet.roster).moves
+    fleet.act(move)
+    fleet.roster.end_prompt(fleet.request, fleet.roster.replicas[0], stays=False)
+    fleet.router.prefilled(fleet.request, 0, 0.0)
+    fleet.act(Move(0, 1, Stage.DECODE))
+    assert fleet.router.route(fleet.roster) == STAY
