@@ -56,7 +56,6 @@ class Books(RuleBasedStateMachine):
         most_wait=st.sampled_from([inf, inf, 0.0, 2.0]),
     )
     def arrive(self, kind, prompt, whole, most_wait):
-        waiting = {each: len(queue) for each, queue in self.gate.roster.queues.items()}
         try:
             ticket = self.gate.arrive(kind, prompt, 100, whole=whole, most_wait=most_wait)
         except Refused as refused:
@@ -65,7 +64,7 @@ class Books(RuleBasedStateMachine):
         assert ticket.kind == (kind if kind in KINDS else "rest")
         self.open[ticket.id] = ticket
         if ticket.state is State.QUEUED:
-            assert waiting[ticket.kind] <= LIMITS[ticket.kind].queue
+            assert len(self.gate.roster.queues[ticket.kind]) <= LIMITS[ticket.kind].queue
 
     def look(self, ticket):
         """Its handler looks whether there is an answer."""
