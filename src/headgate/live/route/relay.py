@@ -126,16 +126,19 @@ class Leg:
         self._tap = tap = Tap(answer, send)
         progress.writing = False
         touch()
-        while True:
-            left = await tap.run()
-            if content.at_eof():
-                return left
-            if not left:
-                raise content.exception() or aiohttp.ClientConnectionError("the connection is closed")
-            progress.writing = True
-            await client.write(left)
-            progress.writing = False
-            touch()
+        try:
+            while True:
+                left = await tap.run()
+                if content.at_eof():
+                    return left
+                if not left:
+                    raise content.exception() or aiohttp.ClientConnectionError("the connection is closed")
+                progress.writing = True
+                await client.write(left)
+                progress.writing = False
+                touch()
+        finally:
+            self._tap = None  # it knows `progress`, which knows this leg: no cycle may stay for the collector
 
     @property
     def usage(self) -> Usage | None:
