@@ -7,9 +7,9 @@ from typing import Any
 
 from headgate.advisor.advise.candidates import PLAIN, formula_budget, promised_gap
 from headgate.advisor.capacity.found import Found, at_the_edge, put_together
-from headgate.advisor.capacity.search import Search
+from headgate.advisor.capacity.race import Race
 from headgate.advisor.capacity.slo import Level
-from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress, search_all
+from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress
 from headgate.advisor.flags import LARGE_GPU, Flag
 from headgate.advisor.gap_budget import FILLED
 from headgate.advisor.set_up import set_up, without_load
@@ -62,11 +62,9 @@ def search_budgets(
     wanted = {int(share * formula) // 256 * 256 for share in AROUND} | {formula, LARGE_GPU[1]}
     budgets = sorted({max(seats, min(budget, start.card.max_batch_tokens)) for budget in wanted})
     chosen: Chosen = {str(budget): Contender(PLAIN, {}, (seats, budget)) for budget in budgets}
-    searches = {
-        (text, seed): Search(bound.rate, options.precision) for text in chosen for seed in start.seeds
-    }
     case = Case(start.engine, start.traffic, settings.watchdog, start.asynchronous)
-    answers = search_all(case, chosen, searches, options.workers, progress)
+    race = Race(case, bound.rate, options.precision, start.seeds, (), options.workers, progress)
+    searches, answers, _ = race.run(chosen, {})
     if any(search.next() is not None for search in searches.values()):
         raise KeyboardInterrupt
     found = {budget: put_together(str(budget), searches, answers, bound.rate, levels) for budget in budgets}

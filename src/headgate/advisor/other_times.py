@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
+from headgate.advisor.capacity.memory import remembered
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import own_rate
-from headgate.advisor.capacity.trials import Case, Contender, Memory, Progress, search_all
+from headgate.advisor.capacity.trials import Case, Contender, Progress, search_all
 from headgate.advisor.set_up import set_up, without_load
 from headgate.advisor.settings import SearchSettings
 from headgate.experiment.build import make_workload
@@ -66,7 +67,7 @@ def other_rate(
     found: tuple[str, float],
     contender: Contender,
     progress: Progress,
-    remember: Callable[[Case], Memory | None] = lambda case: None,
+    folder: Path | None = None,
 ) -> OtherTimes:
     """The rate of the policy that was found, searched again from where it was."""
     settings, options, own = question
@@ -74,7 +75,7 @@ def other_rate(
     (name, rate), top, seed = found, start.bounds()[0].rate, start.settings.seed
     search = Search(top, PRECISION, rate / top)
     case = Case(start.engine, start.traffic, start.settings.watchdog, start.asynchronous)
-    search_all(case, {name: contender}, {(name, seed): search}, Workers(), progress, remember(case))
+    search_all(case, {name: contender}, {(name, seed): search}, Workers(), progress, remembered(folder, case))
     if search.next() is not None:
         raise KeyboardInterrupt
     recorded = search.answer if options.as_recorded else rate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from headgate.advisor.settings import SEARCH, SearchSettings
 from headgate.cli.flags import takes_settings
 from headgate.cli.pages import Report, tell
 from headgate.cli.progress import bar
-from headgate.cli.searches import Levels, Policies, asked
+from headgate.cli.searches import Cache, Levels, Policies, asked
 from headgate.experiment.settings import Experiment
 
 EXAMPLES = """The policy, flags and engines that keep a promise, and the lines to paste.
@@ -34,10 +33,6 @@ EnginesAtMost = Annotated[
     int | None, typer.Option(min=1, help="look no further (default: 32)", rich_help_panel=SEARCH)
 ]
 Model = Annotated[str | None, typer.Option(help="the model, for the lines to paste (default: the card's)")]
-Cache = Annotated[
-    str | None,
-    typer.Option(help="folder of answers from before; none: use none", rich_help_panel=SEARCH),
-]
 MOST_ENGINES = 32
 HUGGING_FACE = {"Qwen": "Qwen/"}  # how models of a family are called there
 
@@ -57,24 +52,17 @@ def advise(
     """Advise."""
     from headgate.advisor.advise.candidates import POLICIES
     from headgate.advisor.advise.plan import advise as find
+    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.experiment.assumed import assumed, tried_arrivals
     from headgate.report.plans.advise import advice_page, other_said
 
     asks = asked("advise", words, search, slo, policy, (json, report))
     told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
-    found = find(words, asks.policies or list(POLICIES), asks.levels, options, bar, _folder(cache))
+    found = find(words, asks.policies or list(POLICIES), asks.levels, options, bar, chosen_folder(cache))
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     page = advice_page(found, model or _model(found.start.card.model), sys.argv[1:])
     tell(page, found.as_dict(), json, report, setup, other_said(found))
-
-
-def _folder(cache: str | None) -> Path | None:
-    from headgate.advisor.advise.memory import default_folder
-
-    if cache == "none":
-        return None
-    return Path(cache) if cache else default_folder()
 
 
 def _model(name: str) -> str:

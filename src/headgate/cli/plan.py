@@ -141,7 +141,7 @@ def _promised(
 
     if check or words.tpot or words.ttft:
         raise InputError("--slo is checked by a search and says the targets; drop --check, --tpot and --ttft")
-    levels, _, options = asked("plan flags", words, search, slo, None, outputs)
+    levels, _, options, _ = asked("plan flags", words, search, slo, None, outputs)
     found = plan_flags(words)
     tried = search_budgets(words, levels, found.seats.value, options, bar)
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)

@@ -11,7 +11,7 @@ from headgate.advisor.settings import SearchSettings
 from headgate.cli.flags import takes_settings
 from headgate.cli.pages import Report, tell
 from headgate.cli.progress import bar
-from headgate.cli.searches import Asked, Levels, Policies, asked, flag
+from headgate.cli.searches import Asked, Cache, Levels, Policies, asked, flag
 from headgate.core.errors import InputError, unknown
 from headgate.experiment.settings import Experiment
 
@@ -58,12 +58,13 @@ def capacity(
     policy: Policies = None,
     find: Find = RATE,
     router: Routers = None,
+    cache: Cache = None,
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
     report: Report = None,
 ) -> None:
     """Search."""
     asks = asked("plan capacity", words, search, slo, policy, (json, report))
-    asks = asks._replace(policies=asks.policies or [words.policy])
+    asks = asks._replace(policies=asks.policies or [words.policy], cache=cache)
     if find not in (RATE, ENGINES):
         raise unknown("thing to --find", find, (RATE, ENGINES))
     if find == ENGINES:
@@ -86,6 +87,7 @@ def _outside(words: Experiment, found: CapacityPlan) -> str:
 
 def _other_times(words: Experiment, asks: Asked, found: CapacityPlan) -> OtherTimes | None:
     """The best policy with the other arrival times."""
+    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.capacity.plan import choose
     from headgate.advisor.other_times import other_question, other_rate
 
@@ -95,17 +97,21 @@ def _other_times(words: Experiment, asks: Asked, found: CapacityPlan) -> OtherTi
     question = other_question(words, asks.options, found.requests)
     chosen, _ = choose([best.policy], words, found.engine)
     named = best.policy, best.rate.value
-    return other_rate(question, asks.levels, named, chosen[best.policy], bar) if question else None
+    if question is None:
+        return None
+    return other_rate(question, asks.levels, named, chosen[best.policy], bar, chosen_folder(asks.cache))
 
 
 def _find_rate(words: Experiment, asks: Asked, outputs: tuple[str | None, str | None]) -> None:
     """Search, show, and write JSON and a report where asked."""
+    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.capacity.plan import plan_capacity
     from headgate.experiment.assumed import assumed, tried_arrivals
     from headgate.experiment.unservable import unservable_in
     from headgate.report.plans.capacity import apart_said, capacity_page
 
-    found = plan_capacity(words, asks.policies, asks.levels, asks.options, bar)
+    folder = chosen_folder(asks.cache)
+    found = plan_capacity(words, asks.policies, asks.levels, asks.options, bar, folder)
     other = _other_times(words, asks, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded))
     alarms = unservable_in(words), apart_said(other, "sustains"), _outside(words, found)

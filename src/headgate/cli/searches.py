@@ -25,6 +25,7 @@ def flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
 
 Levels = Annotated[list[str] | None, flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
 Policies = Annotated[list[str] | None, flag(f"{NAMED} or all; may be repeated", POLICY)]
+Cache = Annotated[str | None, flag("folder of answers from before; none: use none")]
 
 
 class Asked(NamedTuple):
@@ -33,6 +34,7 @@ class Asked(NamedTuple):
     levels: tuple[Level, ...]
     policies: list[str]
     options: SearchSettings
+    cache: str | None = None
 
 
 def asked(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from headgate.advisor.advise.candidates import PLAIN, candidates, plain_default
-from headgate.advisor.advise.memory import Kept
 from headgate.advisor.capacity.found import Found, at_the_edge, put_together
-from headgate.advisor.capacity.search import Search
+from headgate.advisor.capacity.memory import remembered
+from headgate.advisor.capacity.race import HOPELESS, Race
 from headgate.advisor.capacity.slo import Level
-from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress, search_all
+from headgate.advisor.capacity.traffic import Traffic
+from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress
 from headgate.advisor.engines.plan import FleetFound, plan_engines
 from headgate.advisor.engines.ways import Serving, make_ways
 from headgate.advisor.other_times import OtherTimes, other_question, other_rate
@@ -29,7 +30,6 @@ from headgate.stats.metrics import without_nan
 REQUESTS = 3000  # of a run of the final, unless told otherwise
 SHORT = 3  # runs of the first round have so many times fewer requests
 COARSE = 0.1  # precision of the first round
-HOPELESS = 0.85  # of the best of the first round: below, a policy is not tried at length
 FLAGS, PLAIN_FLAGS = 1, 3  # settings of a policy, and of vLLM's own scheduling, that are tried at length
 TIGHT = 0.02  # half-width of an interval, as a share of the rate, that is narrow enough
 STAYS = 10  # a run should last so many times as long as the longest request stays
@@ -131,7 +131,7 @@ def advise(
     chosen.setdefault(default, contender)
     first = search.short(chosen)
     kept = _finalists(first, chosen, default)
-    final = search.long({name: chosen[name] for name in kept}, {each.policy: each for each in first})
+    final = search.long({name: chosen[name] for name in kept}, first)
     advised = [_advised(found, chosen[found.policy]) for found in final]
     notes = [*start.notes(fleet=False), *_too_short(final, search, start)]
     if load is not None:
@@ -152,11 +152,7 @@ def _at_other_times(
     if question is None:
         return advice
     contender = Contender(best.policy, best.settings, (best.seats, best.budget))
-
-    def remember(case: Case) -> Kept | None:
-        return Kept(folder, case) if folder else None
-
-    other = other_rate(question, advice.levels, (best.name, rate), contender, progress, remember)
+    other = other_rate(question, advice.levels, (best.name, rate), contender, progress, folder)
     if not other.apart or advice.load is None:
         return replace(advice, other=other)
     held = replace(best, engines=None, found=replace(best.found, rate=Estimate(other.other)))
@@ -190,31 +186,41 @@ class Round:
     stay: float = 0.0  # the longest, in the long runs
 
     def short(self, chosen: Chosen) -> list[Found]:
-        """All of them roughly: one seed, few requests."""
+        """All of them roughly: one seed, few requests, and a wide bracket for the hopeless. Of plain vLLM
+        the best flags are wanted, hopeless or not.
+        """
         traffic = self.start.traffic
         few = traffic if traffic.recorded else replace(traffic, requests=max(300, traffic.requests // SHORT))
-        searches = {(name, self.start.seeds[0]): Search(self.top, COARSE) for name in chosen}
-        return self._search(chosen, searches, replace(self.start, traffic=few))
+        others = [name for name, each in chosen.items() if each.policy != PLAIN]
+        return self._race(chosen, few, self.start.seeds[:1], COARSE, {}, others)
 
-    def long(self, chosen: Chosen, before: dict[str, Found]) -> list[Found]:
+    def long(self, chosen: Chosen, before: Sequence[Found]) -> list[Found]:
         """The best of them with every seed, from where the short runs ended."""
-        precision = self.start.options.precision
-        searches = {
-            (name, seed): Search(self.top, precision, before[name].rate.value / self.top)
-            for name in chosen
-            for seed in self.start.seeds
-        }
-        return self._search(chosen, searches, self.start)
+        known = {each.policy: each.rate.value for each in before}
+        return self._race(chosen, self.start.traffic, self.start.seeds, self.start.options.precision, known)
 
-    def _search(self, chosen: Chosen, searches: dict[tuple[str, int], Search], start: SetUp) -> list[Found]:
-        case = Case(start.engine, start.traffic, start.settings.watchdog, start.asynchronous)
-        memory = Kept(self.folder, case) if self.folder else None
-        answers = search_all(case, chosen, searches, start.options.workers, self.progress, memory)
-        if any(search.next() is not None for search in searches.values()):
+    def _race(
+        self,
+        chosen: Chosen,
+        traffic: Traffic,
+        seeds: range,
+        precision: float,
+        known: Mapping[str, float],
+        droppable: Collection[str] = (),
+    ) -> list[Found]:
+        start = self.start
+        case = Case(start.engine, traffic, start.settings.watchdog, start.asynchronous)
+        memory = remembered(self.folder, case)
+        where = droppable, start.options.workers, self.progress, memory
+        searches, answers, dropped = Race(case, self.top, precision, seeds, *where).run(chosen, known)
+        if any(search.next() is not None for (name, _), search in searches.items() if name not in dropped):
             raise KeyboardInterrupt
         self.known += memory.hits if memory else 0
         self.stay = max((each.stay for each in answers.values() if each.ratio <= 1), default=0.0)
-        return [put_together(name, searches, answers, self.top, self.levels) for name in chosen]
+        return [
+            put_together(name, searches, answers, self.top, self.levels, traffic.requests * (name in dropped))
+            for name in chosen
+        ]
 
 
 def _finalists(first: Sequence[Found], chosen: Chosen, default: str) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from headgate.advisor.capacity.race import HOPELESS
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Answers, Searches
@@ -26,6 +27,7 @@ class Found:
     values: dict[str, float]
     runs: int
     at_edge: int = 0  # seeds whose search ended at λ*, the highest rate there is to try
+    dropped: int = 0  # requests of the run, with one seed, after which it was given up; 0: it was not
 
 
 def at_the_edge(found: Sequence[Found]) -> list[str]:
@@ -39,10 +41,27 @@ def at_the_edge(found: Sequence[Found]) -> list[str]:
     ]
 
 
+def given_up(found: Sequence[Found]) -> list[str]:
+    """One line for each length of runs after which policies were dropped."""
+    lengths = sorted({each.dropped for each in found if each.dropped})
+    names = {n: ", ".join(each.policy for each in found if each.dropped == n) for n in lengths}
+    return [
+        f"dropped after runs of {length:,} requests with one seed, for they miss a level at "
+        f"{100 * HOPELESS:.0f} % of what the best sustains: {dropped}. Their intervals are the brackets "
+        "then; name one with --policy to search it to the end"
+        for length, dropped in names.items()
+    ]
+
+
 def put_together(
-    text: str, searches: Searches, answers: Answers, top: float, levels: tuple[Level, ...]
+    text: str,
+    searches: Searches,
+    answers: Answers,
+    top: float,
+    levels: tuple[Level, ...],
+    dropped: int = 0,
 ) -> Found:
-    """The rates of all seeds put together, and what gave way."""
+    """The rates of all seeds put together, and what gave way. One that was `dropped` has its bracket."""
     mine = {seed: search for (policy, seed), search in searches.items() if policy == text}
     rates = np.array([search.answer for search in mine.values()])
     reasons, kept = Counter[str](), []
@@ -51,13 +70,18 @@ def put_together(
             reasons[answers[text, seed, search.missed].worst] += 1
         if search.sustained:
             kept.append(answers[text, seed, search.sustained].values)
-    rate = _no_finer_than_searched(Spread.of_values(rates).estimate().cut(), list(mine.values()))
+    if dropped:
+        (only,) = mine.values()
+        rate = Estimate(only.answer, only.sustained, only.missed)
+    else:
+        rate = _no_finer_than_searched(Spread.of_values(rates).estimate().cut(), list(mine.values()))
     edge = sum(search.sustained >= search.top for search in mine.values())
     names = [str(level) for level in levels if level.statistic]
     values = dict(zip(names, np.mean(kept, axis=0).tolist(), strict=True)) if kept else {}
     runs = sum(len(search.tried) for search in mine.values())
     worst = reasons.most_common(1)[0][0] if reasons else ""
-    return Found(text, rate, rate.value / top, tuple(rates.tolist()), worst, values, runs, edge)
+    by_seed = tuple(rates.tolist())
+    return Found(text, rate, rate.value / top, by_seed, worst, values, runs, edge, dropped)
 
 
 def _no_finer_than_searched(rate: Estimate, searches: Sequence[Search]) -> Estimate:

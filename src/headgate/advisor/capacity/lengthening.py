@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from typing import NamedTuple
 
 from headgate.advisor.capacity.found import Found, put_together
-from headgate.advisor.capacity.search import START, Search
+from headgate.advisor.capacity.memory import remembered
+from headgate.advisor.capacity.race import Race
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import Traffic
-from headgate.advisor.capacity.trials import Case, Chosen, Progress, search_all
+from headgate.advisor.capacity.trials import Case, Chosen, Progress
 from headgate.advisor.set_up import SetUp
 
 REQUESTS, MOST = 1500, 24_000  # of the first runs and of the longest, unless told otherwise
@@ -33,13 +35,16 @@ class Lengthening:
     """Searches with runs of `REQUESTS`, then of twice as many from where the last ones ended, and so on.
 
     A short run flatters every policy: an engine that falls behind is not seen to, and seeds agree on it.
-    So an interval is not enough; the answer must also stay when runs get longer.
+    So an interval is not enough; the answer must also stay when runs get longer. A policy that was dropped
+    is not in the longer runs.
     """
 
     start: SetUp
     chosen: Chosen
     levels: tuple[Level, ...]
     top: float
+    droppable: frozenset[str] = frozenset()
+    folder: Path | None = None  # of answers from before
 
     @property
     def fixed(self) -> bool:
@@ -63,7 +68,8 @@ class Lengthening:
         return [f"{lack}; take more --requests or --seeds" for lack in lacks]
 
     def _lacks(self, found: Searched) -> list[str]:
-        wide = [f"{each.policy} ±{100 * half:.1f} %" for each in found.found if (half := _half(each)) > TIGHT]
+        hopeful = [each for each in found.found if not each.dropped]
+        wide = [f"{each.policy} ±{100 * half:.1f} %" for each in hopeful if (half := _half(each)) > TIGHT]
         lacks = [f"not within ±{100 * TIGHT:.0f} %: {', '.join(wide)}"] if wide else []
         need = max(self._stays(found), default=0.0)
         if found.traffic.requests < need:
@@ -75,25 +81,28 @@ class Lengthening:
 
     def _stays(self, found: Searched) -> list[float]:
         """Requests that make a run long enough, for each policy."""
-        return [STAYS * found.stay * each.rate.value for each in found.found]
+        return [STAYS * found.stay * each.rate.value for each in found.found if not each.dropped]
 
     def _at(self, traffic: Traffic, before: Searched | None, progress: Progress) -> Searched:
         start, options = self.start, self.start.options
-        known = {each.policy: each.rate.value / self.top for each in before.found} if before else {}
-        precision = options.precision if not before else min(options.precision, TIGHT)
-        searches = {
-            (text, seed): Search(self.top, precision, known.get(text) or START)
-            for text in self.chosen
-            for seed in start.seeds
+        earlier = {each.policy: each for each in before.found} if before else {}
+        chosen = {
+            text: own for text, own in self.chosen.items() if text not in earlier or not earlier[text].dropped
         }
+        precision = options.precision if not before else min(options.precision, TIGHT)
         case = Case(start.engine, traffic, start.settings.watchdog, start.asynchronous)
-        answers = search_all(case, self.chosen, searches, options.workers, progress)
-        left = sum(search.next() is not None for search in searches.values())
+        where = self.droppable, options.workers, progress, remembered(self.folder, case)
+        race = Race(case, self.top, precision, start.seeds, *where)
+        searches, answers, dropped = race.run(chosen, {text: earlier[text].rate.value for text in earlier})
+        left = sum(search.next() is not None for (text, _), search in searches.items() if text not in dropped)
         tried = {key: search for key, search in searches.items() if search.tried}
-        heard = [text for text in self.chosen if any(text == policy for policy, _ in tried)]
-        found = tuple(put_together(text, tried, answers, self.top, self.levels) for text in heard)
-        stay = max((each.stay for each in answers.values() if each.ratio <= 1), default=0.0)
-        return Searched(traffic, found, left, stay)
+        found = {text: each for text, each in earlier.items() if each.dropped}
+        for text in dict.fromkeys(text for text, _ in tried):
+            length = traffic.requests if text in dropped else 0
+            found[text] = put_together(text, tried, answers, self.top, self.levels, length)
+        kept = [each for (text, *_), each in answers.items() if text not in dropped and each.ratio <= 1]
+        stay = max((each.stay for each in kept), default=0.0)
+        return Searched(traffic, tuple(found[text] for text in self.chosen if text in found), left, stay)
 
 
 def _half(found: Found) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from headgate.advisor.capacity.found import Found, at_the_edge
+from headgate.advisor.capacity.found import Found, at_the_edge, given_up
 from headgate.advisor.capacity.lengthening import REQUESTS, Lengthening
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Chosen, Contender, Progress
@@ -72,19 +73,24 @@ def plan_capacity(
     levels: tuple[Level, ...],
     options: SearchSettings,
     progress: Progress,
+    folder: Path | None = None,
 ) -> CapacityPlan:
-    """Search for every policy and seed at the same time, each between zero and λ*."""
+    """Search every policy with every seed, each between zero and λ*; of `all`, drop the hopeless.
+
+    `folder` has answers from before and takes the new ones.
+    """
     start = set_up(settings, levels, options, REQUESTS)
     engine, traffic = start.engine, start.traffic
     ideal, limited = start.bounds()
     chosen, notes = choose(policies, settings, engine)
     notes += start.notes(fleet=False)
-    length = Lengthening(start, chosen, levels, ideal.rate)
+    droppable = frozenset(chosen) - frozenset(policies)
+    length = Lengthening(start, chosen, levels, ideal.rate, droppable, folder)
     searched = length.search(progress)
     found, left = searched.found, searched.left
     if left:
         notes.append(INTERRUPTED.format(left, len(chosen) * len(start.seeds)))
-    notes += at_the_edge(found)
+    notes += [*given_up(found), *at_the_edge(found)]
     notes += [] if left else length.not_enough(searched)
     traffic = searched.traffic
     parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))

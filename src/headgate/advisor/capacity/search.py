@@ -6,8 +6,12 @@ from math import ceil, isfinite, log
 
 START = 0.7  # of the highest rate there can be
 LEAST = 1 / 128  # below this share of it the answer is zero
+ROUGH, ROUGH_LEAST = 0.1, 1 / 4  # width of a bracket, and lowest share, that a rough search is content with
 MOST = 20  # rates tried
+STEP = 0.95  # of the precision: the first step from a rate that was found before (the next ones double), and
+# the last bracket's width; a guess within NEAR of that width from an end is near enough to make the last one
 STEP_UP = 0.125  # of the least count: the first step up; the next ones double the way gone
+NEAR = 0.75
 INSIDE = 0.15  # a guess stays this far, as a share of the bracket, from its ends
 
 
@@ -16,12 +20,14 @@ class Search:
 
     `next` says which rate to try, `tell` takes the answer; so many searches can run at the same time. A
     bracket is narrowed by interpolating the logarithm of the ratio, and the answer is interpolated likewise.
+    A rough search stops early; set `rough` to False and it goes on from there.
     """
 
-    def __init__(self, top: float, precision: float, first: float = START) -> None:
+    def __init__(self, top: float, precision: float, first: float = START, rough: bool = False) -> None:
         self.top = top
         self.precision = precision
         self.first = min(max(first, LEAST), 1.0)  # the share of `top` to try first
+        self.rough = rough
         self.tried: dict[float, float] = {}
 
     @property
@@ -46,16 +52,32 @@ class Search:
             return self.first * self.top
         low, high = self.sustained, self.missed
         known = self.first != START  # a first rate that was found before is near the answer
+        step = STEP * self.precision * 2 ** (len(self.tried) - 1)
         if high > self.top:
-            above = min(low * (1 + 2 * self.precision), self.top) if known else self.top
+            above = min(low * (1 + step), self.top) if known else self.top
             return None if low >= self.top else above
         if not low:
-            below = high * (1 - 2 * self.precision) if known and len(self.tried) < 3 else high / 2
-            return below if below >= LEAST * self.top else None
-        if high - low <= self.precision * high or len(self.tried) >= MOST:
+            below = high * max(1 - step, 0.5) if known else high / 2
+            return below if below >= (ROUGH_LEAST if self.rough else LEAST) * self.top else None
+        enough = max(self.precision, ROUGH) if self.rough else self.precision
+        if high - low <= enough * high or len(self.tried) >= MOST:
             return None
+        return self._between(low, high, STEP * enough * high)
+
+    def _between(self, low: float, high: float, last: float) -> float:
+        """A rate in the bracket. Two answers in a row on one side say that interpolation creeps: the middle.
+        A guess near an end is not tried itself, but a rate that most likely makes a bracket of width `last`.
+        """
+        *_, before, newest = (ratio <= 1 for ratio in self.tried.values())
+        if before == newest:
+            return (low + high) / 2
+        guess, near = self._crossing(low, high), NEAR * last
+        if guess - low <= near:
+            return low + last
+        if high - guess <= near:
+            return high - last
         room = INSIDE * (high - low)
-        return min(max(self._crossing(low, high), low + room), high - room)
+        return min(max(guess, low + room), high - room)
 
     @property
     def answer(self) -> float:

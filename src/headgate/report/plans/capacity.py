@@ -117,7 +117,10 @@ def _rates(found: Sequence[Found]) -> Grid:
         share = valued(f"{100 * each.share:.0f} %", 100 * each.share)
         span = valued(interval(each.rate), each.rate.value)
         reason = each.limited_by or "nothing up to λ*"
-        rows.append(row(each.policy, each.rate.value, span, share, reason, each.runs))
+        name = f"{each.policy} (dropped)" if each.dropped else each.policy
+        unknown = each.dropped and not each.rate.value  # it was not looked for further down
+        rate = valued(f"< {number(each.rate.high or 0)}", 0.0) if unknown else each.rate.value
+        rows.append(row(name, rate, span, share, reason, each.runs))
     heads = ("policy", "requests\nper s", "95 % interval", "of λ*", "limited by", "runs")
     return Grid("", heads, tuple(rows), minor=("runs",))
 

@@ -47,10 +47,17 @@ class Kept:
                 out.write(line + "\n")
 
 
-def default_folder() -> Path:
-    """Where caches of programs belong."""
+def remembered(folder: Path | None, case: Case) -> Kept | None:
+    """What the folder knows of the case; None without a folder."""
+    return Kept(folder, case) if folder else None
+
+
+def chosen_folder(cache: str | None) -> Path | None:
+    """The folder that --cache names, None for none; not named: where caches of programs belong."""
+    if cache == "none":
+        return None
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "headgate" / "advise"
+    return Path(cache) if cache else Path(base) / "headgate" / "searches"
 
 
 def _of_task(task: Task) -> str:
