@@ -7,6 +7,7 @@ Long answers are kept as their digest.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -47,8 +48,11 @@ COMMANDS = {
 }
 
 
+PLAIN = {"NO_COLOR": "1", "COLUMNS": "80", "XDG_CACHE_HOME": os.devnull}  # searches begin from nothing
+
+
 def answer(command: str) -> str:
-    result = RUNNER.invoke(app, [*command.split(), "--json", "-"], env={"NO_COLOR": "1", "COLUMNS": "80"})
+    result = RUNNER.invoke(app, [*command.split(), "--json", "-"], env=PLAIN)
     assert result.exit_code == 0, result.output
     plain = NUMBER.sub(lambda found: f"{float(found[0]):.10g}", CHANGES.sub("", result.stdout))
     if len(plain) > LONG:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
@@ -29,6 +30,7 @@ def shell(tmp_path, monkeypatch):
     """Runs a line in the page's own folder: what it printed on both streams, and its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)  # searches begin from nothing
     monkeypatch.setattr("headgate.cli.app", COMMANDS)
 
     def run(line: str) -> tuple[str, int]:

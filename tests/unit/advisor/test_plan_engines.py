@@ -120,6 +120,25 @@ def test_in_parallel_and_here_are_the_same():
     assert here.found == apart.found
 
 
+def test_seeds_after_a_miss_are_run_only_for_the_row_that_is_shown():
+    runs = []
+
+    def counted(way, engines, seed, requests):
+        runs.append((engines, seed))
+        return round_robin(way, engines, seed, requests)
+
+    options = SearchSettings(seeds=3)
+    (found,) = planned("ttft=20ms@p90", options, counted, rate=1500.0).found
+    (again,) = planned("ttft=20ms@p90", options.model_copy(update={"jobs": 2}), rate=1500.0).found
+    assert found == again
+    others = [size for size in found.sizes if size.engines < found.engines - 1]
+    assert others and all(size.kept == size.seeds - 1 < 2 for size in others)  # up to the first that missed
+    assert found.size(found.engines).kept == 3
+    fewer = found.size(found.engines - 1)
+    assert fewer.seeds == 3 and fewer.kept < 3
+    assert len(set(runs)) == len(runs) == sum(size.seeds for size in found.sizes)
+
+
 def test_runs_that_stop_miss_every_level():
     def broken(way, engines, seed, requests):
         raise RunError(STANDS)
@@ -173,7 +192,8 @@ def test_an_interrupt_leaves_what_was_found():
 
     plan = planned(serve=impatient)
     assert plan.interrupted and "unfinished" in plan.notes[0]
-    assert [size.engines for size in plan.found[0].sizes] == [plan.least]
+    judged = [(size.engines, size.seeds) for size in plan.found[0].sizes]
+    assert judged == [(plan.least, 1), (plan.least + 1, 1)]  # each missed with the first seed
     runs += [1, 1]
     with pytest.raises(KeyboardInterrupt):
         planned(serve=impatient)

@@ -15,7 +15,8 @@ from headgate.advisor.capacity.trials import Answer
 from headgate.cli import app
 
 WORDS = (
-    "plan capacity --prompt 300 --output 30 --slo ttft=200ms@p95 --policy mixed --seeds 2 --jobs 1 --slots 32"
+    "plan capacity --prompt 300 --output 30 --slo ttft=200ms@p95 --policy mixed --seeds 2 --jobs 1 "
+    "--slots 32 --cache none"
 )
 
 

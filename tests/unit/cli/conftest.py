@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import pytest
@@ -22,6 +23,7 @@ class Said(NamedTuple):
 def headgate(tmp_path, monkeypatch, capsys):
     """Runs `headgate ARGS` in an empty folder; what it printed and its exit code."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)  # nothing is kept from one test to the next
     monkeypatch.setattr("headgate.cli.app", COMMANDS)
 
     def run(*args: object) -> Said:

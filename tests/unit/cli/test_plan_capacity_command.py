@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from headgate.advisor.capacity.trials import Case
+
 WORDS = ("plan", "capacity", "--requests", 60, "--prompt", 200, "--output", 20, "--slots", 16, "--jobs", 1)
 
 
@@ -36,6 +38,15 @@ def test_json_and_classes(headgate):
     assert mixed["policy"] == "mixed"
     assert 0 < mixed["rate"]["value"] <= found["bound"]["rate"]
     assert "told to policies, not checked" in said.err
+
+
+def test_a_second_question_is_answered_from_what_is_known(headgate, monkeypatch):
+    words = (*WORDS, "--slo", "ttft=200ms@p50", "--seeds", 2, "--cache", "kept", "--json", "-")
+    first = json.loads(headgate(*words).out)
+    monkeypatch.setattr(Case, "run", lambda self, task: pytest.fail("simulated again"))
+    assert json.loads(headgate(*words).out) == first
+    with pytest.raises(pytest.fail.Exception, match="simulated again"):  # --cache none looks nowhere
+        headgate(*words, "--cache", "none")
 
 
 def test_tile_cards_show_both_bounds(headgate):

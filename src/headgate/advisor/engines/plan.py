@@ -195,10 +195,15 @@ def _stopped(searches: dict[str, Fewest], outcomes: Outcomes, seeds: range) -> l
     found = []
     for name, search in searches.items():
         largest = max(search.tried)
-        runs = [outcomes[name, largest, seed] for seed in seeds]
+        runs = _of_seeds(outcomes, name, largest, seeds)
         if search.enough is None and not any(run.shares for run in runs):
             found.append(f"{name} with {largest} engines: {runs[0].worst}")
     return found
+
+
+def _of_seeds(outcomes: Outcomes, name: str, count: int, seeds: range) -> list[Outcome]:
+    """What the seeds gave that ran with so many engines."""
+    return [outcomes[name, count, seed] for seed in seeds if (name, count, seed) in outcomes]
 
 
 def _nearly_full(found: Sequence[FleetFound], seconds: float) -> list[str]:
@@ -249,7 +254,7 @@ class Teller(NamedTuple):
 
     def found(self, name: str, way: Way, search: Fewest) -> FleetFound:
         """All counts of engines that were tried one way."""
-        sizes = {count: [self.outcomes[name, count, seed] for seed in self.seeds] for count in search.tried}
+        sizes = {count: _of_seeds(self.outcomes, name, count, self.seeds) for count in search.tried}
         missed = Counter(each.worst for each in sizes.get(search.too_few, ()) if not each.ratio <= 1)
         worst = missed.most_common(1)[0][0] if missed else ""
         tried = tuple(self.size(count, sizes[count]) for count in sorted(sizes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any, NamedTuple
 
@@ -95,20 +95,52 @@ def search_fewest(
 ) -> Outcomes:
     """Every search to its end. A count is enough when it is enough with every seed.
 
+    Seeds after the first that misses are not run, except with one engine fewer than the answer, or the most,
+    which are shown. What runs ahead did beyond is left out, so any number of processes gives the same.
     Interrupted, it returns what was found by then; with no count tried, it passes the interrupt on.
     """
-    outcomes: Outcomes = {}
+    ran: Outcomes = {}
     total = EXPECTED * len(searches) * len(seeds)
     try:
         with progress("searching", total) as report, workers.start(case.run, total) as pool:
-            while asked := {name: count for name, search in searches.items() if (count := search.next())}:
-                trials = [Trial(name, ways[name], n, seed) for name, n in asked.items() for seed in seeds]
+
+            def run(asked: dict[str, int], whole: bool) -> None:
+                trials = (
+                    Trial(name, ways[name], count, seed)
+                    for seed in seeds
+                    for name, count in asked.items()
+                    if (name, count, seed) not in ran and (whole or _keeps(ran, name, count, seeds))
+                )
                 for trial, outcome in as_they_end(pool, trials):
-                    outcomes[trial.name, trial.engines, trial.seed] = outcome
-                    report(min(len(outcomes), total - 1))
+                    ran[trial.name, trial.engines, trial.seed] = outcome
+                    report(min(len(ran), total - 1))
+
+            while asked := {name: count for name, search in searches.items() if (count := search.next())}:
+                run(asked, whole=False)
                 for name, count in asked.items():
-                    searches[name].tell(count, max(outcomes[name, count, seed].ratio for seed in seeds))
+                    searches[name].tell(count, 0.0 if _keeps(ran, name, count, seeds) else inf)
+            shown = {name: search.too_few for name, search in searches.items()}
+            run({name: count for name, count in shown.items() if count in searches[name].tried}, whole=True)
     except KeyboardInterrupt:
         if not any(search.tried for search in searches.values()):
             raise
-    return outcomes
+    return dict(_in_order(ran, searches, seeds))
+
+
+def _keeps(ran: Outcomes, name: str, count: int, seeds: range) -> bool:
+    """Whether no seed that ran missed a level."""
+    return all(ran[name, count, seed].ratio <= 1 for seed in seeds if (name, count, seed) in ran)
+
+
+def _in_order(
+    ran: Outcomes, searches: Searches, seeds: range
+) -> Iterator[tuple[tuple[str, int, int], Outcome]]:
+    """Of each count that was judged the seeds up to the first that missed; all of the one that is shown."""
+    for name, search in searches.items():
+        for count in search.tried:
+            for seed in seeds:
+                if (key := (name, count, seed)) not in ran:
+                    break
+                yield key, ran[key]
+                if count != search.too_few and not ran[key].ratio <= 1:
+                    break
