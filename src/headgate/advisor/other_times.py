@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from headgate.advisor.capacity.memory import remembered
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import own_rate
-from headgate.advisor.capacity.trials import Case, Contender, Progress, search_all
+from headgate.advisor.capacity.trials import Case, Contender, Progress, remembered, search_all
 from headgate.advisor.set_up import set_up, without_load
 from headgate.advisor.settings import SearchSettings
 from headgate.experiment.build import make_workload

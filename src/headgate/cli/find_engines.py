@@ -21,6 +21,7 @@ def find_engines(
     words: Experiment, routers: list[str], asks: Asked, outputs: tuple[str | None, str | None]
 ) -> None:
     """Search, show, and write JSON and a report where asked; levels that no fleet keeps are refused then."""
+    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.engines.out_of_reach import out_of_reach
     from headgate.advisor.engines.plan import plan_engines
     from headgate.advisor.engines.ways import Serving, make_ways
@@ -31,7 +32,8 @@ def find_engines(
 
     wanted = routers or list(words.routers) or [words.router or DEFAULT_ROUTER]
     ways = make_ways(wanted, asks.policies, words)
-    found = plan_engines(words, ways, asks.levels, asks.options, Serving.of(words), bar)
+    folder = chosen_folder(asks.cache)
+    found = plan_engines(words, ways, asks.levels, asks.options, Serving.of(words), bar, folder=folder)
     other = _other_times(words, asks, ways, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded, found.rate), fleet=True)
     alarms = unservable_in(words), apart_said(other, "needs", "engines"), _outside(words, found)
@@ -47,6 +49,7 @@ def _other_times(
     words: Experiment, asks: Asked, ways: dict[str, Way], found: EnginesPlan
 ) -> OtherTimes | None:
     """The smallest fleet with the other arrival times; None where no fleet is enough."""
+    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.engines.plan import plan_engines
     from headgate.advisor.engines.ways import Serving
     from headgate.advisor.other_times import OtherTimes, other_question
@@ -58,7 +61,9 @@ def _other_times(
     settings, others, own = question
     way, rate = {best.name: ways[best.name]}, {"rate": found.rate, "scale_rate": None}
     settings = settings.model_copy(update=rate)  # its first requests alone may be faster or slower
-    (again,) = plan_engines(settings, way, asks.levels, others, Serving.of(words), bar).found
+    folder = chosen_folder(asks.cache)
+    plan = plan_engines(settings, way, asks.levels, others, Serving.of(words), bar, folder=folder)
+    (again,) = plan.found
     if again.engines is None:
         return None
     return OtherTimes(best.name, others.as_recorded, best.engines, again.engines, found.rate / own)

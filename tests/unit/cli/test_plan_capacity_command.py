@@ -7,6 +7,7 @@ import json
 import pytest
 
 from headgate.advisor.capacity.trials import Case
+from headgate.advisor.engines.trials import FleetCase
 
 WORDS = ("plan", "capacity", "--requests", 60, "--prompt", 200, "--output", 20, "--slots", 16, "--jobs", 1)
 
@@ -113,6 +114,15 @@ def test_how_few_engines(headgate):
         "enough with round-robin + ",
     ):
         assert part in flat, part
+
+
+def test_fleets_are_known_from_before_too(headgate, monkeypatch):
+    words = (*FLEET, "--slo", "ttft=100ms@p90", "--cache", "kept", "--json", "-")
+    first = json.loads(headgate(*words).out)
+    monkeypatch.setattr(FleetCase, "run", lambda self, trial: pytest.fail("simulated again"))
+    assert json.loads(headgate(*words).out) == first
+    with pytest.raises(pytest.fail.Exception, match="simulated again"):  # another fleet is not known
+        headgate(*words, "--router", "round-robin")
 
 
 def test_engines_as_json_and_with_any_router(headgate, tmp_path):

@@ -10,11 +10,10 @@ from typing import Any
 
 from headgate.advisor.advise.candidates import PLAIN, candidates, plain_default
 from headgate.advisor.capacity.found import Found, at_the_edge, put_together
-from headgate.advisor.capacity.memory import remembered
 from headgate.advisor.capacity.race import HOPELESS, Race
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import Traffic
-from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress
+from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress, remembered
 from headgate.advisor.engines.plan import FleetFound, plan_engines
 from headgate.advisor.engines.ways import Serving, make_ways
 from headgate.advisor.other_times import OtherTimes, other_question, other_rate
@@ -135,7 +134,7 @@ def advise(
     advised = [_advised(found, chosen[found.policy]) for found in final]
     notes = [*start.notes(fleet=False), *_too_short(final, search, start)]
     if load is not None:
-        advised = [_with_engines(each, load, settings, levels, options, progress) for each in advised]
+        advised = [_with_engines(each, load, settings, levels, options, progress, folder) for each in advised]
     ranked = tuple(sorted(advised, key=lambda each: -each.found.rate.value))
     notes += seen_on_gpus(ranked)
     most = options.most_engines
@@ -157,7 +156,7 @@ def _at_other_times(
         return replace(advice, other=other)
     held = replace(best, engines=None, found=replace(best.found, rate=Estimate(other.other)))
     asked = question.settings.model_copy(update={"rate": advice.load, "scale_rate": None})
-    again = _with_engines(held, advice.load, asked, advice.levels, question.options, progress)
+    again = _with_engines(held, advice.load, asked, advice.levels, question.options, progress, folder)
     return replace(advice, other=other, other_engines=again.engines)
 
 
@@ -250,6 +249,7 @@ def _with_engines(
     levels: tuple[Level, ...],
     options: SearchSettings,
     progress: Progress,
+    folder: Path | None,
 ) -> Advised:
     """How many such engines bear the load: one if its rate is above it for sure, else a search of fleets."""
     low = each.found.rate.value if each.found.rate.low is None else each.found.rate.low
@@ -265,7 +265,7 @@ def _with_engines(
     ways = make_ways([settings.router or DEFAULT_ROUTER], [text], fleet)
     guess = ceil(0.9 * load / each.found.rate.value)
     try:
-        plan = plan_engines(fleet, ways, levels, few, Serving.of(fleet), progress, guess)
+        plan = plan_engines(fleet, ways, levels, few, Serving.of(fleet), progress, guess, folder)
     except InputError:  # more engines than may be
         return each
     if plan.interrupted:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headgate.advisor.capacity.found import Found, put_together
-from headgate.advisor.capacity.memory import remembered
 from headgate.advisor.capacity.race import Race
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import Traffic
-from headgate.advisor.capacity.trials import Case, Chosen, Progress
+from headgate.advisor.capacity.trials import Case, Chosen, Progress, remembered
 from headgate.advisor.set_up import SetUp
 
 REQUESTS, MOST = 1500, 24_000  # of the first runs and of the longest, unless told otherwise

@@ -5,51 +5,77 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from math import inf
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-from headgate.advisor.capacity.trials import Answer, Case, Task
+from headgate.advisor.capacity.traffic import Traffic
 from headgate.core.version import VERSION
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 
-COUNTS = ("advisor", "core", "cost", "estimators", "kv", "methods", "record", "sim", "stats", "workloads")
-ARRAYS = ("arrival", "prompt", "output", "limit", "kind", "patience", "abort", "priority")
+COUNTS = (
+    "advisor",
+    "core",
+    "cost",
+    "estimators",
+    "experiment",
+    "kv",
+    "methods",
+    "record",
+    "sim",
+    "stats",
+    "workloads",
+)
+ARRAYS = ("arrival", "prompt", "output", "limit", "kind", "patience", "abort", "priority", "cached")
+Task = TypeVar("Task")
+Answer = TypeVar("Answer", bound=tuple[Any, ...])
 
 
-class Kept:
-    """A file of answers for one case; one that cannot be read or written is as good as empty."""
+class Kept(Generic[Task, Answer]):
+    """A file of answers, each a named tuple of numbers; one that cannot be read or written counts as empty.
 
-    def __init__(self, folder: Path, case: Case) -> None:
-        self.file = folder / f"{_of_case(case)}.jsonl"
+    `known_as` names the parts of a task that decide its answer: policies and routers, and all the rest.
+    """
+
+    def __init__(
+        self, file: Path, made: Callable[..., Answer], known_as: Callable[[Task], tuple[list[str], object]]
+    ) -> None:
+        self.file = file
         self.hits = 0
+        self._known_as = known_as
         self._known: dict[str, Answer] = {}
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, TypeError):
             for line in self.file.read_text(encoding="utf-8").splitlines():
-                key, ratio, worst, values, stay = json.loads(line)
-                self._known[key] = Answer(_number(ratio), worst, tuple(map(_number, values)), stay)
+                key, *parts = json.loads(line)
+                self._known[key] = made(*map(_number, parts))
 
     def get(self, task: Task) -> Answer | None:
-        found = self._known.get(_of_task(task))
+        found = self._known.get(self._key(task))
         self.hits += found is not None
         return found
 
     def put(self, task: Task, answer: Answer) -> None:
-        key = _of_task(task)
+        key = self._key(task)
         self._known[key] = answer
-        values = [_plain(value) for value in answer.values]
-        line = json.dumps([key, _plain(answer.ratio), answer.worst, values, answer.stay])
+        line = json.dumps([key, *map(_plain, answer)])
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a", encoding="utf-8") as out:
                 out.write(line + "\n")
 
-
-def remembered(folder: Path | None, case: Case) -> Kept | None:
-    """What the folder knows of the case; None without a folder."""
-    return Kept(folder, case) if folder else None
+    def _key(self, task: Task) -> str:
+        """A policy of the user's own is known by its text, not by its name."""
+        names, rest = self._known_as(task)
+        found = hashlib.sha256(repr((names, rest)).encode())
+        for name in names:
+            file = name.rpartition(":")[0]
+            found.update(Path(file).read_bytes() if file.endswith(".py") else b"")
+        return found.hexdigest()[:32]
 
 
 def chosen_folder(cache: str | None) -> Path | None:
@@ -60,27 +86,23 @@ def chosen_folder(cache: str | None) -> Path | None:
     return Path(cache) if cache else Path(base) / "headgate" / "searches"
 
 
-def _of_task(task: Task) -> str:
-    """A policy of the user's own is known by its text, not by its name."""
-    file = task.policy.rpartition(":")[0]
-    text = Path(file).read_bytes() if file.endswith(".py") else b""
-    parts = (task.policy, sorted(task.settings.items()), task.limits, task.seed, task.rate)
-    return hashlib.sha256(repr(parts).encode() + text).hexdigest()[:32]
-
-
-def _of_case(case: Case) -> str:
+def file_of(folder: Path, engine: Engine, traffic: Traffic, *rest: object) -> Path:
+    """Where the answers for such engines and requests are; `rest` is what else all runs share."""
     found = hashlib.sha256(f"{VERSION} {_of_code()}".encode())
-    engine = (repr(case.engine.cost), repr(case.engine.cost.host), case.engine.limits)
-    rest = (case.traffic.requests, case.traffic.levels, case.traffic.classes, case.traffic.recorded)
-    found.update(repr((engine, rest, case.watchdog, case.asynchronous)).encode())
-    found.update(repr((case.traffic.words.arrivals, case.traffic.words.burstiness)).encode())
-    drawn = case.traffic.at(1.0, case.traffic.words.seed)
-    for workload in (drawn, case.traffic.trace or drawn):
+    limits = (repr(engine.cost), repr(engine.cost.host), engine.limits, engine.prefix_cache)
+    shared = (traffic.requests, traffic.levels, traffic.classes, traffic.recorded)
+    found.update(repr((limits, shared, rest)).encode())
+    found.update(repr((traffic.words.arrivals, traffic.words.burstiness)).encode())
+    drawn = traffic.at(1.0, traffic.words.seed)
+    for workload in (drawn, traffic.trace or drawn):
         _add(found, workload)
-    return found.hexdigest()[:32]
+    return folder / f"{found.hexdigest()[:32]}.jsonl"
 
 
 def _add(found: hashlib._Hash, workload: Workload) -> None:
+    shared = workload.contents
+    for column in (shared.offsets, shared.keys, shared.tokens) if shared else ():
+        found.update(column.tobytes())
     for name in ARRAYS:
         found.update(getattr(workload, name).tobytes())
     found.update(repr(workload.kinds).encode())
@@ -97,9 +119,13 @@ def _of_code() -> str:
     return found.hexdigest()
 
 
-def _plain(value: float) -> float | None:
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
     return None if value == inf else value
 
 
-def _number(value: float | None) -> float:
-    return inf if value is None else float(value)
+def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_number(each) for each in value)
+    return inf if value is None else value

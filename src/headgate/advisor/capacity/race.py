@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from headgate.advisor.capacity.memory import Kept
 from headgate.advisor.capacity.search import START, Search
-from headgate.advisor.capacity.trials import Answers, Case, Chosen, Progress, Searches, search_all
+from headgate.advisor.capacity.trials import Answers, Case, Chosen, Memory, Progress, Searches, search_all
 from headgate.experiment.workers import Workers
 
 HOPELESS = 0.85  # of what the best sustains with the first seed: a policy that misses here may be dropped
@@ -36,7 +35,7 @@ class Race(NamedTuple):
     droppable: Collection[str]
     workers: Workers
     progress: Progress
-    memory: Kept | None = None
+    memory: Memory | None = None
 
     def run(self, chosen: Chosen, known: Mapping[str, float]) -> Raced:
         """Every policy; `known` are rates that shorter runs gave. Which are dropped is decided between two

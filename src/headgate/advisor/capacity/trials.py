@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from math import inf
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from headgate.advisor.capacity.memory import Kept, file_of
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.slo import measure
 from headgate.advisor.capacity.traffic import Traffic
@@ -78,6 +80,14 @@ class Memory(Protocol):
     def get(self, task: Task) -> Answer | None: ...
 
     def put(self, task: Task, answer: Answer) -> None: ...
+
+
+def remembered(folder: Path | None, case: Case) -> Kept[Task, Answer] | None:
+    """What the folder knows of the case; None without a folder."""
+    if folder is None:
+        return None
+    file = file_of(folder, case.engine, case.traffic, case.watchdog, case.asynchronous)
+    return Kept(file, Answer, lambda task: ([task.policy], (sorted(task.settings.items()), *task[2:])))
 
 
 Chosen = dict[str, Contender]  # by what the user called it

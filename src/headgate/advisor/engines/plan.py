@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, isfinite
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import Traffic
 from headgate.advisor.capacity.trials import Progress
 from headgate.advisor.engines.trials import FleetCase, Outcome, Outcomes, Serve, Way, search_fewest
+from headgate.advisor.engines.ways import Serving, remembered
 from headgate.advisor.fluid.demand import demand
 from headgate.advisor.fluid.pace import make_pace
 from headgate.advisor.fluid.plan import fluid_bound
@@ -138,8 +140,12 @@ def plan_engines(
     serve: Serve,
     progress: Progress,
     guess: int = 1,
+    folder: Path | None = None,
 ) -> EnginesPlan:
-    """Search every way for itself, from the bound or `guess` up, on the same requests."""
+    """Search every way for itself, from the bound or `guess` up, on the same requests.
+
+    `folder` has outcomes of a `Serving` from before and takes the new ones.
+    """
     settings = _without_fleet(settings)
     start = set_up(without_load(settings), levels, options, FEWEST)
     engine, card, seeds = start.engine, start.card, start.seeds
@@ -152,7 +158,8 @@ def plan_engines(
     first = max(least, min(guess, options.most_engines))
     searches = {name: Fewest(first, options.most_engines) for name in ways}
     case = FleetCase(serve, traffic, rate, engine.running)
-    outcomes = search_fewest(case, ways, searches, seeds, options.workers, progress)
+    memory = remembered(folder, serve, case) if isinstance(serve, Serving) else None
+    outcomes = search_fewest(case, ways, searches, seeds, options.workers, progress, memory)
     notes = start.notes(fleet=True)
     left = [name for name, search in searches.items() if search.next() is not None]
     notes += [f"interrupted: the search for {name} is unfinished" for name in left]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from headgate.advisor.capacity.memory import Kept
 from headgate.advisor.capacity.search import Fewest
 from headgate.advisor.capacity.slo import measure
 from headgate.advisor.capacity.traffic import Traffic
@@ -92,6 +93,7 @@ def search_fewest(
     seeds: range,
     workers: Workers,
     progress: Progress,
+    memory: Kept[Trial, Outcome] | None = None,
 ) -> Outcomes:
     """Every search to its end. A count is enough when it is enough with every seed.
 
@@ -111,9 +113,11 @@ def search_fewest(
                     for name, count in asked.items()
                     if (name, count, seed) not in ran and (whole or _keeps(ran, name, count, seeds))
                 )
-                for trial, outcome in as_they_end(pool, trials):
+                for trial, outcome in as_they_end(pool, _unknown(trials, ran, memory)):
                     ran[trial.name, trial.engines, trial.seed] = outcome
                     report(min(len(ran), total - 1))
+                    if memory:
+                        memory.put(trial, outcome)
 
             while asked := {name: count for name, search in searches.items() if (count := search.next())}:
                 run(asked, whole=False)
@@ -125,6 +129,15 @@ def search_fewest(
         if not any(search.tried for search in searches.values()):
             raise
     return dict(_in_order(ran, searches, seeds))
+
+
+def _unknown(trials: Iterable[Trial], ran: Outcomes, memory: Kept[Trial, Outcome] | None) -> Iterator[Trial]:
+    """Trials that must be run; outcomes that are known from before are as good as run."""
+    for trial in trials:
+        if memory and (outcome := memory.get(trial)) is not None:
+            ran[trial.name, trial.engines, trial.seed] = outcome
+        else:
+            yield trial
 
 
 def _keeps(ran: Outcomes, name: str, count: int, seeds: range) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from headgate.advisor.capacity.memory import Kept, file_of
 from headgate.advisor.capacity.plan import ALL
-from headgate.advisor.engines.trials import Way
+from headgate.advisor.engines.trials import FleetCase, Outcome, Trial, Way
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
 from headgate.experiment.asynchrony import composes_ahead
@@ -62,6 +64,21 @@ class Serving:
         if outcome != "finished":
             raise RunError(outcome.removeprefix("failed: "))
         return run
+
+
+def remembered(folder: Path | None, serving: Serving, case: FleetCase) -> Kept[Trial, Outcome] | None:
+    """What the folder knows of such fleets under this load; None without a folder."""
+    if folder is None:
+        return None
+    between = serving.transfer, serving.prices, serving.watchdog, serving.asynchronous
+    file = file_of(folder, serving.engine, case.traffic, case.rate, *between)
+    return Kept(file, Outcome, _known_as)
+
+
+def _known_as(trial: Trial) -> tuple[list[str], object]:
+    way = trial.way
+    settings = sorted(way.router_settings.items()), sorted(way.settings.items())
+    return [way.router, way.policy], (settings, trial.engines, trial.seed)
 
 
 def make_ways(routers: Sequence[str], policies: Sequence[str], settings: Experiment) -> dict[str, Way]:
