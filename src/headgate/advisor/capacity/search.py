@@ -29,6 +29,7 @@ class Search:
         self.first = min(max(first, LEAST), 1.0)  # the share of `top` to try first
         self.rough = rough
         self.tried: dict[float, float] = {}
+        self.spent = 0.0  # CPU seconds of its runs, wherever they ran
 
     @property
     def sustained(self) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from math import inf
 from pathlib import Path
+from time import process_time
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -64,6 +66,11 @@ class Case(NamedTuple):
         stays = run.requests["finished"] - run.requests["arrival"]
         longest = float(np.nanmax(stays)) if np.isfinite(stays).any() else 0.0
         return Answer(kept.ratio, str(kept.worst), kept.values, longest)
+
+    def timed(self, task: Task) -> tuple[Answer, float]:
+        """The answer, and the CPU seconds it took."""
+        began = process_time()
+        return self.run(task), process_time() - began
 
 
 class Contender(NamedTuple):
@@ -133,7 +140,12 @@ Told = Iterator[tuple[tuple[str, int], float, Answer]]
 
 
 def _answers(case: Case, chosen: Chosen, searches: Searches, workers: Workers, memory: Memory) -> Told:
-    pending: dict[Future[Answer], tuple[tuple[str, int], Task]] = {}
+    """Of the runs that wait, those of the policy that took most time go first, so that none is left alone at
+    the end.
+    """
+    ready: list[tuple[tuple[str, int], Task]] = []
+    pending: dict[Future[tuple[Answer, float]], tuple[tuple[str, int], Task]] = {}
+    spent: defaultdict[str, float] = defaultdict(float)
 
     def ask(key: tuple[str, int]) -> Told:
         """Tell what is known from before, up to the first rate that must be run."""
@@ -141,19 +153,26 @@ def _answers(case: Case, chosen: Chosen, searches: Searches, workers: Workers, m
             task = Task(*chosen[key[0]], key[1], rate)
             answer = memory.get(task)
             if answer is None:
-                pending[pool.submit(task)] = key, task
+                ready.append((key, task))
                 return
             searches[key].tell(rate, answer.ratio)
             yield key, rate, answer
 
-    with workers.start(case.run, len(searches)) as pool:
-        for key in searches:
+    with workers.start(case.timed, len(searches)) as pool:
+        for key, search in searches.items():
+            spent[key[0]] += search.spent
             yield from ask(key)
-        while pending:
+        while ready or pending:
+            ready.sort(key=lambda each: -spent[each[0][0]])
+            while ready and len(pending) < pool.ahead:
+                key, task = ready.pop(0)
+                pending[pool.submit(task)] = key, task
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 key, task = pending.pop(future)
-                answer = future.result()
+                answer, seconds = future.result()
                 memory.put(task, answer)
+                searches[key].spent += seconds
+                spent[key[0]] += seconds
                 searches[key].tell(task.rate, answer.ratio)
                 yield key, task.rate, answer
                 yield from ask(key)
