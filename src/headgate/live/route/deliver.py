@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -125,5 +126,6 @@ def abort(request: web.BaseRequest) -> None:
     """
     transport = request.transport
     if transport is not None:
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        with suppress(OSError, AttributeError):  # it is closed already
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         transport.abort()
