@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.core.errors import InputError
+from headgate.live.open_files import more_files
 from headgate.live.route.app import RouterApp
 from headgate.live.route.config import Config
 from headgate.live.route.policy import rests_on
@@ -23,6 +24,7 @@ MAPPED = 1 << 17  # bytes from which on an allocation is mapped: less than the s
 
 def serve(config: Config, read: Callable[[], Config], path: str | None, say: Callable[[str], None]) -> None:
     """Serve with uvloop where it is installed."""
+    more_files()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(config, read, path, say))
 
@@ -56,6 +58,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is something to reload
     tasks: set[asyncio.Task[None]] = set()
 
     def reload() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -12,11 +13,13 @@ import pytest
 from fake_engines import Call, Script, stream
 from headgate.core.errors import InputError
 from headgate.live.route.answers import RefusedError
+from headgate.live.route.app import RouterApp
 from headgate.live.route.body import read_body
 from headgate.live.route.config import checked, parsed
 from headgate.live.route.connections import EngineConnection
 from headgate.live.route.discovery import discover
 from headgate.live.route.keys import read_keys
+from headgate.live.route.run import serve
 from router_world import routed, run, until
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: "
@@ -269,3 +272,27 @@ def test_a_list_of_many_engines_is_cut(tmp_path: Path) -> None:
 def test_a_dns_name_that_is_none_is_one_line() -> None:
     with pytest.raises(InputError, match=r"a[.][.]b: .*label"):
         asyncio.run(discover(checked({"discovery": {"dns": "a..b:80"}})))
+
+
+def test_a_hang_up_signal_while_the_router_starts_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(app: RouterApp) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        raise InputError("it went on")
+
+    monkeypatch.setattr(RouterApp, "start", start)
+    old = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("ended"))
+    try:
+        with pytest.raises(InputError, match="it went on"):
+            serve(config := checked({"engines": [{"url": "http://a:1"}]}), lambda: config, None, print)
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+def test_the_router_may_open_as_many_files_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr("resource.setrlimit", lambda _, limits: set_to.append(limits))
+    monkeypatch.setattr("asyncio.Runner.run", lambda _, work: work.close())
+    serve(config := checked({"engines": [{"url": "http://a:1"}]}), lambda: config, None, print)
+    assert set_to == [(4096, 4096)]
