@@ -59,6 +59,8 @@ def _lines(path: str) -> list[str]:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {error}; give a readable file") from None
+        raise InputError(
+            f"{path}: {getattr(error, 'strerror', None) or error}; give a readable file"
+        ) from None
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]

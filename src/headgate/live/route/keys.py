@@ -40,6 +40,11 @@ class Keys:
         return {key.name: key.tokens for key in (self._keys or {}).values() if key.tokens is not None}
 
     @property
+    def names(self) -> set[str]:
+        """Whose keys there are."""
+        return {key.name for key in (self._keys or {}).values()}
+
+    @property
     def required(self) -> bool:
         """Whether a request must show a key."""
         return self._keys is not None
@@ -66,7 +71,9 @@ def read_keys(path: str | Path | None) -> Keys:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"key file {path}: {error}; give a readable file") from None
+        raise InputError(
+            f"key file {path}: {getattr(error, 'strerror', None) or error}; give a readable file"
+        ) from None
     keys: list[Key] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
