@@ -116,7 +116,7 @@ class Match(Part):
 
 
 class Class(Part):
-    """One class of requests: who belongs to it, what it is promised, what is assumed before it was seen."""
+    """One class of requests: which belong to it, its limits, and what is assumed before it was seen."""
 
     name: Name
     match: Match = Match()
@@ -127,8 +127,6 @@ class Class(Part):
     queue: Count | None = None
     tokens: Count | None = None  # a minute, prompts and outputs together
     priority: Annotated[int, Field(strict=True, ge=-1000, le=1000)] = 0
-    first_token: Seconds | None = None
-    between_tokens: Seconds | None = None
 
 
 class EngineAt(Part):
