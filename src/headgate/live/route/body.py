@@ -99,7 +99,7 @@ def _field_class(fields: Fields) -> str | None:
 
 
 def _limit(fields: Fields) -> int:
-    """Output tokens at most, over all choices."""
+    """Output tokens at most, of each choice."""
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         value = _value(fields, name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -117,6 +117,8 @@ def _booked(job: Job, call: OpenLeg, service: Service) -> None:
     elif leg.streaming:
         events = leg.scanner.events - leg.scanner.done
         job.output = round(events * call.upstream.tokens_per_event)
+        if job.asked.splittable:  # one answer, which is no longer than its limit
+            job.output = min(job.output, job.asked.limit)
 
 
 def abort(request: web.BaseRequest) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from headgate.core.version import VERSION
-from headgate.live.route.answers import RefusedError, answer
+from headgate.live.route.answers import NAMED, RefusedError, answer
 from headgate.live.route.body import Asked, read_body
 from headgate.live.route.deliver import abort, write_out
 from headgate.live.route.headers import loops, request_id
@@ -92,13 +92,13 @@ class Front:
 
     async def _own(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         if path == "/version":
-            return web.json_response({"version": VERSION, "server": "headgate"})
+            return web.json_response({"version": VERSION, "server": "headgate"}, headers=NAMED)
         if path == "/v1/models":
             self._key(request)
-            return web.json_response(await self._models.listed())
+            return web.json_response(await self._models.listed(), headers=NAMED)
         now = self.app.now()
         up = any(each.up(now) for each in self.app.upstreams.values()) and not self.app.draining
-        return web.Response(status=200 if up else 503)
+        return web.Response(status=200 if up else 503, headers=NAMED)
 
     def _key(self, request: web.BaseRequest) -> Key | None:
         keys = self.app.keys

@@ -41,6 +41,11 @@ class Keys:
         return {key.name: key.tokens for key in (self._keys or {}).values() if key.tokens is not None}
 
     @property
+    def names(self) -> set[str]:
+        """Whose keys there are."""
+        return {key.name for key in (self._keys or {}).values()}
+
+    @property
     def required(self) -> bool:
         """Whether a request must show a key."""
         return self._keys is not None

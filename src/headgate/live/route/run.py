@@ -72,7 +72,8 @@ async def _serve(
         up = sum(each.up(app.now()) for each in app.upstreams.values())
         seats = [each.spec.seats for each in app.upstreams.values()]
         say(f"{up} of {len(app.upstreams)} engines are up, {rests_on(config, seats)}")
-        say(f"listening on http://{config.front.host}:{app.port}, admin on port {app.admin_port}")
+        scheme = "https" if config.front.tls_cert else "http"
+        say(f"listening on {scheme}://{config.front.host}:{app.port}, admin on port {app.admin_port}")
         gc.collect()
         gc.freeze()  # what is there now stays; collections look at the rest only
         watch = asyncio.create_task(_follow_file(path, reload))
