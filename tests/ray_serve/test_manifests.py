@@ -122,6 +122,17 @@ def test_rayservice():
     assert ray_config(router.request_router_kwargs).seats == 256
 
 
+def test_the_application_of_the_documentation():
+    """It is made as it stands there; docs/scale.md says what it answered."""
+    page = (EXAMPLES.parent / "docs" / "scale.md").read_text("utf-8")
+    made: dict = {"__name__": "page"}
+    exec(page.split("```py\n")[1].split("```")[0], made)
+    assert made["routing"].get_request_router_class() is HeadgateRouter
+    assert made["Engine"].num_replicas == 8
+    yaml_block = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["request_router_config"]
+    assert ray_config(yaml_block["request_router_kwargs"]).seats == 256
+
+
 def test_prefill_and_decode_have_routers_of_their_own():
     (found,) = documents("ray_llm_pd.yaml")
     made = routers(found)

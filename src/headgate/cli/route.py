@@ -83,7 +83,12 @@ def route(
         "trace": trace, "open": open or None,
     }  # fmt: skip
     flags = {"front": _given(fronts), "router": _given({"name": router, "card": card})}
+    if seconds is not None and not demo:
+        raise InputError("--seconds belongs to --demo; drop it, or give --demo")
     if demo:
+        own = {"--engine": engine, "--config": config, "--seats": seats, "--check": check}
+        if given := [name for name, value in own.items() if value]:
+            raise InputError(f"--demo brings its own engines and settings; drop {given[0]}")
         from headgate.cli.route_demo import run_demo
 
         run_demo(flags, seconds)
@@ -128,10 +133,16 @@ def _check(config: Config) -> None:
     from headgate.live.route.discovery import discover
     from headgate.live.route.keys import read_keys
     from headgate.live.route.policy import LivePolicy, rests_on
+    from headgate.live.route.server import engine_tls, server_tls
+    from headgate.live.route.upstream import engine_key
 
     engines = asyncio.run(discover(config))
     policy = LivePolicy(config, max(len(engines), 1))
     keys = read_keys(config.front.key_file)
+    server_tls(config.front)
+    engine_tls(config.front)
+    for each in engines:
+        engine_key(each)
     print(f"listen on {config.front.host}:{config.front.port}, admin on {config.front.admin}")
     many = f"{len(engines)} engine{'s' * (len(engines) != 1)}"
     print(f"{rests_on(config, [each.seats for each in engines])}; {many}:")
@@ -141,6 +152,8 @@ def _check(config: Config) -> None:
         print(f"  {each.url}  {each.seats} seats, {prompts} prompts at once, role {each.role}{group}")
     names = ", ".join([*(each.name for each in config.classes), config.default.name])
     print(f"classes: {names}; queue of {config.limits.queue} each, {config.limits.queue_ttl:g} s at most")
+    for line in config.doubts(keys.names):
+        print(f"warning: {line}")
     print("keys: required" if keys.required else "keys: none, everybody who reaches the address is served")
 
 

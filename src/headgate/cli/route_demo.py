@@ -8,6 +8,7 @@ import signal
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -59,18 +60,8 @@ def view(shown: Demo) -> Group:
 def _engines(shown: Demo) -> Table:
     from headgate.live.route.describe import described
 
-    table = Table(title="engines", title_justify="left")
-    for name in (
-        "engine",
-        "status",
-        "role",
-        "prompts",
-        "decodes",
-        "seats",
-        "KV use",
-        "first token",
-        "errors",
-    ):
+    table = Table(title="engines", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("engine", "status", "role", "prompts", "decodes", "seats", "KV", "TTFT", "errors"):
         table.add_column(name, justify="left" if name in ("status", "role") else "right")
     for upstream in shown.app.upstreams.values():
         each = described(upstream, shown.app)
@@ -83,7 +74,7 @@ def _engines(shown: Demo) -> Table:
 
 
 def _classes(shown: Demo) -> Table:
-    table = Table(title="classes", title_justify="left")
+    table = Table(title="classes", title_justify="left", box=SIMPLE_HEAD)
     for name in ("class", "queue", "sent", "served", "refused", "gave up", "broken", "tokens", "TTFT p50"):
         table.add_column(name, justify="left" if name == "class" else "right")
     for name, tally in shown.tallies.items():
@@ -95,10 +86,10 @@ def _classes(shown: Demo) -> Table:
 
 
 def _plan(shown: Demo) -> str:
-    plan = shown.app.policy.described(shown.app.now())
+    plan = shown.app.policy.described(shown.app.gate.seconds)
     if plan is None:
         return ""
     served = ", ".join(
         f"{name} {each['served']:.1f} of {each['rate']:.1f}/s" for name, each in plan["classes"].items()
     )
-    return f"plan of {plan['made']:.0f} s: {served}"
+    return f"plan, {plan['age_s']:.0f} s old, serves {served}"

@@ -48,7 +48,7 @@ class RayPool(Pool[Task, Answer]):
         try:
             self._ray.init(log_to_driver=False, logging_level="ERROR", **where)
         except Exception as error:  # Ray has no class for a start that takes too long
-            said = str(error).strip().partition("\n")[0]
+            said = str(error).strip().partition("\n")[0].partition(". ")[0]
             if address:
                 raise InputError(f"--on ray:{address}: {said}; check that the cluster is up") from None
             raise RunError(f"--on ray: Ray does not start here: {said}; use --jobs instead") from None
@@ -92,7 +92,8 @@ def check_there(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
     except (OSError, OverflowError) as error:
-        raise InputError(f"--on ray:{address}: {error}; check that the cluster is up") from None
+        said = getattr(error, "strerror", None) or error
+        raise InputError(f"--on ray:{address}: {said}; check that the cluster is up") from None
 
 
 def _run(work: Callable[[Any], Any], task: Any) -> Any:

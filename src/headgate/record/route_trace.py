@@ -51,6 +51,9 @@ def read_route_trace(path: str | Path) -> Run:
     }
     for name in ("arrival", "finished"):
         requests[name] = _times(records, name)
+    began = requests["arrival"][0]
+    for name in ("arrival", "admitted", "first_token", "finished"):
+        requests[name] -= began
     for name in ("prompt", "output", "cached"):
         requests[name] = np.array([int(record[name]) for record in records])
     meta = {

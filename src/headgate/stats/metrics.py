@@ -254,7 +254,7 @@ def _engine(run: Run, window: Window) -> Engine:
     computed = float(((steps["decodes"] + steps["prefill"]) * steps["count"]).sum())
     return Engine(
         replicas,
-        utilisation=busy / (window.seconds * replicas) if window.seconds > 0 else math.nan,
+        utilisation=busy / (window.seconds * replicas) if window.seconds > 0 and len(start) else math.nan,
         kv_mean=_share(level * inside, busy),
         kv_peak=_largest(steps["kv"][inside > 0].astype(float)),
         kv_tokens=float(run.meta.get("kv_tokens") or math.nan),

@@ -90,6 +90,7 @@ FORMATS: dict[str, Format] = {
         client="class",
         mark="route",
         classes=True,
+        calendar=True,
         unsorted=True,
     ),
     "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000, hashed=512),

@@ -114,6 +114,7 @@ def test_a_trace_is_cut_into_classes():
 def test_a_light_load_needs_no_engine_more():
     out = flat(run(*COSTS, "--engines", "50", "--class", CODE))
     assert "The next engine adds nothing" in out
+    assert "One engine fewer costs nothing" in out
     assert "Router: any; no class has to be held back" in out
 
 

@@ -8,7 +8,6 @@ import importlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,18 +16,18 @@ from headgate.cost.error_bar import error_bar
 from headgate.live.emulate.options import Options
 from headgate.live.emulate.server import Emulators, start
 from headgate.live.emulate.tally import LATE, Histogram
+from headgate.live.open_files import more_files
 
 LOG = logging.getLogger("headgate.emulate")
 LOOK = 10.0  # seconds between two looks at the lateness
 TOO_LATE = 0.005  # seconds at the 99th percentile
 FEW = 20  # steps: too few for a percentile
 KILLED = 1  # exit code of an emulated crash
-FILES = 65_536  # open files wanted
 
 
 def run(options: Options, say: Callable[[str], None]) -> None:
     """Serve until a signal; returns when everything is closed."""
-    _more_files()
+    more_files()
     _run(_serve(options, say))
 
 
@@ -92,15 +91,3 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
         asyncio.run(main)
     else:
         uvloop.run(main)
-
-
-def _more_files() -> None:
-    """As many open files as the system allows: every connection is one."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

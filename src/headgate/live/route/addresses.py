@@ -23,6 +23,8 @@ def _url(text: str) -> str:
         raise ValueError(f"{text!r} is not a URL of an engine; write http://HOST:PORT")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError("a URL of an engine has no user, query or fragment; use key_env for its key")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError(f"{text!r} ends in /v1, which the router adds; write http://HOST:PORT")
     if not text.isascii() or any(c <= " " or c == "\x7f" for c in text):
         raise ValueError("a URL of an engine is plain ASCII without spaces")
     return text.rstrip("/")

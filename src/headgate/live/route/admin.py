@@ -21,6 +21,7 @@ class Admin:
 
     def application(self) -> web.Application:
         made = web.Application(client_max_size=1 << 16)
+        made.router.add_get("/", self.paths)
         made.router.add_get("/metrics", self.metrics)
         made.router.add_get("/books", self.books)
         made.router.add_get("/plan", self.plan)
@@ -30,6 +31,12 @@ class Admin:
         made.router.add_post("/admin/engines/{id:[0-9]{1,6}}/undrain", self.undrain)
         made.router.add_post("/admin/reload", self.reload)
         return made
+
+    async def paths(self, request: web.Request) -> web.Response:
+        """What can be asked here."""
+        found = [route for route in request.app.router.routes() if route.method != "HEAD"]
+        lines = [f"{each.method} {each.resource.canonical}" for each in found if each.resource is not None]
+        return web.Response(text="\n".join(lines) + "\n")
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus' format."""

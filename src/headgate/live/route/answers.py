@@ -51,6 +51,9 @@ def error_object(status: int, message: str, code: str | int | None = None) -> di
     }
 
 
+NAMED = {"Server": "headgate"}  # else aiohttp names itself and its version
+
+
 def answer(error: RefusedError) -> Answer:
     """A refusal as a response."""
     headers = {"Content-Type": "application/json", **own_headers(error.tries, error.waited)}
@@ -62,7 +65,7 @@ def answer(error: RefusedError) -> Answer:
 def own_headers(tries: int, waited: float) -> dict[str, str]:
     """What every answer says: engines tried, and milliseconds in the queue."""
     return {
-        "Server": "headgate",
+        **NAMED,
         "x-headgate-tries": str(tries),
         "x-headgate-wait-ms": f"{1000 * waited:.1f}",
     }

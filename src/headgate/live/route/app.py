@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +48,7 @@ class RouterApp:
     def __init__(self, config: Config, reread: Callable[[], Config] | None = None) -> None:
         self.config, self._reread = config, reread
         self.now = time.monotonic
-        self.origin = self.now()
+        self.origin = self.now() - time.time()  # times of the trace go on over restarts
         self.keys = read_keys(config.front.key_file)
         self.classes = Classes(config, self.keys.required)
         self.metrics = Metrics()
@@ -71,6 +72,8 @@ class RouterApp:
             self._add(spec)
         await self.watch.start(self.upstreams.values())
         await self._listen()
+        for line in self.config.doubts(self.keys.names):
+            log.warning("%s", line)
         self._tasks += [asyncio.create_task(self._follow()), asyncio.create_task(self._tidy())]
 
     def _make_parts(self, engines: int) -> None:
@@ -112,7 +115,7 @@ class RouterApp:
             await web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024).start()
         except OSError as error:
             raise InputError(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
+                f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another port"
             ) from None
 
     # -- engines -----------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -10,11 +12,13 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headgate.core.errors import InputError, first_fault
+from headgate.live.files import read_regular
 from headgate.live.route.addresses import Address, Name, Url, address
 from headgate.live.route.gate_waits import ClassLimits
 from headgate.live.route.units import Bytes, Count, Delay, Seconds, Switch
 
 MOST_CLASSES = 64
+MOST_BYTES = 1 << 24  # of a file
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -107,9 +111,15 @@ class Match(Part):
     field: str | None = None  # the value of metadata.class
     prompt: tuple[int, int] | None = None  # tokens, estimated: at least, and below
 
+    @model_validator(mode="after")
+    def _some_prompts(self) -> Match:
+        if self.prompt is not None and self.prompt[0] >= self.prompt[1]:
+            raise ValueError(f"no prompt has {list(self.prompt)} tokens; write [AT LEAST, BELOW]")
+        return self
+
 
 class Class(Part):
-    """One class of requests: who belongs to it, what it is promised, what is assumed before it was seen."""
+    """One class of requests: which belong to it, its limits, and what is assumed before it was seen."""
 
     name: Name
     match: Match = Match()
@@ -120,8 +130,6 @@ class Class(Part):
     queue: Count | None = None
     tokens: Count | None = None  # a minute, prompts and outputs together
     priority: Annotated[int, Field(strict=True, ge=-1000, le=1000)] = 0
-    first_token: Seconds | None = None
-    between_tokens: Seconds | None = None
 
 
 class EngineAt(Part):
@@ -220,6 +228,22 @@ class Config(GateConfig):
     def fewest_seats(self) -> int:
         return min((each.seats for each in self.engines), default=self.discovery.seats)
 
+    def doubts(self, key_names: Collection[str]) -> list[str]:
+        """What is allowed and probably not meant."""
+        found = []
+        if address(self.front.admin)[0] not in LOOPBACK:
+            found.append(
+                f"the admin address {self.front.admin} asks for no key: let only operators reach it, "
+                "or use 127.0.0.1"
+            )
+        for each in self.classes:
+            keys = {each.match.key} if isinstance(each.match.key, str) else set(each.match.key)
+            found += [
+                f"class {each.name} wants key {key!r}, which is not in the key file"
+                for key in sorted(keys - set(key_names))
+            ]
+        return found
+
     @model_validator(mode="after")
     def _agrees(self) -> Config:
         _distinct("engine", [each.url for each in self.engines])
@@ -228,6 +252,10 @@ class Config(GateConfig):
         front = self.front
         if bool(front.tls_cert) != bool(front.tls_key):
             raise ValueError("tls_cert and tls_key go together; give both")
+        if front.client_ca and not front.tls_cert:
+            raise ValueError("client_ca needs TLS; give tls_cert and tls_key, too")
+        if front.port and address(front.admin) == (front.host, front.port):
+            raise ValueError(f"front.admin {front.admin} is the address of the clients; give it another port")
         if front.host not in LOOPBACK and not (front.key_file or front.open or front.client_ca):
             raise ValueError(
                 f"{front.host} is open to others and there are no keys; "
@@ -237,8 +265,8 @@ class Config(GateConfig):
 
 
 def _distinct(what: str, names: list[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
+    for name, times in Counter(names).items():
+        if times > 1:
             raise ValueError(f"{what} {name!r} is there twice; drop one")
 
 
@@ -255,11 +283,11 @@ def read_config(
         if not isinstance(known, dict):
             raise InputError(f"{where}{table} is not a table; write [{table}]")
         known.update(values)
+    for tables in ("engines", "classes"):
+        if not isinstance(given.get(tables, []), list):
+            raise InputError(f"{where}{tables} is not a list of tables; write [[{tables}]]")
     if engines:
-        listed = given.setdefault("engines", [])
-        if not isinstance(listed, list):
-            raise InputError(f"{where}engines is not a list of tables; write [[engines]]")
-        listed.extend(engines)
+        given.setdefault("engines", []).extend(engines)
     return checked(given, where, written=path is not None)
 
 
@@ -282,12 +310,21 @@ def checked_as(model: type[Whole], given: dict[str, Any], where: str = "", writt
 
 def parsed(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML file, not yet checked."""
+    text = read_text(path)
     try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not TOML, {error}; fix the line") from None
+
+
+def read_text(path: str | Path) -> str:
+    """A regular file of bounded size: the event loop waits for it."""
+    try:
+        return read_regular(str(path), MOST_BYTES).decode("utf-8")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; give a readable file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not TOML, {error}; fix the line") from None
+    except ValueError as error:
+        raise InputError(f"{path}: {error}; give a text file") from None
 
 
 def _fields(whole: type[Part], place: tuple[int | str, ...]) -> list[str]:

@@ -85,7 +85,7 @@ class Demo:
         began = loop.time()
         tokens = max(1, int(self._draw.expovariate(1 / OUTPUTS[name])))
         body = {"prompt": "word" * PROMPTS[name], "stream": True, "max_tokens": tokens, "ignore_eos": True}
-        url, seen = f"http://127.0.0.1:{self.app.port}/v1/completions", 0
+        url, seen, broken = f"http://127.0.0.1:{self.app.port}/v1/completions", 0, False
         try:
             async with asyncio.timeout(PATIENCE) as patience:
                 async with client.post(url, json=body, headers={"x-headgate-class": name}) as answer:
@@ -99,8 +99,9 @@ class Demo:
                                 tally.first.append(loop.time() - began)
                                 patience.reschedule(None)
                             tally.tokens += 1
-                            tally.broken += b'"error"' in line[:20]
-            tally.done += 1
+                            broken |= b'"error"' in line[:20]
+            tally.broken += broken
+            tally.done += not broken
         except TimeoutError:
             tally.gave_up += 1
         except aiohttp.ClientError:

@@ -41,7 +41,7 @@ def plan(app: RouterApp) -> dict[str, Any]:
         "policy": type(gate.router).__name__,
         "fallen": gate.fallen,
         "gauges": gate.gauges(),
-        "plan": app.policy.described(app.now()),
+        "plan": app.policy.described(gate.seconds),
         "prompt_estimate_error": round(app.service.estimates.error, 4),
     }
 

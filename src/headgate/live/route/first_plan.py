@@ -28,8 +28,8 @@ def first_plan(config: GateConfig, engines: int) -> FluidPlan:
     router = config.router
     if router.card is None:
         raise InputError(
-            f"router {router.name} plans and needs the speed of its engines; give --card NAME (see headgate "
-            "doctor), or choose a router such as least-loaded"
+            f"router {router.name} plans and needs the speed of its engines; give --card NAME or card = "
+            "NAME in [router] (see headgate doctor), or choose a router such as least-loaded"
         )
     card = load_card(router.card)
     for line in error_bar(card):

@@ -128,9 +128,14 @@ class GuardedRouter:
 
     # -- the router hears and is asked ----------------------------------------------------------------
 
+    @property
+    def seconds(self) -> float:
+        """Time since it began, as the router is told it."""
+        return self._clock() - self._origin
+
     def _look(self) -> float:
         """What time is it? Never earlier than before."""
-        now, roster = self._clock() - self._origin, self.roster
+        now, roster = self.seconds, self.roster
         if now < roster.now:
             return roster.now
         roster.now = now

@@ -50,13 +50,13 @@ class LivePolicy:
         return min(max(1, guess), seats)
 
     def described(self, now: float) -> dict[str, Any] | None:
-        """The newest plan for people: classes, rates, what is served, shadow prices."""
+        """The newest plan for people: its age, classes, rates, what is served, shadow prices."""
         if not isinstance(self.router, Online):
             return None
         newest, plan = self.router.plans[-1], self.router.plan
         columns = zip(plan.instance.flows, plan.served, plan.shadows.arrival, strict=True)
         return {
-            "made": round(newest.time, 3),
+            "age_s": round(now - newest.time, 1),
             "engines": newest.engines,
             "failed": self.router.failed,
             "revenue": plan.revenue * newest.engines,

@@ -33,6 +33,12 @@ class RayConfig(GateConfig):
 def ray_config(given: dict[str, Any]) -> RayConfig:
     """Checked, its router policy included; a mistake is one line."""
     config = checked_as(RayConfig, given, "request_router_kwargs: ")
+    for each in config.classes:
+        if each.match.key:
+            raise InputError(
+                f"request_router_kwargs: class {each.name}: Ray has no keys; match by header, model, "
+                "field or prompt"
+            )
     if isinstance(made(config, 1), KnowsPrefixes):
         raise InputError(
             f"request_router_kwargs: router {config.router.name} reads prompts, which no router in Ray sees; "

@@ -57,13 +57,13 @@ class Leg:
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.streaming = False
+        self.scans = False  # are its events read? Those of a compressed stream are not
         self.whole = False  # the answer is complete in `head`
         self.head = b""  # to be sent to the client first
         self.scanner = EventScanner(times.event)
         self._connections, self._url, self._path, self._times = connections, url, path, times
         self._answer: Answer | None = None
         self._usage: Usage | None = None
-        self._scans = False
         self._sent_rest = False
         self._cut = ""  # why we broke it off ourselves
         self._timer: asyncio.Timeout | None = None
@@ -108,7 +108,7 @@ class Leg:
         rest = self.scanner.rest()
         self._sent_rest = bool(rest)
         last += rest
-        if self._scans and not self.scanner.done and self._path in DONE_ENDS:
+        if self.scans and not self.scanner.done and self._path in DONE_ENDS:
             await client.write(last)
             raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
         return last
@@ -116,7 +116,7 @@ class Leg:
     async def _copy(
         self, answer: Answer, client: ClientWriter, progress: Progress, counted: Counted
     ) -> bytes:
-        scanner, scans, write_now = self.scanner, self._scans, client.now
+        scanner, scans, write_now = self.scanner, self.scans, client.now
         feed, touch, content = scanner.feed, progress.touch, answer.content
 
         def send(chunk: bytes, last: bool) -> bytes:
@@ -188,7 +188,7 @@ class Leg:
         if not 200 <= self.status < 300:
             await self._read_error(kind)
         elif kind.startswith("text/event-stream"):
-            self.streaming, self._scans = True, plain
+            self.streaming, self.scans = True, plain
             await (self._first_event() if plain else self._first_bytes())
         else:
             await self._read_answer(plain)
@@ -231,19 +231,21 @@ class Leg:
     async def _first_event(self) -> None:
         """Read until the first event that says something; an event without text is held back with it."""
         assert self._answer is not None
-        content, scanner, held = self._answer.content, self.scanner, b""
+        content, scanner, held = self._answer.content, self.scanner, bytearray()
         while True:
             chunk = await content.readany()
             if not chunk and content.at_eof():
                 raise LegError(Fault.EMPTY, "the stream ended before its first token")
             held += scanner.feed(chunk)
             if scanner.first is None:
+                if len(held) > self._times.event:
+                    raise LegError(Fault.GARBAGE, "the stream brings comments and no token")
                 continue
             _raise(judge_event(scanner.first))
             if scanner.events >= HELD_EVENTS or scanner.done or not is_empty(scanner.first):
                 if scanner.events > 1 and is_empty(scanner.first):
-                    self._judge_second(held)
-                self.head = held
+                    self._judge_second(bytes(held))
+                self.head = bytes(held)
                 return
 
     def _judge_second(self, held: bytes) -> None:

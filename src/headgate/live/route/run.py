@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.core.errors import InputError
+from headgate.live.open_files import more_files
 from headgate.live.route.app import RouterApp
 from headgate.live.route.config import Config
 from headgate.live.route.policy import rests_on
@@ -23,6 +24,7 @@ MAPPED = 1 << 17  # bytes from which on an allocation is mapped: less than the s
 
 def serve(config: Config, read: Callable[[], Config], path: str | None, say: Callable[[str], None]) -> None:
     """Serve with uvloop where it is installed."""
+    more_files()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(config, read, path, say))
 
@@ -56,6 +58,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is something to reload
     tasks: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
@@ -69,7 +72,8 @@ async def _serve(
         up = sum(each.up(app.now()) for each in app.upstreams.values())
         seats = [each.spec.seats for each in app.upstreams.values()]
         say(f"{up} of {len(app.upstreams)} engines are up, {rests_on(config, seats)}")
-        say(f"listening on http://{config.front.host}:{app.port}, admin on port {app.admin_port}")
+        scheme = "https" if config.front.tls_cert else "http"
+        say(f"listening on {scheme}://{config.front.host}:{app.port}, admin on port {app.admin_port}")
         gc.collect()
         gc.freeze()  # what is there now stays; collections look at the rest only
         watch = asyncio.create_task(_follow_file(path, reload))

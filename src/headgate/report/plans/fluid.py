@@ -113,10 +113,12 @@ def _revenue(answer: FluidAnswer) -> str:
 def _next(answer: FluidAnswer) -> str:
     more, less = answer.gains
     mean, full = answer.plan.revenue, number(answer.full)
-    if more <= 1e-6 * max(1.0, mean):
+    small = 1e-6 * max(1.0, mean)
+    if more <= small:
+        costs = "nothing" if -less <= small else f"{number(-less)} /s"
         return (
             f"The next engine adds nothing: as a fluid, {full} engines serve all requests. One engine fewer "
-            f"costs {number(-less)} /s."
+            f"costs {costs}."
         )
     role = "take prompts" if answer.next_mixed else "only decode"
     return (

@@ -61,6 +61,8 @@ def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
     if metrics.goodput:
         said += f"; {percent(metrics.goodput.share.value)} of the requests got what they were promised"
     busy = metrics.engine.utilisation
+    if math.isnan(busy):  # a router's trace has no steps
+        return f"{ended}{said}."
     spare = ", so there is time to spare" if busy < 0.8 else ""
     return f"{ended}{said}. The engine is busy {percent(busy)} of the time{spare}."
 

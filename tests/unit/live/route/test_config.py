@@ -26,6 +26,10 @@ WRONG = {
     "size": ({"front": {"body_limit": "3 parsecs"}}, "not a size"),
     "duration": ({"limits": {"idle": "fast"}}, "not a duration"),
     "too many classes": ({"classes": [{"name": f"c{n}"} for n in range(64)]}, "64 classes"),
+    "url with the path of a call": ({"engines": [{"url": "http://a:1/v1/"}]}, "ends in /v1"),
+    "client_ca alone": ({"front": {"host": "0.0.0.0", "client_ca": "x"}}, "client_ca needs TLS"),
+    "one address for both": ({"front": {"port": 9300}}, "the address of the clients"),
+    "no prompt fits": ({"classes": [{"name": "a", "match": {"prompt": [9, 9]}}]}, "no prompt has [9, 9]"),
     "connector": ({"kv": {"connector": "mooncake"}}, "nixl"),
 }
 
@@ -72,6 +76,27 @@ def test_no_time_needs_no_unit(tmp_path: Path) -> None:
     file.write_text('[[engines]]\nurl = "http://a:1/"\n[front]\ndrain_delay = 0\ndrain_timeout = "2min"\n')
     front = read_config(file, {}, []).front
     assert (front.drain_delay, front.drain_timeout) == (0.0, 120.0)
+
+
+@pytest.mark.parametrize("tables", ["engines", "classes"])
+def test_what_should_be_a_list_of_tables_is_named(tmp_path: Path, tables: str) -> None:
+    (tmp_path / "fleet.toml").write_text(f"{tables} = 3\n")
+    with pytest.raises(InputError, match=rf"write \[\[{tables}\]\]"):
+        read_config(tmp_path / "fleet.toml", {}, [])
+
+
+def test_doubts() -> None:
+    config = checked(
+        {
+            "engines": [A],
+            "front": {"admin": "0.0.0.0:9300"},
+            "classes": [{"name": "chat", "match": {"key": ["web", "wbe"]}}],
+        }
+    )
+    admin, key = config.doubts({"web"})
+    assert "0.0.0.0:9300 asks for no key" in admin
+    assert key == "class chat wants key 'wbe', which is not in the key file"
+    assert checked({"engines": [A]}).doubts(()) == []
 
 
 def test_flags_over_file(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ def test_a_drained_engine_finishes_what_it_has_and_gets_nothing_new() -> None:
             assert len(world.engines[1].seen) == 4
             release.set()
             assert (await first).events[-1] == b"[DONE]"
+            async with world.client.get(world.admin) as paths:
+                assert "POST /admin/engines/{id}/drain" in await paths.text()
             async with world.client.post(world.admin + "/admin/engines/9/drain") as unknown:
                 assert unknown.status == 404
             await world.settled()
@@ -310,8 +312,11 @@ def test_own_answers_say_tries_and_wait_and_are_in_the_access_log(tmp_path: Path
                 400: await world.ask(raw=b"{"),
                 429: await world.stream(),
             }
+            async with world.client.get(world.url + "/health") as health:
+                assert health.headers["Server"] == "headgate"
             for status, answer in answers.items():
                 assert answer.status == status
+                assert answer.headers["Server"] == "headgate"
                 assert answer.headers["x-headgate-tries"] == "0"
                 waited = float(answer.headers["x-headgate-wait-ms"])
                 assert waited >= 200 if status == 429 else waited == 0

@@ -412,6 +412,7 @@ def test_what_a_request_shows_of_itself(arguments, expected):
         ({"gate": "none"}, "gate"),
         ({"router": {"name": "prefix-aware"}}, "reads prompts"),
         ({"router": {"name": "density-deep"}}, "give --card"),
+        ({"classes": [{"name": "chat", "match": {"key": "web"}}]}, "Ray has no keys"),
     ],
 )
 def test_a_mistake_in_the_kwargs_is_one_line(given, said):

@@ -48,6 +48,9 @@ def test_check_says_what_would_be_done(tmp_path: Path) -> None:
         (["--engine", "http://a:1", "--host", "0.0.0.0"], "there are no keys"),
         (["--config", "/no/such.toml"], "give a readable file"),
         (["--new-key", "a b"], "is not a name"),
+        (["--demo", "--engine", "http://a:1"], "drop --engine"),
+        (["--engine", "http://a:1", "--seconds", "3"], "belongs to --demo"),
+        (["--engine", "http://a:1", "--key-file", "no.txt", "--check"], "no.txt: No such file or directory;"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(
@@ -105,7 +108,9 @@ def test_the_demo_serves_clients() -> None:
     done = command("--demo", "--seconds", "4")
     assert done.returncode == 0, done.stderr
     row = next(line for line in done.stdout.splitlines() if "chat" in line)
-    assert int(row.replace("│", " ").split()[2]) > 0  # sent
+    assert int(row.split()[2]) > 0  # sent
+    heads = [line for line in done.stdout.splitlines() if "prompts" in line]
+    assert "errors" in heads[0]  # all columns fit into 80 characters
     assert "Traceback" not in done.stderr
 
 

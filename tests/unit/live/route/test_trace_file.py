@@ -52,6 +52,38 @@ def test_a_router_s_trace_is_a_run_and_a_workload(tmp_path: Path) -> None:
     assert (workload.arrival[1:] >= workload.arrival[:-1]).all()
 
 
+def test_a_router_that_is_started_again_goes_on_with_its_trace(tmp_path: Path) -> None:
+    """Arrivals of the second life come after those of the first, not on top of them."""
+    file = tmp_path / "router.jsonl"
+    written(file, 6)
+    ended = max(json.loads(line)["finished"] for line in file.read_text().splitlines())
+    written(file, 6)
+    found = read_route_trace(file).requests["arrival"]
+    again = [json.loads(line)["arrival"] for line in file.read_text().splitlines()[6:]]
+    assert min(again) > ended
+    assert found[0] == 0 and (found[5] < found[6:]).all()
+    assert read_trace(file)[0].arrival.tolist() == pytest.approx(found.tolist(), abs=1e-5)
+
+
+def test_an_estimated_output_is_no_longer_than_its_limit(tmp_path: Path) -> None:
+    file = tmp_path / "router.jsonl"
+
+    async def chatty(call: Call) -> None:
+        await call.head()
+        for number in range(5):  # no usage; the first event of a chat has no token
+            await call.token(f"t{number}")
+        await call.done()
+
+    async def work() -> None:
+        async with routed(chatty, front={"trace": str(file)}) as world:
+            await world.stream(max_tokens=4)
+            await world.stream(max_tokens=4, n=2)
+            await world.stream()
+
+    run(work())
+    assert [json.loads(line)["output"] for line in file.read_text().splitlines()] == [4, 5, 5]
+
+
 def test_refused_and_broken_requests_are_in_it(tmp_path: Path) -> None:
     file = tmp_path / "router.jsonl"
 
@@ -100,6 +132,7 @@ def test_the_commands_read_it(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
         assert "TTFT" in done.stdout
+        assert "The engine is busy" not in done.stdout  # the router sees no steps
     for name in routers:
         run = Run.load(tmp_path / "routers" / name)
         assert len(run.requests["id"]) == 60
