@@ -47,8 +47,9 @@ def test_compiled_classes_with_plain_subclasses_are_marked():
 def test_parameters_without_annotations_are_read_as_numbers_where_they_look_like_one():
     """As compiled classes have them: no annotation is left."""
     bare = inspect.Parameter("refill", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [typed("policy eb", bare, text) for text in ("24", 24, "0.5", "arrival")]
-    assert found == [24, 24, 0.5, "arrival"] and [type(each) for each in found] == [int, int, float, str]
+    found = [typed("policy eb", bare, text) for text in ("24", 24, "0.5", "arrival", "false", True)]
+    assert found == [24, 24, 0.5, "arrival", False, True]
+    assert [type(each) for each in found] == [int, int, float, str, bool, bool]
     with pytest.raises(InputError, match="refill='nan' is not"):
         typed("policy eb", bare, "nan")
 

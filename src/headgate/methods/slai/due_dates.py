@@ -7,6 +7,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from headgate.core.build import mypyc_attr
 from headgate.core.request import Request
 
 LAST: Callable[[Request], float] = attrgetter("last_token")  # of a decode: there is one
@@ -20,6 +21,7 @@ class Found(NamedTuple):
     others: float = inf
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DueDates:
     """Decodes whose users were promised the same time between tokens.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import nsmallest
 from math import inf
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import End, Steps
@@ -21,8 +22,10 @@ SMALLEST = 64  # prompt tokens of a step whose promise cannot be kept at all; an
 TRUSTED = 0.95  # of the time there is: a prediction errs, if only because it takes contexts for equal
 COARSE = 32  # the largest chunk is found to this part of the budget
 NOBODY_WAITS = Until(arrivals=1)
+NO_SEAT = Until(finishes=1)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Slai(Ordered):
     """Give tokens first to decodes that would be late otherwise, then run prompts, then the other decodes.
 
@@ -131,7 +134,10 @@ class Slai(Ordered):
         if not view.prefilling:
             if not view.waiting:
                 return self._everybody(view, NOBODY_WAITS)
-            if not self._entering(view, self._seats(view), 1)[0]:
+            seats = self._seats(view)
+            if seats <= 0:
+                return self._everybody(view, NO_SEAT)
+            if not self._entering(view, seats, 1)[0]:
                 return self._everybody(view, self.order.blocked)
         width, budget = view.limits.decode_width, min(self.budget, view.limits.batch_tokens)
         critical, allowance = self._critical(view, budget)
