@@ -89,8 +89,9 @@ async def _pass_on(
         progress.touch()
         call.fail(fault)
         job.fault, job.outcome = fault.fault.value, "failed"
-        response.force_close()
         if leg.streaming:
+            if not client.chunked:
+                response.force_close()  # its length was announced and is not kept
             status = FAILED_STATUS.get(fault.fault, 502)
             await response.write(error_event(status, fault.message, leg.torn))
             await response.write_eof()

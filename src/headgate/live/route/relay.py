@@ -78,7 +78,8 @@ class Leg:
                 await self._begin()
         except TimeoutError:
             raise self._broken(Fault.FIRST_TOKEN, f"no token within {limit:g} s") from None
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError) as error:
+            error.__traceback__ = None  # the body keeps the error, a frame of the traceback keeps the body
             raise self._broken(
                 Fault.RESET, "the engine closed the connection before its first token"
             ) from None
@@ -96,6 +97,7 @@ class Leg:
         try:
             last = await self._copy(self._answer, client, progress, counted)
         except (aiohttp.ClientError, OSError) as error:
+            error.__traceback__ = None
             if progress.writing:
                 raise ConnectionResetError("the client is gone") from error
             if progress.silent and not self._cut:
@@ -197,9 +199,7 @@ class Leg:
             raise LegError(
                 Fault.GARBAGE, f"the engine's error {self.status} is larger than {ERROR_BODY} bytes"
             )
-        fault = judge_status(self.status, body, kind, self._times.retry_500)
-        if fault is not None:
-            raise fault
+        _raise(judge_status(self.status, body, kind, self._times.retry_500))
         self.head, self.whole = body, True
 
     async def _read_answer(self, plain: bool) -> None:
@@ -207,8 +207,8 @@ class Leg:
         body = await self._read_up_to(self._times.answer_buffer)
         if body is None:
             return
-        if plain and (fault := judge_body(body)) is not None:
-            raise fault
+        if plain:
+            _raise(judge_body(body))
         self.head, self.whole = body, True
         self._usage = usage_of(body) if plain and self._path.startswith("/v1/") else None
 
@@ -239,8 +239,7 @@ class Leg:
             held += scanner.feed(chunk)
             if scanner.first is None:
                 continue
-            if (fault := judge_event(scanner.first)) is not None:
-                raise fault
+            _raise(judge_event(scanner.first))
             if scanner.events >= HELD_EVENTS or scanner.done or not is_empty(scanner.first):
                 if scanner.events > 1 and is_empty(scanner.first):
                     self._judge_second(held)
@@ -250,11 +249,20 @@ class Leg:
     def _judge_second(self, held: bytes) -> None:
         """The event after a role chunk: an engine that shuts down aborts there."""
         pieces = [piece[6:] for piece in held.split(b"\n\n") if piece.startswith(b"data: ")]
-        if len(pieces) > 1 and pieces[1] != b"[DONE]" and (fault := judge_event(pieces[1])) is not None:
-            raise fault
+        if len(pieces) > 1 and pieces[1] != b"[DONE]":
+            _raise(judge_event(pieces[1]))
 
     def _broken(self, fault: Fault, message: str) -> LegError:
         self.close()
         if self._cut:
             return LegError(Fault.CUT, self._cut, retry=False)
         return LegError(fault, message)
+
+
+def _raise(fault: LegError | None) -> None:
+    """Raise it, if there is one. No frame of its traceback may hold it, which would be a cycle."""
+    try:
+        if fault is not None:
+            raise fault
+    finally:
+        del fault
