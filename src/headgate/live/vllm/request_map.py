@@ -103,10 +103,14 @@ class RequestMap:
                     self._join(request)
         if self._by_priority and not self._in_order:
             self._sort()
+        self._look_at_head()
+
+    def _look_at_head(self) -> None:
+        """The next in turn sees what is in the cache now."""
         live, ledger = self._live, self._live.ledger
         if not live.lease.ended and len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
-            return  # no seat: what the cache has of the next in turn changes nothing
-        for entry in ledger.waiting.values():  # the next in turn sees what is there now
+            return  # it has no seat: what there is of it changes nothing
+        for entry in ledger.waiting.values():
             if self._lookup.look_at_head(entry, self.requests[entry.id]):
                 live.lease.ended = True
             break
