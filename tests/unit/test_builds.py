@@ -37,7 +37,8 @@ def test_compiled_classes_with_plain_subclasses_are_marked():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and own:
                 marks = [ast.unparse(each) for each in node.decorator_list]
-                (marked if any("allow_interpreted" in each for each in marks) else bare).add(node.name)
+                known = any("allow_interpreted" in each or "native_class=False" in each for each in marks)
+                (marked if known else bare).add(node.name)
             elif isinstance(node, ast.ClassDef):
                 subclassed |= {ast.unparse(base) for base in node.bases}
     assert "Identity" in marked & subclassed
@@ -47,8 +48,9 @@ def test_compiled_classes_with_plain_subclasses_are_marked():
 def test_parameters_without_annotations_are_read_as_numbers_where_they_look_like_one():
     """As compiled classes have them: no annotation is left."""
     bare = inspect.Parameter("refill", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [typed("policy eb", bare, text) for text in ("24", 24, "0.5", "arrival")]
-    assert found == [24, 24, 0.5, "arrival"] and [type(each) for each in found] == [int, int, float, str]
+    found = [typed("policy eb", bare, text) for text in ("24", 24, "0.5", "arrival", "false", True)]
+    assert found == [24, 24, 0.5, "arrival", False, True]
+    assert [type(each) for each in found] == [int, int, float, str, bool, bool]
     with pytest.raises(InputError, match="refill='nan' is not"):
         typed("policy eb", bare, "nan")
 

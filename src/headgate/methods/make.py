@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is rea
     "int": (int, "a whole number"),
     "float": (float, "a finite number"),
     "bool": ({"true": True, "false": False}.__getitem__, "true or false"),
-    "_empty": (lambda text: _number(text), "text"),  # compiled classes keep no annotations
+    "_empty": (lambda text: _plain(text), "text"),  # compiled classes keep no annotations
 }
 Kind = TypeVar("Kind")
 
@@ -165,12 +165,12 @@ def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     return found
 
 
-def _number(text: str) -> int | float | str:
-    """What the text reads as: a whole number, a number, or itself."""
-    for read in (int, float):
+def _plain(text: str) -> object:
+    """What the text reads as: a whole number, a number, true or false, or itself."""
+    for kind in ("int", "float", "bool"):
         try:
-            return read(text)
-        except ValueError:
+            return KINDS[kind][0](text)
+        except (ValueError, KeyError):
             continue
     return text
 

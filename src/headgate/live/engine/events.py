@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import one_line
 from headgate.core.ledger import Entry
 from headgate.core.listeners import Listeners
@@ -16,6 +17,7 @@ LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handle
 NOBODY = Listeners(())
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LiveObserver(Observer):
     """What can happen in a live engine besides."""
 

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 
+from headgate.core.build import quick
 from headgate.core.errors import one_line
 from headgate.core.lease import Lease
 from headgate.core.ledger import Entry, Ledger
@@ -208,7 +209,8 @@ class Live:
         for chunk in flight.chunks:
             prefill += chunk.tokens
             behind += chunk.behind
-        self._news.stepped(Steps(start, [end], flight.decodes, flight.context, prefill, behind, kv))
+        steps = quick(Steps, (start, [end], flight.decodes, flight.context, prefill, behind, kv))
+        self._news.stepped(steps)
         if not flight.booked:
             self._book(flight, end, end)
         elif flight.later:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headgate.core.build import mypyc_attr, quick
 from headgate.core.plan import Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
@@ -26,6 +27,7 @@ class Times(NamedTuple):
     steps: int = 1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tally(LiveObserver):
     """What has happened so far. Reads nothing but its hooks; another thread may read its numbers.
 
@@ -146,7 +148,7 @@ class Tally(LiveObserver):
         tokens["decode"] += decodes * count
         if prefill:
             tokens["prefill"] += prefill * count
-        self.step_times.append(Times(kind, took / count, count))
+        self.step_times.append(quick(Times, (kind, took / count, count)))
         self.now, self.kv = end, kv
         if decodes:
             if self._stalled:

@@ -15,6 +15,7 @@ from headgate.live.vllm.queues import NOBODY, GatedQueue
 from headgate.live.vllm.request_map import RequestMap
 
 DECODES_ONLY = Plan(ALL)
+SEATS = ("max_num_active_reqs", "max_num_running_reqs")  # the first where there is one
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # which of them exist depends on the release
 
 
@@ -31,6 +32,8 @@ class Knobs:
         self._renew = renew
         self._pool = scheduler.kv_cache_manager.block_pool
         self._groups: int = scheduler._headgate_groups
+        self._block: int = scheduler.block_size
+        self._seats = SEATS[0] if hasattr(scheduler, SEATS[0]) else SEATS[1]
         self._requests = books.requests
         names = [name for name in QUEUES if hasattr(scheduler, name)]
         for name in names:
@@ -49,16 +52,18 @@ class Knobs:
         """
         scheduler, live, ledger = self._scheduler, self._live, self._ledger
         self._books.tidy()
-        seats: int = scheduler._headgate_seats() - scheduler.num_waiting_for_streaming_input  # idle sessions
+        idle: int = scheduler.num_waiting_for_streaming_input  # sessions
+        seats = max(1, getattr(scheduler, self._seats) - idle)
         if seats != ledger.limits.running:
-            ledger.limits = ledger.limits._replace(running=max(1, seats))
+            ledger.limits = ledger.limits._replace(running=seats)
+            live.lease.ended = True
         if live.lease.ended or live.plan is None:
             renewal = self._renew()
             if renewal is not None:
                 live.take_over(renewal.policy)
         free: int = self._pool.get_num_free_blocks()
         short = free < ledger.rolling * self._groups  # may a decode lack a block?
-        plan = live.begin(scheduler._headgate_tokens(free), short)
+        plan = live.begin(free * self._block // self._groups, short)
         if plan is None:
             return []
         if throttled and not scheduler.prefill_capacity_bound and ledger.decoding:

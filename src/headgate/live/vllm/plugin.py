@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import one_line
 from headgate.core.ledger import Entry
 from headgate.core.policy import BatchPolicy, End, Observer
@@ -45,6 +46,7 @@ class Duties(NamedTuple):
     renew: Callable[[], Renewal | None]  # asked between two plans
 
 
+@mypyc_attr(native_class=False)  # vLLM's classes, which are interpreted, stand behind it
 class Headgate:
     """Stands before `Scheduler` or `AsyncScheduler`. All our attributes begin with `_headgate`.
 
@@ -57,7 +59,6 @@ class Headgate:
         self._headgate_broken = False
         self._headgate_turned_away: list[Request] = []
         self._headgate_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
-        self._headgate_pool = self.kv_cache_manager.block_pool
         self._headgate_blocks = self.cache_config.num_gpu_blocks - 1  # one block is never used
         seats = self._headgate_seats()
         limits = Limits(self.max_num_scheduled_tokens, seats, self.block_size, 1 + self.num_spec_tokens)
@@ -70,7 +71,7 @@ class Headgate:
             watchdog=duties.watchdog,
             evict=self._headgate_evict,
             reject=self._headgate_reject,
-            look=lambda entry: self._headgate_books.look(entry),
+            look=self._headgate_look,
         )
         self._headgate_books = RequestMap(self, self._headgate, duties.promises)
         self._headgate_knobs = Knobs(self, self._headgate, self._headgate_books, duties.renew)
@@ -90,19 +91,19 @@ class Headgate:
         if self._headgate_broken or self._pause_state is PAUSED_ALL:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         throttled = bool(args[0] if args else kwargs.get("throttle_prefills", False))
-        seen = self._headgate_guarded(self._headgate_knobs.prepare, throttled)
+        knobs = self._headgate_knobs
+        seen = self._headgate_guarded(knobs.prepare, throttled)
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self._headgate_knobs.restore()
+            knobs.restore()
         self._headgate_guarded(self._headgate_books.ran, output, seen or [])
         return output
 
     def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
         """The tokens of a step are known."""
         books = self._headgate_books
-        kv = self._headgate_tokens(self._headgate_blocks - self._headgate_pool.get_num_free_blocks())
-        ran = self._headgate_guarded(books.done, scheduler_output, kv)
+        ran = self._headgate_guarded(books.done, scheduler_output)
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self.num_spec_tokens and ran:
             self._headgate_guarded(books.recount, scheduler_output.num_scheduled_tokens)
@@ -156,6 +157,9 @@ class Headgate:
         request = self._headgate_books.requests[entry.id]
         self._headgate_turned_away.append(request)
         self.finish_requests([request.request_id], RequestStatus.FINISHED_IGNORED)
+
+    def _headgate_look(self: Any, entry: Entry) -> None:
+        self._headgate_books.look(entry)
 
     def _headgate_seats(self: Any) -> int:
         return int(getattr(self, "max_num_active_reqs", self.max_num_running_reqs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from vllm.v1.request import Request
@@ -38,6 +39,9 @@ class RequestMap:
         self._by_priority = scheduler.policy.value == "priority"
         self._in_order = True
         self._lookup = Lookup(scheduler)
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._blocks: int = scheduler._headgate_blocks
+        self._tokens: Callable[[int], int] = scheduler._headgate_tokens
         self._promote = next(getattr(scheduler, name) for name in PROMOTE if hasattr(scheduler, name))
 
     # -- comings and goings -------------------------------------------------------------------------
@@ -99,9 +103,16 @@ class RequestMap:
                     self._join(request)
         if self._by_priority and not self._in_order:
             self._sort()
-        for entry in self._live.ledger.waiting.values():  # the next in turn sees what is there now
+        self._look_at_head()
+
+    def _look_at_head(self) -> None:
+        """The next in turn sees what is in the cache now."""
+        live, ledger = self._live, self._live.ledger
+        if not live.lease.ended and len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
+            return  # it has no seat: what there is of it changes nothing
+        for entry in ledger.waiting.values():
             if self._lookup.look_at_head(entry, self.requests[entry.id]):
-                self._live.lease.ended = True
+                live.lease.ended = True
             break
 
     def look(self, entry: Entry) -> None:
@@ -169,7 +180,7 @@ class RequestMap:
                 self._unready[request.request_id] = request
         chunks = tuple(self._chunks(scheduled)) if ledger.prefilling else ()
         decodes = len(scheduled) - len(chunks)
-        flight = live.ran(chunks, decodes, lambda: self._decodes(scheduled))
+        flight = live.ran(chunks, decodes, partial(self._decodes, scheduled))
         if seen:
             self._look_at_refused(seen, decodes, sum(chunk.tokens for chunk in chunks))
         if flight is not None:
@@ -204,12 +215,12 @@ class RequestMap:
             entry.todo, entry.hit, entry.loose = max(1, request.num_tokens - found), 0, 0
             self._live.admitted(entry, found)
 
-    def done(self, output: Any, kv: int) -> bool:
+    def done(self, output: Any) -> bool:
         """The tokens of that step are known. False: it was empty."""
         known = self._flights.pop(id(output), None)
         if known is None:
             return False
-        self._live.done(known[0], kv)
+        self._live.done(known[0], self._tokens(self._blocks - self._pool.get_num_free_blocks()))
         return True
 
     def recount(self, scheduled: dict[str, int]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import exp, inf, log1p, sqrt
 from statistics import NormalDist
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError, unknown
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request, uncached
@@ -29,6 +30,7 @@ NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper'
 LEAST_SEATS = 16  # and a tenth of the most: fewer would starve the engine
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class AdaptiveExclusive(Exclusive):
     """EB whose threshold k and seats N are planned anew from the requests that left and those that run.
 
@@ -207,7 +209,7 @@ class AdaptiveExclusive(Exclusive):
     def look(self, view: View) -> None:
         """Learn the engine's limits, which plans need; for callers that ask `plan` seldom."""
         self._memory = view.kv_total, view.limits.block
-        self._step_tokens = view.limits.batch_tokens
+        self._step_tokens = float(view.limits.batch_tokens)
 
     def _next_batch(self, view: View) -> list[int]:
         self.look(view)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil, inf
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy, End, Steps
@@ -23,6 +24,7 @@ RISING, FALLING = 1.0, 10.0  # seconds: how fast the smoothed demand follows
 SURGE = 2.0  # demand above so many times the smoothed one is looked at at once
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ExclusivePlus(BatchPolicy):
     """Choose between mixed batching and online EB by what each would serve with the requests there are.
 
@@ -140,7 +142,7 @@ class ExclusivePlus(BatchPolicy):
 
     def plan(self, view: View) -> Plan:
         """The chosen one's plan, but at most until the next review."""
-        self._capacity = view.kv_total
+        self._capacity = float(view.kv_total)
         self._shared = view.kv_shared / max(1, len(view.decoding))
         self.exclusive.look(view)
         if self._wants_exclusive != self._in_exclusive and not self.exclusive.refilling:
@@ -160,8 +162,8 @@ class ExclusivePlus(BatchPolicy):
         self._left = self.review
         demand = max(self._smoothed.value or 0.0, 1.0)
         if self._demand > self._surge:
-            demand = self._demand
-        self._surge = ceil(SURGE * max(demand, self._demand, self.light))
+            demand = float(self._demand)
+        self._surge = float(ceil(SURGE * max(demand, self._demand, self.light)))
         if now - self._changed < self.dwell and self._changed:
             return
         seats = max(1.0, min(demand, self._seats()))

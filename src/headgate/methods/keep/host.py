@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headgate.core.build import mypyc_attr
+
 FIRST = 1.5  # behind an HTTP server on an H200, at the 90th percentile of launches
 MOST = 2.5
 STEADY = 1.2  # up to here the host is as the card says
@@ -11,6 +13,7 @@ NEAR = 1.02  # a launch is as long as planned
 CLEARLY = 1.1  # times the GPU's time: by less, a step may have waited for the GPU
 
 
+@mypyc_attr(serializable=True)
 class SlowHost:
     """A high quantile of the host's time over the card's, `factor`.
 

@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import NamedTuple
 
+from headgate.core.build import mypyc_attr
 from headgate.core.request import Request
 from headgate.core.view import View
 
@@ -49,6 +50,7 @@ def on_time(jobs: Iterable[Job], start: float, pace: float) -> set[int]:
     return kept
 
 
+@mypyc_attr(serializable=True)
 class Waiting:
     """Those that wait, by deadline and by length, and the credit of the late."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from math import inf
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End, Steps
@@ -21,6 +22,7 @@ from headgate.methods.keep.trust import Trust
 
 NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
 DECODES = Plan(ALL)
+NO_SEAT = Plan(ALL, until=Until(finishes=1))
 UNPROMISED = 2.0  # seconds between tokens of decodes without a promise, where others have one
 SAMPLE = 2048  # prompt tokens: the chunk from which the pace of prompts is taken
 LEAST_SHARE = 0.1  # of the time that prompts have at least, for that pace
@@ -28,6 +30,7 @@ REFUSE = ("never", "predicted")
 MOST_PIECES = 32  # of prompts in a row while decodes wait, whatever they cost
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Keep(BatchPolicy):
     """Choose tokens, prompts and their order in each step so that both promises of each request are kept.
 
@@ -213,6 +216,8 @@ class Keep(BatchPolicy):
             return Plan(frozenset(islice(view.decoding, budget // width)), budget=budget)
         if not view.waiting and not view.prefilling:
             return NOBODY_WAITS
+        if not view.prefilling and not self.refuse and decodes >= min(self.slots, view.limits.running):
+            return NO_SEAT
         now = Now(_load(view), self._gap(), self._since, self._apart, self._newest, self._last)
         reject = self._hopeless(view, now) if self.refuse else ()
         prompts = self._candidates(view, now, budget, frozenset(reject))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from headgate.core.build import mypyc_attr, quick
 from headgate.cost.model import Chunk, Shape, StepCost
 from headgate.methods.keep.host import SlowHost
 
@@ -26,6 +27,7 @@ class Cut(NamedTuple):
     length: int  # context of those, their first token included
 
 
+@mypyc_attr(serializable=True)
 class Prompts:
     """Prompts in the order in which they run: (tokens already there, tokens to do) of each."""
 
@@ -44,13 +46,14 @@ class Prompts:
             taken = min(todo, room)
             room -= taken
             behind += there
-            chunks.append(Chunk(there, taken, taken == todo))
+            chunks.append(quick(Chunk, (there, taken, taken == todo)))
             if taken == todo:
                 done += 1
                 length += there + todo + 1
-        return Cut(tokens - max(room, 0), behind, tuple(chunks), done, length)
+        return quick(Cut, (tokens - max(room, 0), behind, tuple(chunks), done, length))
 
 
+@mypyc_attr(serializable=True)
 class Prices:
     """Seconds of a step: GPU (`alone`, `together`, `decodes`) and host (`launch`).
 
@@ -65,14 +68,14 @@ class Prices:
 
     def decodes(self, load: Load) -> float:
         """A step of decodes alone."""
-        return self._seconds(Shape(*load)) if load.decodes else 0.0
+        return self._seconds(quick(Shape, (*load, 0, 0, ()))) if load.decodes else 0.0
 
     def alone(self, cut: Cut) -> float:
         """A step of prompts alone."""
-        return self._seconds(Shape(0, 0, cut.tokens, cut.behind, cut.chunks))
+        return self._seconds(quick(Shape, (0, 0, cut.tokens, cut.behind, cut.chunks)))
 
     def together(self, load: Load, cut: Cut) -> float:
-        return self._seconds(Shape(*load, cut.tokens, cut.behind, cut.chunks))
+        return self._seconds(quick(Shape, (*load, cut.tokens, cut.behind, cut.chunks)))
 
     def launch(self, decodes: int, cut: Cut) -> float:
         """Host time of a step with these prompts, as usual."""

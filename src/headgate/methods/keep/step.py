@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from headgate.core.build import mypyc_attr
 from headgate.methods.keep.prices import Cut, Load, Prices, Prompts
 
 LEAST = 64  # prompt tokens of a step whose promise cannot be kept at all
@@ -76,6 +77,7 @@ def stalled(now: Now, launch: float) -> float:
     return max(0.0, launch - now.newest) if now.since > 0 else 0.0
 
 
+@mypyc_attr(serializable=True)
 class Chooser:
     """Chooses one step at a time from the prices of a card."""
 

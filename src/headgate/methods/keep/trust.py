@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 
 LOWEST = 0.4
@@ -13,6 +14,7 @@ PATIENT = 0.125  # of the late gaps allowed: below this share it is raised
 EXCUSED = 3  # decode steps after a change, or after a promise that could not be kept, that do not count
 
 
+@mypyc_attr(serializable=True)
 class Trust:
     """The share of each promised gap that a step is planned for.
 

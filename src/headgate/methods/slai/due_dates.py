@@ -7,6 +7,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from headgate.core.build import mypyc_attr
 from headgate.core.request import Request
 
 LAST: Callable[[Request], float] = attrgetter("last_token")  # of a decode: there is one
@@ -20,6 +21,7 @@ class Found(NamedTuple):
     others: float = inf
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DueDates:
     """Decodes whose users were promised the same time between tokens.
 
@@ -28,12 +30,13 @@ class DueDates:
     step that served all requests none need be checked.
     """
 
-    __slots__ = ("_awake", "_members", "_quiet")
+    __slots__ = ("_awake", "_members", "_quiet", "oldest")
 
     def __init__(self) -> None:
         self._members: dict[int, Request] = {}
         self._awake: dict[int, Request] = {}  # to be looked at; the others' last tokens are ...
         self._quiet = inf  # ... not older than this
+        self.oldest = inf  # no last token is older; it may be out of date, because they only get newer
 
     def __len__(self) -> int:
         return len(self._members)
@@ -41,6 +44,7 @@ class DueDates:
     def join(self, request: Request) -> None:
         """It decodes from now on."""
         self._members[request.id] = self._awake[request.id] = request
+        self.oldest = min(self.oldest, LAST(request))
 
     def leave(self, request: Request) -> None:
         self._members.pop(request.id, None)
@@ -50,10 +54,14 @@ class DueDates:
         """All requests got a token then."""
         self._awake, self._quiet = {}, when
 
-    def all(self, served: float | None) -> Found:
-        """All requests are critical; `served` says when they last all got a token, if they did."""
-        first = min(map(LAST, self._members.values())) if served is None else served
-        return Found([*self._members], first)
+    def all(self) -> list[int]:
+        """All requests, where all are critical."""
+        return [*self._members]
+
+    def first(self) -> float:
+        """When the one that has waited longest got its last token; looks at all requests."""
+        self.oldest = min(map(LAST, self._members.values()))
+        return self.oldest
 
     def until(self, latest: float) -> Found:
         """Those whose last token is not newer than `latest` are critical."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isfinite, log
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError, unknown
 from headgate.core.policy import Steps
 from headgate.core.view import View
@@ -16,6 +17,7 @@ MEAN_STEPS = 5.0  # the paper's, while memory is not crowded
 RECENT = log(0.5) / log(0.9)  # half-life in steps of an average that weighs the newest by 0.1 (erratum E23)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Margin:
     """δ times the length of a step (equation 8 of arXiv 2508.01002), with a larger δ while it is crowded.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import nsmallest
 from math import inf
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import End, Steps
@@ -20,9 +21,12 @@ AGEING = 0.01  # of the prefill rate: overtaken only within a hundred times its 
 SMALLEST = 64  # prompt tokens of a step whose promise cannot be kept at all; an eighth of a small budget
 TRUSTED = 0.95  # of the time there is: a prediction errs, if only because it takes contexts for equal
 COARSE = 32  # the largest chunk is found to this part of the budget
+Promised = list[tuple[float, DueDates]]  # decodes by promise
 NOBODY_WAITS = Until(arrivals=1)
+NO_SEAT = Until(finishes=1)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Slai(Ordered):
     """Give tokens first to decodes that would be late otherwise, then run prompts, then the other decodes.
 
@@ -131,13 +135,16 @@ class Slai(Ordered):
         if not view.prefilling:
             if not view.waiting:
                 return self._everybody(view, NOBODY_WAITS)
-            if not self._entering(view, self._seats(view), 1)[0]:
+            seats = self._seats(view)
+            if seats <= 0:
+                return self._everybody(view, NO_SEAT)
+            if not self._entering(view, seats, 1)[0]:
                 return self._everybody(view, self.order.blocked)
         width, budget = view.limits.decode_width, min(self.budget, view.limits.batch_tokens)
-        critical, allowance = self._critical(view, budget)
+        critical, latest, promised = self._critical(view, budget)
         most = min(self.decodes, (budget - 1) // width)
         critical = self._earliest(view, critical, most)
-        step = _Step(self._cost, view, allowance if self.shrink else inf)
+        step = _Step(self._cost, view, latest, promised) if self.shrink else _Step(self._cost, view, inf, [])
         chunk = room = step.most_tokens(len(critical), budget - len(critical) * width)
         prompts: list[int] = []
         for request in view.prefilling.values():
@@ -167,24 +174,32 @@ class Slai(Ordered):
     def _seats(self, view: View) -> int:
         return min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
 
-    def _critical(self, view: View, budget: int) -> tuple[list[int], float]:
-        """Decodes that must run now, and how long the step may take for all to be in time."""
+    def _critical(self, view: View, budget: int) -> tuple[list[int], float, Promised]:
+        """Decodes that must run now, and when the step must end for all but `Promised` to be in time."""
         critical: list[int] = []
+        others: Promised = []
         if not self._running:
-            return critical, inf
+            return critical, inf, others
         longest = min(self._running) if self.shrink else inf
         seats = min(self.slots, view.limits.running)
-        margin, allowance = self.margin.seconds(view, budget, seats, longest), inf
+        margin, latest = self.margin.seconds(view, budget, seats, longest), inf
         for promise, dues in self._running.items():
             if self._served is not None:
                 dues.served(self._served)
-            found = dues.all(self._served) if promise <= margin else dues.until(view.now + margin - promise)
-            critical += found.ids
-            # Those that are left out need one more step after this one.
-            allowance = min(allowance, promise + min(found.first, found.others - self.margin.step))
+            if promise > margin:
+                found = dues.until(view.now + margin - promise)
+                critical += found.ids
+                # Those that are left out need one more step after this one.
+                latest = min(latest, promise + min(found.first, found.others - self.margin.step))
+                continue
+            critical += dues.all()
+            if self._served is None:
+                others.append((promise, dues))
+            else:
+                latest = min(latest, promise + self._served)
         if self._known() != len(view.decoding):  # a live engine's news may be a step late
             critical = [id for id in critical if id in view.decoding]
-        return critical, allowance - view.now
+        return critical, latest, others
 
     def _earliest(self, view: View, ids: list[int], most: int) -> list[int]:
         """Those of them whose tokens are due first, at most so many."""
@@ -199,10 +214,16 @@ class Slai(Ordered):
 
 
 class _Step:
-    """The step that is being put together, and how long it may take."""
+    """The step that is being put together. It must end by `latest`, and in time for all of `others`.
 
-    def __init__(self, cost: StepCost, view: View, allowance: float) -> None:
-        self._seconds, self._allowance = cost.seconds, allowance * TRUSTED
+    Of those it first takes how long they have waited at most. Only where that leaves too little time does it
+    look at them one by one.
+    """
+
+    def __init__(self, cost: StepCost, view: View, latest: float, others: Promised) -> None:
+        self._seconds, self._now, self._others = cost.seconds, view.now, others
+        self._latest = latest
+        self._allow(min([latest, *[promise + dues.oldest for promise, dues in others]]))
         self._behind = behind(view)
         decodes = len(view.decoding)
         held = view.kv_total - view.kv_free + view.kv_shared
@@ -220,9 +241,17 @@ class _Step:
     def _takes(self, decodes: int, tokens: int) -> float:
         return self._seconds(Shape(decodes, int(self._each * decodes), tokens, self._behind))
 
+    def _allow(self, latest: float) -> None:
+        self._allowance = (latest - self._now) * TRUSTED
+
     def _most(self, low: int, high: int, takes: Callable[[int], float]) -> int:
         if self._allowance == inf or takes(high) <= self._allowance:
             return high
+        if self._others:
+            self._allow(min([self._latest, *[promise + dues.first() for promise, dues in self._others]]))
+            self._others = []
+            if takes(high) <= self._allowance:
+                return high
         near = high // COARSE
         while high - low > near + 1:
             middle = (low + high) // 2

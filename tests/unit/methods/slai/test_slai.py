@@ -159,7 +159,9 @@ def test_everybody_decodes_while_no_prompt_can_run():
     decodes = [(1.0, FREE)] * 4
     assert planned(paper(), state(decodes, waiting=0, now=1.0)) == Plan(ALL, until=Until(arrivals=1))
     full = planned(paper(slots=4), state(decodes, now=1.0))
-    assert full == Plan(ALL, until=Until(finishes=1, arrivals=1))
+    assert full == Plan(ALL, until=Until(finishes=1)), "an arrival brings no seat"
+    crowded = planned(paper(), state(decodes, now=1.0, used=PAGES - 1))
+    assert crowded == Plan(ALL, until=Until(finishes=1, arrivals=1)), "it may bring a shorter prompt"
     by_arrival = planned(paper(order="arrival"), state(decodes, now=1.0, used=PAGES - 1))
     assert by_arrival == Plan(ALL, until=Until(finishes=1))
     assert planned(paper(order="deadline"), state(decodes, now=1.0, used=PAGES - 1)).until == EACH_STEP
