@@ -28,11 +28,12 @@ PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int
 TIMES = {"id": int, "arrival": float, "admitted": float, "first_token": float, "finished": float}
 COUNTS = {"cached": int, "output": int, "evictions": int, "wasted": int, "how": int, "replica": int}
 PLAIN: Final = tuple(name for name in RECORDED if name != "kind")
-REQUESTS = TIMES | {"kind": int} | COUNTS | dict.fromkeys(PLAIN, int)  # as they are written
+KIND = {"kind": int}
+REQUESTS = TIMES | KIND | COUNTS | dict.fromkeys(PLAIN, int)  # as they are written
 SHOWN = (*TIMES, *RECORDED, *COUNTS)  # as they are shown
 
 
-def _packer(names: dict[str, type]) -> Callable[..., bytes]:
+def _packer(names: Mapping[str, type]) -> Callable[..., bytes]:
     """Makes bytes of a row: doubles, and counts of 64 bits."""
     return Struct("".join("d" if kind is float else "q" for kind in names.values())).pack
 
@@ -40,7 +41,8 @@ def _packer(names: dict[str, type]) -> Callable[..., bytes]:
 STEP: Final = _packer(STEPS)
 STAY: Final = _packer(STAYS)
 PLAN: Final = _packer(PLANS)
-REQUEST: Final = _packer(REQUESTS)
+REQUEST: Final = _packer(TIMES | KIND | COUNTS)
+COUNT: Final = _packer(KIND)
 
 
 class Here:
@@ -84,7 +86,7 @@ class Rows:
     def _row(self, id: int, here: Here, finished: float, how: int) -> bytes:
         """The columns of REQUESTS; a kind is kept as its number."""
         request = here.request
-        return REQUEST(
+        row = REQUEST(
             id,
             here.arrival,
             here.admitted,
@@ -97,8 +99,10 @@ class Rows:
             request.wasted,
             how,
             here.replica,
-            *[getattr(request, name) for name in PLAIN],
         )
+        for name in PLAIN:
+            row += COUNT(getattr(request, name))
+        return row
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -28,9 +28,18 @@ EDITS = {
     ],
     "core/ledger.py": [
         ("        slo: Slo = NO_SLO,\n", "        tenant: int = 0,\n        slo: Slo = NO_SLO,\n"),
-        ("(self, id, arrival, prompt, limit, kind, guess, priority,", "(self, id, arrival, prompt, limit, kind, guess, priority, tenant,"),
-        ("    prompt, limit, kind, guess, priority, slo = known", "    prompt, limit, kind, guess, priority, tenant, slo = known"),
-        ("Entry(ledger, id, arrival, prompt, limit, kind, guess, priority,", "Entry(ledger, id, arrival, prompt, limit, kind, guess, priority, tenant,"),
+        (
+            "(self, id, arrival, prompt, limit, kind, guess, priority,",
+            "(self, id, arrival, prompt, limit, kind, guess, priority, tenant,",
+        ),
+        (
+            "    prompt, limit, kind, guess, priority, slo = known",
+            "    prompt, limit, kind, guess, priority, tenant, slo = known",
+        ),
+        (
+            "Entry(ledger, id, arrival, prompt, limit, kind, guess, priority,",
+            "Entry(ledger, id, arrival, prompt, limit, kind, guess, priority, tenant,",
+        ),
     ],
     "workloads/workload.py": [
         (

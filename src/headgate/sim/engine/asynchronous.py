@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop
 from math import inf
+from typing import Final
 
 from headgate.core.build import mypyc_attr
 from headgate.core.ledger import NOT_ROLLING, Entry
@@ -17,6 +18,10 @@ from headgate.sim.engine.launches import Launches, moments
 from headgate.sim.engine.replica import LIMIT, STOPPED, Replica
 from headgate.sim.engine.residents import SEAT
 
+NO_PROMPTS: Final[list[tuple[Entry, bool]]] = []
+NO_TOKENS: Final[list[tuple[Entry, int]]] = []
+NOBODY: Final[dict[int, tuple[Entry, End]]] = {}
+
 
 class Composed:
     """A step that has been composed and whose tokens have not been seen."""
@@ -27,10 +32,26 @@ class Composed:
         self.composed, self.done = composed, done
         self.date = date  # of its tokens, until they are seen: when the next step is composed, as when live
         self.work = work  # decodes, their context, prompt tokens, tokens behind them
-        self.joined: list[tuple[Entry, bool]] = []  # prompts done with it, and whether they decode on
-        self.leaving: dict[int, tuple[Entry, End]] = {}  # they go when its tokens are seen
+        # Most steps have none of these: `joins`, `dates` and `leaves` make lists where there is one.
+        self.joined = NO_PROMPTS  # done with it, and whether they decode on
+        self.leaving = NOBODY  # they go when its tokens are seen
         # Those whose newest token is its own, beside those who roll on, and how many tokens that makes.
-        self.dated: list[tuple[Entry, int]] = []
+        self.dated = NO_TOKENS
+
+    def joins(self, entry: Entry, rolling: bool) -> None:
+        if not self.joined:
+            self.joined = []
+        self.joined.append((entry, rolling))
+
+    def dates(self, entry: Entry) -> None:
+        if not self.dated:
+            self.dated = []
+        self.dated.append((entry, entry.generated))
+
+    def leaves(self, entry: Entry, how: End) -> None:
+        if not self.leaving:
+            self.leaving = {}
+        self.leaving[entry.id] = entry, how
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -198,8 +219,8 @@ class Ahead(Replica):
         assert self._air is not None
         rolling = isinstance(self.plan.decode, Decodes)
         self._join(entry, self._air.date, rolling)
-        self._air.joined.append((entry, rolling))
-        self._air.dated.append((entry, entry.generated))
+        self._air.joins(entry, rolling)
+        self._air.dates(entry)
         self.lease.prefill()
         self.policy.prefilled(entry, self.now)
         if not rolling:
@@ -255,7 +276,7 @@ class Ahead(Replica):
         """It leaves when the tokens of the step on its way are seen."""
         assert self._air is not None
         entry.end = NOT_ROLLING
-        self._air.leaving[entry.id] = entry, how
+        self._air.leaves(entry, how)
 
     def _hold(self, entry: Entry) -> None:
         self._date(entry)
@@ -264,7 +285,7 @@ class Ahead(Replica):
     def _date(self, entry: Entry) -> None:
         """It stops rolling. Where its newest token is on its way, it will be known when it came."""
         if self._air is not None and self._air.work[0] and entry.ticked:
-            self._air.dated.append((entry, entry.generated))
+            self._air.dates(entry)
 
     def _newest(self) -> Entry:
         """Whoever was admitted last of those who stay, or would get a token."""

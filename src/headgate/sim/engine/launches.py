@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from headgate.cost.model import Shape, StepCost
-from headgate.sim.engine.steps import LONG, Pace, step_ends
+from headgate.sim.engine.steps import LONG, Pace, needed, step_ends
 
 Moments = tuple[int, float, float, float, float, float]
 
@@ -81,8 +81,15 @@ class Launches(Pace):
         """The `moments` of the same; they are not listed where all steps wait for the GPU."""
         fixed, slope, least = self._line(decodes)
         spent, seconds = self._host_seconds(decodes), max(fixed + slope * context, least)
-        if most >= LONG or self._more or start + spent > self.done or spent > seconds:
-            return moments(self.decode_ends(decodes, context, most, start, stop))
+        if not (self._more or start + spent > self.done or spent > seconds):
+            few = needed(most, seconds, self.done, stop) if most >= LONG else most
+            if few < LONG:
+                return self._on_the_gpu(decodes, context, few, stop, seconds)
+        return moments(self.decode_ends(decodes, context, most, start, stop))
+
+    def _on_the_gpu(self, decodes: int, context: int, most: int, stop: float, seconds: float) -> Moments:
+        """All of them wait for the GPU; the first takes so many seconds."""
+        fixed, slope, least = self._line(decodes)
         third = before = last = first = self.done
         read, end, count = context, first + seconds, 1
         second = end

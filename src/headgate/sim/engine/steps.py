@@ -33,9 +33,7 @@ def step_ends(
     """
     fixed, slope = line
     if most >= LONG:
-        first = max(fixed + slope * context, least)
-        if stop < inf and first > 0:  # steps do not get shorter, so no more than this are needed
-            most = min(most, max(1, int((stop - start) / first) + 1))
+        most = needed(most, max(fixed + slope * context, least), start, stop)
     if most < LONG:
         ends: list[float] = []
         end, read = start, context
@@ -54,6 +52,15 @@ def step_ends(
     sums = np.cumsum(np.concatenate(([start], span)))
     long: list[float] = sums[1 : int(np.searchsorted(sums, stop)) + 1].tolist()
     return long
+
+
+def needed(most: int, first: float, start: float, stop: float) -> int:
+    """So many of the steps are enough to reach `stop`: none is shorter than the first."""
+    if stop < inf and first > 0:
+        enough = int((stop - start) / first) + 1
+        if enough < most:
+            return enough if enough > 1 else 1
+    return most
 
 
 class Pace:
@@ -89,13 +96,15 @@ class Pace:
         self, decodes: int, context: int, most: int, start: float, stop: float
     ) -> tuple[int, float, float, float]:
         """The same steps, none of whose ends is asked for: how many, the first end and the last two."""
-        if most >= LONG:
-            ends = self.decode_ends(decodes, context, most, start, stop)
-            return len(ends), ends[0], ends[-2] if len(ends) > 1 else start, ends[-1]
         fixed, slope, least = self._line(decodes)
         seconds = fixed + slope * context
         if seconds < least:
             seconds = least
+        if most >= LONG:
+            most = needed(most, seconds, start, stop)
+            if most >= LONG:
+                ends = self.decode_ends(decodes, context, most, start, stop)
+                return len(ends), ends[0], ends[-2] if len(ends) > 1 else start, ends[-1]
         before, end, read, count = start, start + (seconds + self._more), context, 1
         self._more = 0.0
         first = end
@@ -108,6 +117,10 @@ class Pace:
             end += seconds
             count += 1
         return count, first, before, end
+
+    def share(self, other: Pace) -> None:
+        """Both have the same cost: what one has asked for, the other knows."""
+        self._known = other._known
 
     def _line(self, decodes: int) -> tuple[float, float, float]:
         """The cost's `decode_line` and `decode_floor`."""
