@@ -1,4 +1,4 @@
-"""What the router costs: CPU per relayed event, transit added, CPU of a short request. Ratios within one run.
+"""What the router costs: CPU per relayed event, transit added, CPU of a short request, time of a hang-up.
 
 Run: python -m benchmarks.router [--streams 100 --rate 2000 --seconds 10 --engines 1]
 On a quiet machine with four cores: make bench-route (500 streams, 10,000 events/s, four engines).
@@ -31,6 +31,12 @@ def cpu(process: subprocess.Popen[str]) -> float:
     with open(f"/proc/{process.pid}/stat") as file:
         fields = file.read().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def memory(process: subprocess.Popen[str], which: str) -> int:
+    """KiB that it has (VmRSS) or had at most (VmHWM)."""
+    with open(f"/proc/{process.pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(which))
 
 
 def part(*words: str) -> list[str]:
@@ -117,14 +123,31 @@ def race(
             ports.append(int(engine.stdout.readline()))
         found["direct"] = measured(ports, None, streams, seconds)
         for name, make in makers.items():
+            began = time.monotonic()
             router, at = make(ports)
+            start, small = time.monotonic() - began, memory(router, "VmRSS")
             try:
                 for _ in range(WARM):  # until it has found its engines
                     if measured([at], router, streams, min(2.0, seconds))["events"]:
                         break
-                found[name] = measured([at], router, streams, seconds)
+                found[name] = measured([at], router, streams, seconds) | {"start": start}
+                found[name]["kib_per_stream"] = (memory(router, "VmHWM") - small) / streams
             finally:
                 _ended(router)
+    return found
+
+
+def hung_up(tries: int) -> dict[str, float]:
+    """How long after a client's hang-up the engine's connection is closed, one stream at a time."""
+    command = part("hangups", "--tries", str(tries))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as pair:
+        assert pair.stdin is not None and pair.stdout is not None
+        router, at = ours([int(pair.stdout.readline())])
+        try:
+            print(at, file=pair.stdin, flush=True)
+            found: dict[str, float] = json.loads(pair.stdout.readline())
+        finally:
+            _ended(router)
     return found
 
 
@@ -173,12 +196,19 @@ def main() -> None:
     short = race(8, 4000.0, given.seconds, tokens=1)
     show("requests of one event, 8 at a time: CPU per request", short, "us_per_request")
     print_table(given.streams, given.rate, long, short)
+    gone = hung_up(500)
+    print(
+        f"\nhang-up to engine, 500 tries: p50 {gone['p50_ms']:.1f} ms, p99 {gone['p99_ms']:.1f} ms, worst "
+        f"{gone['worst_ms']:.1f} ms (target 50)"
+    )
     mine = long["headgate route"]
     added = [mine[name] - long["direct"][name] for name in ("p50_ms", "p99_ms")]
     print(
         f"\nadded transit p50 {added[0]:.2f} ms, p99 {added[1]:.2f} ms (targets 0.5 and 5 on a quiet machine)"
     )
     print(f"CPU per event {mine['us_per_event']:.0f} us (target 35 at 10,000 events/s)")
+    print(f"start {mine['start']:.2f} s (target 1)")
+    print(f"memory per stream {mine['kib_per_stream']:.0f} KiB (target 64)")
     if "vllm-router" in long:
         ratio = mine["us_per_event"] / long["vllm-router"]["us_per_event"]
         print(f"CPU per event, ours over vllm-router: {ratio:.2f}")

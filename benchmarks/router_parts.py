@@ -1,4 +1,4 @@
-"""Processes of the router's benchmark: a fake engine and a client over raw sockets."""
+"""Processes of the router's benchmark: a fake engine, a client, and one that hangs up, over raw sockets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 EVENT = 280  # bytes
@@ -22,8 +23,8 @@ def _event(number: int) -> bytes:
 class Engine(asyncio.Protocol):
     """Answers POST with a stream at a fixed pace, GET with 200."""
 
-    def __init__(self, tokens: int, gap: float) -> None:
-        self.tokens, self.gap, self.data = tokens, gap, b""
+    def __init__(self, tokens: int, gap: float, lost: Callable[[], None] = lambda: None) -> None:
+        self.tokens, self.gap, self.lost, self.data = tokens, gap, lost, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client."""
@@ -35,6 +36,7 @@ class Engine(asyncio.Protocol):
         """It went."""
         if self.handle is not None:
             self.handle.cancel()
+        self.lost()
 
     def data_received(self, data: bytes) -> None:
         """A request, perhaps in parts."""
@@ -73,12 +75,40 @@ async def engine(tokens: int, gap: float) -> None:
     await asyncio.Event().wait()
 
 
+def _request(tokens: int) -> bytes:
+    """A stream of so many tokens is asked for."""
+    asked = {"model": "m", "prompt": "hello " * 50, "stream": True, "max_tokens": tokens}
+    body = json.dumps(asked).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+async def hangups(tries: int) -> None:
+    """An engine and its clients in one process: milliseconds from a client's close to that of the engine.
+
+    The router's port is read from standard input once it knows the engine's.
+    """
+    loop, took, gone = asyncio.get_running_loop(), list[float](), asyncio.Event()
+    server = await loop.create_server(lambda: Engine(10_000, 0.02, gone.set), "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    port = int(await loop.run_in_executor(None, input))
+    for number in range(tries):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(_request(10_000))
+        for _ in range(1 + number % 5):
+            await reader.readuntil(b"data: {")
+        gone.clear()
+        began = time.monotonic()
+        writer.close()
+        await asyncio.wait_for(gone.wait(), 10)
+        took.append(1e3 * (time.monotonic() - began))
+    took.sort()
+    print(json.dumps({"p50_ms": took[tries // 2], "p99_ms": took[int(0.99 * tries)], "worst_ms": took[-1]}))
+
+
 async def client(ports: list[int], streams: int, seconds: float) -> None:
     """So many streams at a time, over these ports in turn; prints events, requests, transit in ms."""
-    body = json.dumps({"model": "m", "prompt": "hello " * 50, "stream": True, "max_tokens": 100}).encode()
-    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    request += b"Content-Length: %d\r\n\r\n%b"
-    ask, transit, counts = request % (len(body), body), list[float](), [0, 0]
+    ask, transit, counts = _request(100), list[float](), [0, 0]
     end = time.monotonic() + seconds
 
     async def one(number: int) -> None:
@@ -111,16 +141,19 @@ async def client(ports: list[int], streams: int, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=["engine", "client"])
+    parser.add_argument("part", choices=["engine", "client", "hangups"])
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--gap", type=float, default=0.05)
     parser.add_argument("--port", type=int, action="append", default=[])
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--tries", type=int, default=500)
     given = parser.parse_args()
     with suppress(KeyboardInterrupt):
         if given.part == "engine":
             asyncio.run(engine(given.tokens, given.gap))
+        elif given.part == "hangups":
+            asyncio.run(hangups(given.tries))
         else:
             asyncio.run(client(given.port, given.streams, given.seconds))
 

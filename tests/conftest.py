@@ -14,6 +14,7 @@ COMMON = {
 }
 settings.register_profile("ci", max_examples=25, derandomize=True, **COMMON)
 settings.register_profile("long", max_examples=250, derandomize=True, **COMMON)
+settings.register_profile("random", max_examples=250, **COMMON)  # worlds by --hypothesis-seed
 settings.register_profile("night", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 freeze_examples()

@@ -132,6 +132,15 @@ def test_memory_is_reserved_at_the_receiver_before_the_copy_begins():
     assert served(tables) == ([1.0, 2.5], [4.5, 8.0])
 
 
+def test_a_seat_that_an_eviction_left_goes_to_whoever_has_kv_there():
+    """A outgrows the memory that is left beside B's KV. It is evicted, and fits again when B has gone."""
+    engine = Engine(SECOND, 40, 40, 64, 1, block=10)
+    workload = Workload.of([10, 10], [25, 3], arrival=[0.0, 0.0])
+    tables = fleet_of(engine, 2, Mixed(1, 64), Split(2, 1), workload, transfer=Transfer(0.5, 0.0))
+    assert served(tables) == ([1.0, 2.0], [27.5, 23.5])
+    assert tables["requests"]["evictions"].tolist() == [1, 0]
+
+
 class Punctual(BatchPolicy):
     """Begins short prompts at once and long ones at five o'clock."""
 

@@ -48,10 +48,9 @@ class JsonLines:
         elif path is not None:
             try:
                 self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (open as long as the router runs)
-            except OSError as error:
-                raise InputError(
-                    f"{path}: cannot be written, {error.strerror}; choose another file"
-                ) from None
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                raise InputError(f"{path}: cannot be written, {why}; choose another file") from None
 
     @property
     def wanted(self) -> bool:

@@ -6,12 +6,15 @@ import re
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from headgate.live.route.answers import RefusedError
 
 DEPTH = 64
 TEXT = re.compile(rb'"[^"]*+"')
 NOT_STRUCTURE = bytes(sorted(set(range(256)) - set(b'[]{}"')))
+STEP = bytes.maketrans(b'[{]}"', b"\x01\x01\xff\xff\x00")  # what a bracket adds to the depth, as int8
+BLOCK = 1 << 16  # brackets that are looked at together
 LOOKED_AT = (
     "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens",
     "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
@@ -21,8 +24,15 @@ QUOTED = [(name, b'"%b"' % name.encode()) for name in LOOKED_AT]
 WHOLE_ONLY = frozenset(("kv_transfer_params", "prompt_logprobs", "n", "best_of", "use_beam_search", "echo"))
 UNBOUNDED = 1 << 20  # output tokens of a request without a limit
 ABSENT = msgspec.Raw()
+
+
+class _Metadata(msgspec.Struct):
+    named: str | None = msgspec.field(default=None, name="class")
+
+
 _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY = msgspec.json.Decoder()
+_METADATA = msgspec.json.Decoder(_Metadata)
 Fields = dict[str, msgspec.Raw]  # lengths of texts are taken from their raw bytes
 
 
@@ -54,8 +64,7 @@ def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
         raise RefusedError(400, "kv_params", "kv_transfer_params is not accepted from clients")
     get = fields.get
     text = get("prompt") or get("messages") or get("input") or ABSENT
-    model, metadata = _value(fields, "model"), _value(fields, "metadata")
-    field_class = metadata.get("class") if isinstance(metadata, dict) else None
+    model = _value(fields, "model")
     return Asked(
         body=body,
         model=model if isinstance(model, str) else "",
@@ -63,7 +72,7 @@ def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
         prompt_bytes=len(bytes(text)),
         limit=_limit(fields),
         splittable=_splittable(fields, path),
-        field_class=field_class if isinstance(field_class, str) else None,
+        field_class=_field_class(fields),
         prompt_tokens=_token_ids(get("prompt", ABSENT)),
         text=text,
         salt=(get("cache_salt", ABSENT), get("tools", ABSENT)),
@@ -72,12 +81,21 @@ def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
 
 
 def _value(fields: Fields, name: str) -> Any:
-    """One small field decoded; None for null or a missing one."""
+    """One field decoded; None for null or a missing one. A list or an object stays as it is."""
     raw = fields.get(name)
+    if raw is None or bytes(memoryview(raw)[:1]) in (b"[", b"{"):
+        return raw
     try:
-        return _ANY.decode(raw) if raw is not None else None
-    except msgspec.DecodeError:
+        return _ANY.decode(raw)
+    except (msgspec.DecodeError, ValueError):
         raise RefusedError(400, "json", "the body is not a JSON object") from None
+
+
+def _field_class(fields: Fields) -> str | None:
+    try:
+        return _METADATA.decode(fields.get("metadata", b"{}")).named
+    except (msgspec.DecodeError, ValueError):  # what else it may be is the engine's matter
+        return None
 
 
 def _limit(fields: Fields) -> int:
@@ -125,15 +143,13 @@ def _check_depth(body: bytes) -> None:
     if body.count(b"[") + body.count(b"{") <= DEPTH:
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, NOT_STRUCTURE)
-    brackets = TEXT.sub(b"", plain.replace(b'""', b""))
-    for _ in range(DEPTH):
-        if not brackets:
-            return
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
-    if brackets:
-        raise RefusedError(
-            400, "depth", f"the body nests deeper than {DEPTH} levels or its brackets do not match"
-        )
+    steps = np.frombuffer(TEXT.sub(b"", plain.replace(b'""', b"")).translate(STEP), dtype=np.int8)
+    depth = 0
+    for start in range(0, len(steps), BLOCK):
+        depths = steps[start : start + BLOCK].cumsum(dtype=np.int32)
+        if depth + int(depths.max()) > DEPTH:
+            raise RefusedError(400, "depth", f"the body nests deeper than {DEPTH} levels")
+        depth += int(depths[-1])
 
 
 def _check_duplicates(body: bytes, fields: Fields) -> None:

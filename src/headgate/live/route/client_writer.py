@@ -17,14 +17,14 @@ class ClientWriter:
     not keep up, it says so and `write` waits.
     """
 
-    __slots__ = ("_chunked", "_response", "_transport", "_writer")
+    __slots__ = ("_chunked", "_response", "_transport", "_writer", "chunked")
 
     def __init__(
         self, response: web.StreamResponse, writer: AbstractStreamWriter, transport: asyncio.Transport | None
     ) -> None:
         self._response, self._writer = response, writer
-        chunked = response.chunked or getattr(writer, "chunked", False)
-        self._chunked = transport if chunked else None  # other answers are framed by their length
+        self.chunked: bool = response.chunked or getattr(writer, "chunked", False)
+        self._chunked = transport if self.chunked else None  # other answers are framed by their length
         self._transport: asyncio.Transport | None = None  # None before the head is sent
 
     async def write(self, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -10,11 +11,13 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headgate.core.errors import InputError, first_fault
+from headgate.live.files import read_regular
 from headgate.live.route.addresses import Address, Name, Url, address
 from headgate.live.route.gate_waits import ClassLimits
 from headgate.live.route.units import Bytes, Count, Delay, Seconds, Switch
 
 MOST_CLASSES = 64
+MOST_BYTES = 1 << 24  # of a file
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -237,8 +240,8 @@ class Config(GateConfig):
 
 
 def _distinct(what: str, names: list[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
+    for name, times in Counter(names).items():
+        if times > 1:
             raise ValueError(f"{what} {name!r} is there twice; drop one")
 
 
@@ -282,12 +285,21 @@ def checked_as(model: type[Whole], given: dict[str, Any], where: str = "", writt
 
 def parsed(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML file, not yet checked."""
+    text = read_text(path)
     try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not TOML, {error}; fix the line") from None
+
+
+def read_text(path: str | Path) -> str:
+    """A regular file of bounded size: the event loop waits for it."""
+    try:
+        return read_regular(str(path), MOST_BYTES).decode("utf-8")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; give a readable file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not TOML, {error}; fix the line") from None
+    except ValueError as error:
+        raise InputError(f"{path}: {error}; give a text file") from None
 
 
 def _fields(whole: type[Part], place: tuple[int | str, ...]) -> list[str]:

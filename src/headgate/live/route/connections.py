@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.helpers import _EXC_SENTINEL
 from aiohttp.http import HttpProcessingError, StreamWriter
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -39,6 +40,19 @@ class EngineConnection(ResponseHandler):
         super().connection_lost(exc)
         if self.on_read is not None:
             self.on_read()
+
+    def set_exception(self, exc: BaseException, exc_cause: BaseException = _EXC_SENTINEL) -> None:
+        """Bytes that are no HTTP end the body too, which would be waited for otherwise."""
+        super().set_exception(exc, exc_cause)
+        if self._payload is not None and not self._payload.is_eof() and self._payload.exception() is None:
+            self._payload.set_exception(aiohttp.ClientPayloadError("the body is not HTTP"))
+
+    def close(self) -> None:
+        """Hang up at once: what an engine has not read yet is not waited for, nor kept."""
+        if self.transport is not None and self.transport.get_write_buffer_size():
+            self.abort()
+        else:
+            super().close()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Streams ask for it after every read; without a pause there is nothing to do."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -17,6 +20,7 @@ from headgate.live.route.verdict import Fault, LegError
 if TYPE_CHECKING:
     from headgate.live.route.service import Service
 
+NO_LINGER = struct.pack("ii", 1, 0)
 FAILED_STATUS = {Fault.IDLE: 504, Fault.CUT: 503}
 
 
@@ -42,7 +46,7 @@ async def deliver(
         return web.Response(status=leg.status, headers=headers, body=leg.head)
     response = _Streamed(status=leg.status, headers=headers)
     limits = service.legs.config.limits
-    progress = Progress(limits.idle, limits.client_stall, leg.close, lambda: abort(job))
+    progress = Progress(limits.idle, limits.client_stall, leg.close, lambda: abort(job.request))
     progress.writing = True  # the head and the first event
     try:
         writer = await response.prepare(job.request)
@@ -61,7 +65,7 @@ async def deliver(
 
 async def write_out(job: Job, response: web.StreamResponse, stall: float) -> None:
     """Write a whole answer, which no longer holds a seat; a client that does not read it is cut."""
-    progress = Progress(stall, stall, lambda: abort(job), lambda: abort(job))
+    progress = Progress(stall, stall, lambda: abort(job.request), lambda: abort(job.request))
     progress.writing = True
     try:
         await response.prepare(job.request)
@@ -88,14 +92,17 @@ async def _pass_on(
         progress.writing = True
         progress.touch()
         call.fail(fault)
-        job.fault, job.outcome = fault.fault.value, "failed"
-        response.force_close()
-        if leg.streaming:
+        job.fault, job.outcome = fault.fault.value, "ok" if leg.scanner.done else "failed"
+        if leg.scanner.done:  # the client has everything
+            await response.write_eof()
+        elif leg.scans:
+            if not client.chunked:
+                response.force_close()  # its length was announced and is not kept
             status = FAILED_STATUS.get(fault.fault, 502)
             await response.write(error_event(status, fault.message, leg.torn))
             await response.write_eof()
         else:
-            abort(job)  # a body that ends early must not look whole
+            abort(job.request)  # a body that ends early must not look whole
 
 
 def _booked(job: Job, call: OpenLeg, service: Service) -> None:
@@ -112,7 +119,13 @@ def _booked(job: Job, call: OpenLeg, service: Service) -> None:
         job.output = round(events * call.upstream.tokens_per_event)
 
 
-def abort(job: Job) -> None:
-    """Reset the client's connection, which ends whatever waits for it."""
-    if job.request.transport is not None:
-        job.request.transport.abort()
+def abort(request: web.BaseRequest) -> None:
+    """Reset the client's connection, which ends whatever waits for it.
+
+    Only a reset tells a client of HTTP/1.0, which reads until the connection ends, that bytes are missing.
+    """
+    transport = request.transport
+    if transport is not None:
+        with suppress(OSError, AttributeError):  # it is closed already
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        transport.abort()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from pathlib import Path
 from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.live.route.addresses import address
-from headgate.live.route.config import Config, Discovery, EngineAt, checked, parsed
+from headgate.live.route.config import Config, Discovery, EngineAt, checked, parsed, read_text
 
 log = logging.getLogger("headgate.route")
 MOST = 1000  # engines
@@ -35,7 +34,7 @@ def from_file(discovery: Discovery) -> list[EngineAt]:
         given = [{"url": line} for line in _lines(path)]
     if not isinstance(given, list):
         raise InputError(f"{path}: engines is not a list of tables; write [[engines]]")
-    tables = [{**_defaults(discovery), **each} if isinstance(each, dict) else each for each in given]
+    tables = [{**_defaults(discovery), **each} if isinstance(each, dict) else each for each in given[:MOST]]
     return list(checked({"engines": tables}, f"{path}: ").engines) if tables else []
 
 
@@ -44,8 +43,8 @@ async def from_dns(discovery: Discovery) -> list[EngineAt]:
     host, port = address(discovery.dns or "")
     try:
         answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise InputError(f"DNS name {host}: {error.strerror}; check discovery.dns") from None
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"DNS name {host}: {error}; check discovery.dns") from None
     hosts = sorted({str(answer[4][0]) for answer in answers})
     shown = [f"[{each}]" if ":" in each else each for each in hosts]
     return [EngineAt(url=f"http://{each}:{port}", **_defaults(discovery)) for each in shown]
@@ -56,9 +55,5 @@ def _defaults(discovery: Discovery) -> dict[str, Any]:
 
 
 def _lines(path: str) -> list[str]:
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {error}; give a readable file") from None
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    lines = (line.partition("#")[0].strip() for line in read_text(path).splitlines())
     return [line for line in lines if line]

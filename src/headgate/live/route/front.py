@@ -12,7 +12,7 @@ from aiohttp import web
 from headgate.core.version import VERSION
 from headgate.live.route.answers import RefusedError, answer
 from headgate.live.route.body import Asked, read_body
-from headgate.live.route.deliver import write_out
+from headgate.live.route.deliver import abort, write_out
 from headgate.live.route.headers import loops, request_id
 from headgate.live.route.job import Job
 from headgate.live.route.keys import Key
@@ -54,16 +54,29 @@ class Front:
         self.app.server.began(request.protocol)
         began = self.app.now()
         try:
-            return await self._answer(request)
+            response = await self._answer(request)
         except RefusedError as refused:
             if not refused.written:  # one that never became a request of a class
                 self.app.wrote_refusal(request, refused, began)
-            return self._refuse(refused)
+            response = self._refuse(refused)
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
             log.exception("a request failed inside the router")
-            return self._refuse(RefusedError(500, "internal", "the router failed"))
+            response = self._refuse(RefusedError(500, "internal", "the router failed"))
+        if not response.prepared:
+            await self._write_own(request, response)
+        return response
+
+    async def _write_own(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Write an answer of the router's own, which is short; a client that reads none of them is cut."""
+        try:
+            response.headers["Server"] = "headgate"
+            async with asyncio.timeout(self.app.config.limits.client_stall):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            abort(request)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.partition("?")[0]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, MultiMapping
 
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
@@ -22,14 +22,14 @@ VIA = "1.1 headgate-route"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-def connection_names(headers: Mapping[str, str]) -> frozenset[str]:
+def connection_names(headers: MultiMapping[str]) -> frozenset[str]:
     """Further hop-by-hop headers, named by `Connection`."""
-    named = headers.get("Connection", "")
+    named = ",".join(headers.getall("Connection", ()))
     return frozenset(each.strip().lower() for each in named.split(",")) if named else frozenset()
 
 
 def to_engine(
-    headers: Mapping[str, str], request_id: str, authorization: str | None, priority: int, passes_key: bool
+    headers: MultiMapping[str], request_id: str, authorization: str | None, priority: int, passes_key: bool
 ) -> CIMultiDict[str]:
     """The headers of an upstream call: the client's end-to-end ones, ours instead of what it may not say."""
     also = connection_names(headers)
@@ -40,7 +40,7 @@ def to_engine(
             kept.add(name, value)
     kept["Accept-Encoding"] = "identity"  # compressed events could not be read
     kept["X-Request-Id"] = request_id
-    kept["Via"] = f"{headers['Via']}, {VIA}" if "Via" in headers else VIA
+    kept["Via"] = ", ".join((*headers.getall("Via", ()), VIA))
     if authorization is not None:
         kept["Authorization"] = authorization
     elif passes_key and "Authorization" in headers:
@@ -65,6 +65,6 @@ def request_id(shown: str | None) -> str:
     return shown if shown is not None and REQUEST_ID.fullmatch(shown) else "hg-" + secrets.token_hex(12)
 
 
-def loops(headers: Mapping[str, str]) -> bool:
+def loops(headers: MultiMapping[str]) -> bool:
     """Whether the request has been through a router of ours already."""
-    return "headgate-route" in headers.get("Via", "")
+    return any("headgate-route" in each for each in headers.getall("Via", ()))

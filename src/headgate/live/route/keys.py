@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from headgate.core.errors import InputError
+from headgate.live.route.config import read_text
 
 LINE = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})\s+(?P<digest>[0-9a-fA-F]{64})(?P<rest>(\s+\S+)*)\s*"
@@ -63,12 +64,8 @@ def read_keys(path: str | Path | None) -> Keys:
     """Lines of `NAME SHA256 [choose] [tokens=N]`, N a minute; `#` starts a comment."""
     if path is None:
         return Keys(None)
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"key file {path}: {error}; give a readable file") from None
     keys: list[Key] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         line = line.partition("#")[0].strip()
         if not line:
             continue

@@ -26,19 +26,28 @@ class Models:
         self.app = app
         self._list: dict[str, Any] | None = None
         self._at = 0.0
+        self._asking: asyncio.Task[list[dict[str, Any]]] | None = None
 
     async def listed(self) -> dict[str, Any]:
-        """OpenAI's list; a model of several engines stands in it once."""
+        """OpenAI's list. Clients that ask at once are one question to the engines."""
         now = self.app.now()
         if self._list is not None and now - self._at < KEPT:
             return self._list
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_all())
+        models = await asyncio.shield(self._asking)
+        if not models:
+            raise RefusedError(503, "no-engines", "no engine is up", 5)
+        self._list, self._at = {"object": "list", "data": models}, now
+        return self._list
+
+    async def _ask_all(self) -> list[dict[str, Any]]:
+        """The models of all engines; one of several engines stands in it once."""
         up = [each for each in self.app.upstreams.values() if each.healthy and not each.retired][:ASKED]
         answers = await asyncio.gather(*(self._ask(each) for each in up))
-        models = {str(model.get("id")): model for answer in reversed(answers) for model in answer}
-        if not any(answers):
-            raise RefusedError(503, "no-engines", "no engine is up", 5)
-        self._list, self._at = {"object": "list", "data": list(models.values())}, now
-        return self._list
+        return list(
+            {str(model.get("id")): model for answer in reversed(answers) for model in answer}.values()
+        )
 
     async def _ask(self, upstream: Upstream) -> list[dict[str, Any]]:
         headers = {"Authorization": upstream.authorization} if upstream.authorization else {}

@@ -57,13 +57,13 @@ class Leg:
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.streaming = False
+        self.scans = False  # are its events read? Those of a compressed stream are not
         self.whole = False  # the answer is complete in `head`
         self.head = b""  # to be sent to the client first
         self.scanner = EventScanner(times.event)
         self._connections, self._url, self._path, self._times = connections, url, path, times
         self._answer: Answer | None = None
         self._usage: Usage | None = None
-        self._scans = False
         self._sent_rest = False
         self._cut = ""  # why we broke it off ourselves
         self._timer: asyncio.Timeout | None = None
@@ -78,7 +78,8 @@ class Leg:
                 await self._begin()
         except TimeoutError:
             raise self._broken(Fault.FIRST_TOKEN, f"no token within {limit:g} s") from None
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError) as error:
+            error.__traceback__ = None  # the body keeps the error, a frame of the traceback keeps the body
             raise self._broken(
                 Fault.RESET, "the engine closed the connection before its first token"
             ) from None
@@ -96,6 +97,7 @@ class Leg:
         try:
             last = await self._copy(self._answer, client, progress, counted)
         except (aiohttp.ClientError, OSError) as error:
+            error.__traceback__ = None
             if progress.writing:
                 raise ConnectionResetError("the client is gone") from error
             if progress.silent and not self._cut:
@@ -106,7 +108,7 @@ class Leg:
         rest = self.scanner.rest()
         self._sent_rest = bool(rest)
         last += rest
-        if self._scans and not self.scanner.done and self._path in DONE_ENDS:
+        if self.scans and not self.scanner.done and self._path in DONE_ENDS:
             await client.write(last)
             raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
         return last
@@ -114,7 +116,7 @@ class Leg:
     async def _copy(
         self, answer: Answer, client: ClientWriter, progress: Progress, counted: Counted
     ) -> bytes:
-        scanner, scans, write_now = self.scanner, self._scans, client.now
+        scanner, scans, write_now = self.scanner, self.scans, client.now
         feed, touch, content = scanner.feed, progress.touch, answer.content
 
         def send(chunk: bytes, last: bool) -> bytes:
@@ -186,7 +188,7 @@ class Leg:
         if not 200 <= self.status < 300:
             await self._read_error(kind)
         elif kind.startswith("text/event-stream"):
-            self.streaming, self._scans = True, plain
+            self.streaming, self.scans = True, plain
             await (self._first_event() if plain else self._first_bytes())
         else:
             await self._read_answer(plain)
@@ -197,9 +199,7 @@ class Leg:
             raise LegError(
                 Fault.GARBAGE, f"the engine's error {self.status} is larger than {ERROR_BODY} bytes"
             )
-        fault = judge_status(self.status, body, kind, self._times.retry_500)
-        if fault is not None:
-            raise fault
+        _raise(judge_status(self.status, body, kind, self._times.retry_500))
         self.head, self.whole = body, True
 
     async def _read_answer(self, plain: bool) -> None:
@@ -207,8 +207,8 @@ class Leg:
         body = await self._read_up_to(self._times.answer_buffer)
         if body is None:
             return
-        if plain and (fault := judge_body(body)) is not None:
-            raise fault
+        if plain:
+            _raise(judge_body(body))
         self.head, self.whole = body, True
         self._usage = usage_of(body) if plain and self._path.startswith("/v1/") else None
 
@@ -231,30 +231,40 @@ class Leg:
     async def _first_event(self) -> None:
         """Read until the first event that says something; an event without text is held back with it."""
         assert self._answer is not None
-        content, scanner, held = self._answer.content, self.scanner, b""
+        content, scanner, held = self._answer.content, self.scanner, bytearray()
         while True:
             chunk = await content.readany()
             if not chunk and content.at_eof():
                 raise LegError(Fault.EMPTY, "the stream ended before its first token")
             held += scanner.feed(chunk)
             if scanner.first is None:
+                if len(held) > self._times.event:
+                    raise LegError(Fault.GARBAGE, "the stream brings comments and no token")
                 continue
-            if (fault := judge_event(scanner.first)) is not None:
-                raise fault
+            _raise(judge_event(scanner.first))
             if scanner.events >= HELD_EVENTS or scanner.done or not is_empty(scanner.first):
                 if scanner.events > 1 and is_empty(scanner.first):
-                    self._judge_second(held)
-                self.head = held
+                    self._judge_second(bytes(held))
+                self.head = bytes(held)
                 return
 
     def _judge_second(self, held: bytes) -> None:
         """The event after a role chunk: an engine that shuts down aborts there."""
         pieces = [piece[6:] for piece in held.split(b"\n\n") if piece.startswith(b"data: ")]
-        if len(pieces) > 1 and pieces[1] != b"[DONE]" and (fault := judge_event(pieces[1])) is not None:
-            raise fault
+        if len(pieces) > 1 and pieces[1] != b"[DONE]":
+            _raise(judge_event(pieces[1]))
 
     def _broken(self, fault: Fault, message: str) -> LegError:
         self.close()
         if self._cut:
             return LegError(Fault.CUT, self._cut, retry=False)
         return LegError(fault, message)
+
+
+def _raise(fault: LegError | None) -> None:
+    """Raise it, if there is one. No frame of its traceback may hold it, which would be a cycle."""
+    try:
+        if fault is not None:
+            raise fault
+    finally:
+        del fault

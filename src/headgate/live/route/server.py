@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from headgate.core.errors import InputError
 from headgate.live.route.config import Front
 
+log = logging.getLogger("headgate.route.http")
+log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+# what is no HTTP is answered with 400; a log of it would hold a client's raw bytes
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 LINGER = 2.0  # seconds for which the rest of a refused body is read
 BUFFER = 1 << 16
@@ -32,6 +37,7 @@ class GuardedServer(web.Server):
             read_bufsize=BUFFER,
             auto_decompress=False,
             access_log=None,
+            logger=log,
         )
         self.refused = 0
         self._front = front

@@ -14,8 +14,8 @@ from headgate.core.policy import BatchPolicy
 from headgate.cost.card import DERIVED_CARD, Card, load_card, parse_card
 from headgate.cost.likeness import Likeness, doubts, refusals
 from headgate.cost.model import StepCost
+from headgate.live.files import MOST_CARD_BYTES, read_regular
 from headgate.live.vllm.fields import LOG, OBSERVE, Floor, Promise, Settings
-from headgate.live.vllm.files import MOST_CARD_BYTES, read_regular
 from headgate.live.vllm.requests import promises
 from headgate.methods.make import make_policy, policy_class, policy_parameters
 from headgate.settings_base import SettingsModel, checked, parse_toml, underscored

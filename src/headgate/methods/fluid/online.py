@@ -85,6 +85,7 @@ class Online(RoutePolicy):
         self._probes.follow(plan, engines, 0.0)
         self._planner: FluidPlanner | None = None
         self._next, self._looks = every, 0
+        self._made = self._looked = 0.0  # when the plan was made (the first: seen), estimates last compared
 
     def roles(self, engines: int) -> tuple[str, ...]:
         """As the router inside wants them."""
@@ -159,7 +160,7 @@ class Online(RoutePolicy):
         """The plan: what it should bring, whom it serves, and what one more of each class is worth."""
         plan, found = self.plan, dict(self.inner.gauges())
         found["plan_revenue"] = plan.revenue * self.engines
-        found["plan_made"] = self.plans[-1].time
+        found["plan_age"] = self._looked - self._made
         found["plans_failed"] = float(self.failed)
         columns = zip(plan.instance.flows, plan.served, plan.shadows.arrival, strict=True)
         for flow, served, worth in columns:
@@ -169,7 +170,9 @@ class Online(RoutePolicy):
         return found
 
     def _look(self, fleet: Fleet) -> None:
-        engines = _open(fleet)
+        engines, self._looked = _open(fleet), fleet.now
+        if not self._looks:
+            self._made = fleet.now
         fleet.catch_up()
         seen = self.traffic.seen(fleet.now)
         self._looks += 1
@@ -194,6 +197,7 @@ class Online(RoutePolicy):
         inner.adopt(fleet, self.inner)
         self.inner, self.plan, self.engines = inner, plan, engines
         self.plans.append(Planned(fleet.now, engines, plan))
+        self._made = fleet.now
         self._probes.follow(plan, engines, fleet.now)
 
 

@@ -144,7 +144,7 @@ class FleetEngine:
             if self._start():
                 break
             lease.ended = True
-            if replica.asked_now:
+            if replica.asked_now and not self._joined_late():
                 self._wait()
                 break
         if replica.now >= self._watchdog.next_look:
@@ -277,6 +277,13 @@ class FleetEngine:
         while self.landed and (self.landed[0].dropped or self._join(self.landed[0])):
             self.landed.popleft()
         self.news = bool(self.bound or self.landed)
+
+    def _joined_late(self) -> bool:
+        """Nothing can run. Has an eviction left a seat to somebody whose KV is here?"""
+        before = len(self.landed)
+        if before:
+            self._exchange()
+        return len(self.landed) < before
 
     def _clear_up(self) -> None:
         """KV was reserved in vain, or could not come."""

@@ -72,6 +72,24 @@ def test_a_broken_stream_ends_with_an_error_event(script, code: int) -> None:
     run(work())
 
 
+def test_the_connection_of_a_broken_stream_serves_the_next_request() -> None:
+    """The answer was ended properly, so clients use its connection again."""
+
+    async def work() -> None:
+        async with routed(reset_after_two) as world:
+            body = b'{"model": "m", "prompt": "a", "stream": true}'
+            ask = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            ask += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port)
+            for _ in range(2):
+                writer.write(ask)
+                answer = await reader.readuntil(b"\r\n0\r\n\r\n")
+                assert answer.startswith(b"HTTP/1.1 200 ") and b'"error"' in answer
+            writer.close()
+
+    run(work())
+
+
 def test_half_an_event_at_a_clean_end_is_passed_on_and_closed() -> None:
     async def work() -> None:
         async with routed(ends_inside_an_event) as world:

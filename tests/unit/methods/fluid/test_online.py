@@ -146,6 +146,7 @@ def test_a_plan_that_cannot_be_made_leaves_the_old_one(monkeypatch):
     router = Online(plan := plan_fluid_before(start), 10, draws(0))
     Network(start, 10, router, Poisson(start, 10, 0)).run(200.0)
     assert router.plan is plan and router.failed >= 2
+    assert router.gauges()["plan_age"] > 150  # whoever watches it sees that nothing new is planned
 
 
 def plan_fluid_before(start):
