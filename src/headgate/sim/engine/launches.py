@@ -7,6 +7,7 @@ from math import inf
 from headgate.cost.model import Shape, StepCost
 from headgate.sim.engine.steps import LONG, Pace, needed, step_ends
 
+Price = tuple[float, float, float]  # a cost's decode line and the least a step takes
 Moments = tuple[int, float, float, float, float, float]
 
 
@@ -50,7 +51,12 @@ class Launches(Pace):
         None but the first is composed at or after `stop`. All of them wait for the GPU, or all for the host,
         and a change of phase stands alone, so from the second on their times lie on a straight line.
         """
-        fixed, slope, least = self._line(decodes)
+        return self._listed(self._line(decodes), decodes, context, most, start, stop)
+
+    def _listed(
+        self, price: Price, decodes: int, context: int, most: int, start: float, stop: float
+    ) -> list[float]:
+        fixed, slope, least = price
         spent = self._host_seconds(decodes)
         more, self._more = self._more, 0.0
         first = fixed + slope * context
@@ -79,17 +85,18 @@ class Launches(Pace):
 
     def decode_moments(self, decodes: int, context: int, most: int, start: float, stop: float) -> Moments:
         """The `moments` of the same; they are not listed where all steps wait for the GPU."""
-        fixed, slope, least = self._line(decodes)
+        price = fixed, slope, least = self._line(decodes)
         spent, seconds = self._host_seconds(decodes), max(fixed + slope * context, least)
         if not (self._more or start + spent > self.done or spent > seconds):
             few = needed(most, seconds, self.done, stop) if most >= LONG else most
             if few < LONG:
-                return self._on_the_gpu(decodes, context, few, stop, seconds)
-        return moments(self.decode_ends(decodes, context, most, start, stop))
+                return self._on_the_gpu(price, decodes, context, few, stop)
+        return moments(self._listed(price, decodes, context, most, start, stop))
 
-    def _on_the_gpu(self, decodes: int, context: int, most: int, stop: float, seconds: float) -> Moments:
-        """All of them wait for the GPU; the first takes so many seconds."""
-        fixed, slope, least = self._line(decodes)
+    def _on_the_gpu(self, price: Price, decodes: int, context: int, most: int, stop: float) -> Moments:
+        """All of them wait for the GPU."""
+        fixed, slope, least = price
+        seconds = max(fixed + slope * context, least)
         third = before = last = first = self.done
         read, end, count = context, first + seconds, 1
         second = end

@@ -70,14 +70,13 @@ class Pace:
     batch, the host has fallen behind): the cost's `switch`, in seconds per change.
     """
 
-    __slots__ = ("_cost", "_floor", "_known", "_more", "_switch", "by_chunk")
+    __slots__ = ("_cost", "_floor", "_more", "_switch", "by_chunk")
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
         self._switch = cost.switch
         own = type(cost).decode_floor is not StepCost.decode_floor
         self._floor = cost.decode_floor if own else None  # asked for at every step, so not without need
-        self._known: dict[int, tuple[float, float, float]] = {}  # by the number of decodes
         self._more = 0.0  # what the next decode step takes beyond its price
         self.by_chunk = cost.by_chunk
 
@@ -103,7 +102,9 @@ class Pace:
         if most >= LONG:
             most = needed(most, seconds, start, stop)
             if most >= LONG:
-                ends = self.decode_ends(decodes, context, most, start, stop)
+                more, self._more = self._more, 0.0
+                line = fixed, slope
+                ends = step_ends(self._cost, line, decodes, context, most, start, stop, more, least)
                 return len(ends), ends[0], ends[-2] if len(ends) > 1 else start, ends[-1]
         before, end, read, count = start, start + (seconds + self._more), context, 1
         self._more = 0.0
@@ -118,18 +119,10 @@ class Pace:
             count += 1
         return count, first, before, end
 
-    def share(self, other: Pace) -> None:
-        """Both have the same cost: what one has asked for, the other knows."""
-        self._known = other._known
-
     def _line(self, decodes: int) -> tuple[float, float, float]:
-        """The cost's `decode_line` and `decode_floor`."""
-        found = self._known.get(decodes)
-        if found is None:
-            fixed, slope = self._cost.decode_line(decodes)
-            least = self._floor(decodes) if self._floor else 0.0
-            found = self._known[decodes] = fixed, slope, least
-        return found
+        """The cost's `decode_line` and `decode_floor`, asked once for each run of steps."""
+        fixed, slope = self._cost.decode_line(decodes)
+        return fixed, slope, self._floor(decodes) if self._floor else 0.0
 
     def nearly_done(self, decodes: int, context: int, steps: int, start: float) -> float:
         """Just before the last of several decode steps from `start` ends, without laying them out.

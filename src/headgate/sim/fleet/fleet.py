@@ -84,7 +84,6 @@ class FleetSimulator:
             station = self._station(seat.id, engine, policy(seat.role), leases, watchdog)
             seat.inside = station
             self.stations.append(station)
-            station.replica.share_prices(self.stations[0].replica)
         self._longest = engine.longest
         self._lobby = Ledger(self.stations[0].replica.ledger.limits, 0)  # whose handles wait at no engine
         self._at: dict[int, FleetEngine] = {}

@@ -46,10 +46,6 @@ class FleetReplica(Replica):
         self._recorder, self._on_end, self._on_part = recorder, on_end, on_part
         super().__init__(engine, policy, lengths, (recorder,), leases, contents=contents)
 
-    def share_prices(self, other: FleetReplica) -> None:
-        """Engines of one kind ask once what a step costs."""
-        self._pace.share(other._pace)
-
     def cached(self, request: Request) -> int:
         """Tokens of its prompt that are here now."""
         if self.cache is None:
