@@ -24,6 +24,7 @@ MODULES = (
     "core/request",
     "core/roster",
     "core/seat",
+    "core/step_counter",
     "core/watchdog",
     "kv/blocks",
     "kv/prefix",

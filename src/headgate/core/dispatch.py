@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from headgate.core.ask_router import AskRouter
 from headgate.core.build import mypyc_attr
@@ -13,6 +14,9 @@ from headgate.core.request import Request
 from headgate.core.roster import Roster
 
 Rooms = Callable[[str], Room]  # from the role of an engine
+DECODE: Final = Stage.DECODE
+STOPPED: Final = End.STOPPED
+LIMIT: Final = End.LIMIT
 
 
 def simulated_rooms(router: RoutePolicy, seats: int) -> Rooms:
@@ -91,7 +95,7 @@ class Dispatch:
     def ended(self, request: Request, engine: int, now: float, how: End) -> None:
         """It has left an engine, or its way there, for good."""
         seat, decodes = self.roster.replicas[engine], self.roster.places[request.id].decoding
-        served = how is End.STOPPED or how is End.LIMIT
+        served = how is STOPPED or how is LIMIT
         if not decodes and not served:
             self.roster.drop_prompt(request, seat)
         else:
@@ -163,7 +167,7 @@ class Dispatch:
 
     def _move(self, move: Move, now: float) -> None:
         found, seat = self.roster.find(move)
-        if move.stage is Stage.DECODE:
+        if move.stage is DECODE:
             self.roster.start_decode(found, seat)
         else:
             self.roster.start_prompt(found, seat, move.stage)

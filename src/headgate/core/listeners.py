@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from headgate.core.plan import Plan
-from headgate.core.policy import End, Observer, StepCounter, Steps
+from headgate.core.policy import End, Observer, Steps
 from headgate.core.request import Request
+from headgate.core.step_counter import StepCounter
 
 Hook = Callable[[Request, float], None]
-Ran = Callable[[float, Sequence[float], int, int, int, int, int], None]
 
 
 class Listeners:
@@ -27,10 +27,11 @@ class Listeners:
         self.evicted: list[Hook] = [o.evicted for o in of("evicted")]
         self.finished: list[Callable[[Request, float, End], None]] = [o.finished for o in of("finished")]
         stepped = of("stepped")
-        counters = [o for o in stepped if type(o).stepped is StepCounter.stepped]
+        self._counting: list[StepCounter] = [
+            o for o in stepped if isinstance(o, StepCounter) and type(o).stepped is StepCounter.stepped
+        ]
         self.stepped: list[Callable[[Steps], None]] = [o.stepped for o in stepped]
-        self._counting: list[Ran] = [o.ran for o in counters if isinstance(o, StepCounter)]
-        self._others: list[Callable[[Steps], None]] = [o.stepped for o in stepped if o not in counters]
+        self.each_end: list[Callable[[Steps], None]] = [o.stepped for o in stepped if o not in self._counting]
         self.planned: list[Callable[[Plan, float, Mapping[str, float]], None]] = [
             o.planned for o in of("planned")
         ]
@@ -38,17 +39,32 @@ class Listeners:
     def ran(
         self,
         start: float,
-        ends: Sequence[float],
+        ends: list[float],
         decodes: int,
         context: int,
         prefill: int,
         behind: int,
         kv: int,
     ) -> None:
-        """Tell of steps, first those that take them as they are."""
-        for count in self._counting:
-            count(start, ends, decodes, context, prefill, behind, kv)
-        if self._others:
+        """Tell of steps, first those that count them."""
+        self.counted(start, ends[0], ends[-1], len(ends), decodes, context, prefill, behind, kv)
+        if self.each_end:
             steps = Steps(start, ends, decodes, context, prefill, behind, kv)
-            for hook in self._others:
+            for hook in self.each_end:
                 hook(steps)
+
+    def counted(
+        self,
+        start: float,
+        first: float,
+        last: float,
+        count: int,
+        decodes: int,
+        context: int,
+        prefill: int,
+        behind: int,
+        kv: int,
+    ) -> None:
+        """Tell of steps where no observer wants each end."""
+        for counter in self._counting:
+            counter.ran(start, first, last, count, decodes, context, prefill, behind, kv)

@@ -79,25 +79,6 @@ class Observer:
         """A new plan came into force."""
 
 
-class StepCounter(Observer):
-    """An observer that takes the fields of `Steps` one by one: long runs need not build a `Steps` for it."""
-
-    def stepped(self, steps: Steps) -> None:
-        self.ran(*steps)
-
-    def ran(
-        self,
-        start: float,
-        ends: Sequence[float],
-        decodes: int,
-        context: int,
-        prefill: int,
-        behind: int,
-        kv: int,
-    ) -> None:
-        """The engine ran these steps."""
-
-
 class BatchPolicy(Observer, ABC):
     """Decides what one engine runs. Reads no clock, draws no random number, does no I/O.
 

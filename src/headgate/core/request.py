@@ -26,13 +26,13 @@ NO_SLO = Slo()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Identity:
     """What a request brings with it. It is written once, when the request arrives, and never changes.
 
     This is the one list of these fields: a workload's columns, the handles that policies see, the recorder's
     table and the live trace follow it. A field that is a column of a workload (`workloads/columns.py`) is
-    handed on by itself.
+    handed on by itself up to `Entry`, whose constructor is compiled and names each.
     """
 
     id: int  # arrival number: 0, 1, 2, ... the same in every driver
@@ -43,6 +43,20 @@ class Identity:
     guess: int | None = None  # predicted output tokens, when someone predicts
     priority: int = 0  # smaller is more urgent, as in vLLM
     slo: Slo = NO_SLO  # what its user was promised
+
+    def __init__(  # a dataclass's own is never compiled
+        self,
+        id: int,
+        arrival: float,
+        prompt: int,
+        limit: int,
+        kind: str = "",
+        guess: int | None = None,
+        priority: int = 0,
+        slo: Slo = NO_SLO,
+    ) -> None:
+        self.id, self.arrival, self.prompt, self.limit = id, arrival, prompt, limit
+        self.kind, self.guess, self.priority, self.slo = kind, guess, priority, slo
 
 
 FIELDS = tuple(field.name for field in fields(Identity))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from headgate.core.errors import RunError
 from headgate.core.fleet import CLOSED, ROLES, Move, Room, Stage
@@ -16,6 +17,8 @@ from headgate.core.request import Request
 from headgate.core.seat import Pool, Seat, Stay
 
 __all__ = ["Roster", "Seat"]
+
+DECODE: Final = Stage.DECODE
 
 
 class Roster:
@@ -162,7 +165,7 @@ class Roster:
         if not 0 <= move.replica < len(self.replicas):
             raise RunError(f"{move}: there are {len(self.replicas)} engines")
         seat = self.replicas[move.replica]
-        if move.stage is Stage.DECODE:
+        if move.stage is DECODE:
             found = self.handoff.get(move.request)
             if seat.seats < 1:
                 raise RunError(f"{move}: no decode seat there")
@@ -211,7 +214,7 @@ class Roster:
         """Its output comes from there."""
         del self.handoff[request.id]
         stay = self.places[request.id]
-        stay.replica, stay.stage, stay.decoding = seat.id, Stage.DECODE, True
+        stay.replica, stay.stage, stay.decoding = seat.id, DECODE, True
         seat.decoding[request.kind] += 1
         seat.decodes += 1
         self._count(seat)
@@ -224,7 +227,8 @@ class Roster:
 
     def _count(self, seat: Seat) -> None:
         """Its room has changed: the pools and the number of free seats follow."""
-        (prompts_room, decodes_room, total), prompts, decodes = seat.room, seat.prompts, seat.decodes
+        prompts_room, decodes_room, total = seat.room
+        prompts, decodes = seat.prompts, seat.decodes
         left = total - prompts - decodes
         seats = decodes_room - decodes
         if seats > left:
@@ -238,6 +242,6 @@ class Roster:
             if not seats or not before:
                 self._open[seat.role].put(seat.id, seats > 0)
         idle = left > 0 and prompts < prompts_room
-        if idle is not seat.idle:
+        if idle != seat.idle:
             seat.idle = idle
             self._idle[seat.role].put(seat.id, idle)

@@ -36,7 +36,8 @@ class Blocks:
 
     def roll(self, held: int, tick: int, by: int = 1) -> None:
         """A request with `held` KV tokens joins (by=1) or leaves (by=-1) the rolling set at `tick`."""
-        self.growers[(tick - held) % self.size] += by
+        growers, place = self.growers, (tick - held) % self.size
+        growers[place] = growers[place] + by
 
     def due(self, tick: int) -> int:
         """Blocks the rolling set takes in the step that begins at `tick`."""

@@ -20,7 +20,7 @@ class EngineRecorder(Recorder):
 
     def arrived(self, request: Request, now: float) -> None:
         """It was sent here; the fleet knows since when it waits."""
-        self.rows.replica[request.id] = self._replica
+        self._here[request.id].replica = self._replica
 
     def parted(self, request: Request) -> None:
         """Its prompt was all it came for."""
@@ -28,13 +28,13 @@ class EngineRecorder(Recorder):
 
     def joined(self, request: Request, now: float, runs: bool) -> None:
         """It came with its KV and decodes here."""
-        self.rows.replica[request.id] = self._replica
+        self._here[request.id].replica = self._replica
         if runs:
             self.resumed(request, now)
 
     def came_without(self, request: Request) -> None:
         """It came without its KV; its next token will come late."""
-        self.rows.replica[request.id] = self._replica
+        self._here[request.id].replica = self._replica
         if request.last_token is not None:
             self._last_before[request.id] = request.last_token
 
@@ -43,7 +43,7 @@ class FleetRecorder:
     """One recorder per engine, and the rows they share."""
 
     def __init__(self, requests: int, kinds: Sequence[str], engines: int) -> None:
-        self.rows = Rows(requests, kinds)
+        self.rows = Rows(kinds)
         self.engines = [EngineRecorder(0, (), number, self.rows) for number in range(engines)]
 
     def tables(self) -> dict[str, Table]:

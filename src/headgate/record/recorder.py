@@ -3,97 +3,106 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from math import isnan, nan
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from math import nan
+from struct import Struct
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.build import mypyc_attr
 from headgate.core.plan import ALL, Decodes, Plan
-from headgate.core.policy import End, StepCounter
+from headgate.core.policy import End
 from headgate.core.request import RECORDED, Request
+from headgate.core.step_counter import StepCounter
 
 HOW = {how: code for code, how in enumerate(End)}
-STOPPED = End.STOPPED
-STILL_HERE = -1
-NOWHERE = -1  # the engine of a request that was sent to none
+STOPPED: Final = End.STOPPED
+STILL_HERE: Final = -1
+NOWHERE: Final = -1  # the engine of a request that was sent to none
 STEPS = {"start": float, "first": float, "seconds": float, "count": int, "decodes": int, "context": int}
 STEPS |= {"prefill": int, "behind": int, "kv": int}
 STAYS = {"request": int, "opened": float, "gap": float, "first_tick": int}
 PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int}
-MANY = 1024  # numbers that wait in a list before they are packed
-REQUEST_TIMES = ("arrival", "admitted", "first_token", "finished")
-REQUEST_COUNTS = (*RECORDED, "cached", "output", "evictions", "wasted")
-PLAIN = tuple(name for name in RECORDED if name != "kind")  # a kind is kept as its number
+TIMES = {"id": int, "arrival": float, "admitted": float, "first_token": float, "finished": float}
+COUNTS = {"cached": int, "output": int, "evictions": int, "wasted": int, "how": int, "replica": int}
+PLAIN: Final = tuple(name for name in RECORDED if name != "kind")
+KIND = {"kind": int}
+REQUESTS = TIMES | KIND | COUNTS | dict.fromkeys(PLAIN, int)  # as they are written
+SHOWN = (*TIMES, *RECORDED, *COUNTS)  # as they are shown
 
 
-class Numbers:
-    """Row after row of doubles, in which counts are exact. They are packed many at once: that is quicker."""
+def _packer(names: Mapping[str, type]) -> Callable[..., bytes]:
+    """Makes bytes of a row: doubles, and counts of 64 bits."""
+    return Struct("".join("d" if kind is float else "q" for kind in names.values())).pack
 
-    __slots__ = ("new", "packed")
 
-    def __init__(self) -> None:
-        self.new: list[float] = []
-        self.packed = array("d")
+STEP: Final = _packer(STEPS)
+STAY: Final = _packer(STAYS)
+PLAN: Final = _packer(PLANS)
+REQUEST: Final = _packer(TIMES | KIND | COUNTS)
+COUNT: Final = _packer(KIND)
 
-    def __len__(self) -> int:
-        return len(self.packed) + len(self.new)
 
-    def pack(self) -> None:
-        self.packed.fromlist(self.new)
-        self.new.clear()
+class Here:
+    """A request that has not left, and what was noted of it."""
+
+    __slots__ = ("admitted", "arrival", "first", "replica", "request")
+
+    def __init__(self, request: Request, arrival: float) -> None:
+        self.request, self.arrival = request, arrival
+        self.admitted = self.first = nan
+        self.replica = NOWHERE
 
 
 class Rows:
-    """One row per request, shared by all engines that work on it."""
+    """One row per request, shared by all engines that work on it; written when it leaves."""
 
-    def __init__(self, requests: int, kinds: Sequence[str]) -> None:
+    def __init__(self, kinds: Sequence[str]) -> None:
         self.kinds = {name: index for index, name in enumerate(kinds)}
-        self.handles: dict[int, Request] = {}  # those still here
+        self.here: dict[int, Here] = {}
         self.last_before: dict[int, float] = {}  # newest token of those who lost their KV
-        self.times = {name: array("d", [nan]) * requests for name in REQUEST_TIMES}
-        self.counts = {name: array("q", [0]) * requests for name in REQUEST_COUNTS}
-        self._plain = [(name, self.counts[name]) for name in PLAIN]
-        self._arrival, self._finished = self.times["arrival"], self.times["finished"]
-        self._kind, self._output = self.counts["kind"], self.counts["output"]
-        self.how = array("b", [STILL_HERE]) * requests
-        self.replica = array("q", [NOWHERE]) * requests
+        self._left = bytearray()
 
     def arrived(self, request: Request, now: float) -> None:
-        id = request.id
-        self.handles[id] = request
-        self._arrival[id] = now
-        self._kind[id] = self.kinds[request.kind]
-        for name, column in self._plain:
-            column[id] = getattr(request, name)
+        self.here[request.id] = Here(request, now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         id = request.id
         if self.last_before:
             self.last_before.pop(id, None)
-        self._finished[id] = now
-        self.how[id] = 0 if how is STOPPED else HOW[how]  # an Enum takes long to hash
-        self._fill(self.handles.pop(id), id)
+        code = 0 if how is STOPPED else HOW[how]  # an Enum takes long to hash
+        self._left += self._row(id, self.here.pop(id), now, code)
 
     def table(self) -> dict[str, NDArray[Any]]:
-        """As columns. Requests that never came have no row."""
-        for request in self.handles.values():
-            self._fill(request, request.id)
-        came = ~np.isnan(np.array(self.times["arrival"]))
-        columns = self.times | self.counts | {"how": self.how, "replica": self.replica}
-        return {"id": np.flatnonzero(came)} | {
-            name: np.array(column)[came] for name, column in columns.items()
-        }
+        """As columns, by number. Requests that never came have no row."""
+        still = [self._row(id, here, nan, STILL_HERE) for id, here in self.here.items()]
+        rows = _table(b"".join((self._left, *still)) if still else self._left, REQUESTS)
+        order = np.argsort(rows["id"])
+        found = {name: rows[name][order] for name in SHOWN}
+        return found | {"how": found["how"].astype(np.int8)}
 
-    def _fill(self, request: Request, id: int) -> None:
-        self._output[id] = request.generated
-        if request.cached:
-            self.counts["cached"][id] = request.cached
-        if request.evictions:
-            self.counts["evictions"][id] = request.evictions
-            self.counts["wasted"][id] = request.wasted
+    def _row(self, id: int, here: Here, finished: float, how: int) -> bytes:
+        """The columns of REQUESTS; a kind is kept as its number."""
+        request = here.request
+        row = REQUEST(
+            id,
+            here.arrival,
+            here.admitted,
+            here.first,
+            finished,
+            self.kinds[request.kind],
+            request.cached,
+            request.generated,
+            request.evictions,
+            request.wasted,
+            how,
+            here.replica,
+        )
+        for name in PLAIN:
+            row += COUNT(getattr(request, name))
+        return row
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -108,10 +117,10 @@ class Recorder(StepCounter):
         self, requests: int, kinds: Sequence[str] = ("",), replica: int = 0, rows: Rows | None = None
     ) -> None:
         self._replica = replica
-        self.rows = rows or Rows(requests, kinds)
-        self._last_before = self.rows.last_before
-        self._admitted, self._first = self.rows.times["admitted"], self.rows.times["first_token"]
-        self._steps, self._stays, self._plans = Numbers(), Numbers(), Numbers()
+        self.rows = rows or Rows(kinds)
+        self._here, self._last_before = self.rows.here, self.rows.last_before
+        self._steps, self._stays, self._plans = bytearray(), bytearray(), bytearray()
+        self._asked = 0  # plans
         self._ticks = array("q")  # of each stay; less the tick that it began with as long as it is open
         self._stay_of: dict[int, int] = {}  # request to the number of its open stay
         self._gauges: dict[str, array[float]] = {}
@@ -120,19 +129,20 @@ class Recorder(StepCounter):
 
     def arrived(self, request: Request, now: float) -> None:
         self.rows.arrived(request, now)
-        self.rows.replica[request.id] = self._replica
+        self._here[request.id].replica = self._replica
 
     def admitted(self, request: Request, now: float) -> None:
-        id = request.id
-        if isnan(self._admitted[id]):
-            self._admitted[id] = now
+        here = self._here[request.id]
+        if here.admitted != here.admitted:
+            here.admitted = now
 
     def prefilled(self, request: Request, now: float) -> None:
         """A stay among the decodes begins with a token."""
-        before = self._last_before.pop(request.id, nan) if self._last_before else nan
+        id = request.id
+        before = self._last_before.pop(id, nan) if self._last_before else nan
         if before != before:
-            self._first[request.id] = now
-        self._open_stay(request.id, now, now - before)
+            self._here[id].first = now
+        self._open_stay(id, now, now - before)
 
     def held(self, request: Request, now: float) -> None:
         self._close_stay(request.id)
@@ -155,7 +165,9 @@ class Recorder(StepCounter):
     def ran(
         self,
         start: float,
-        ends: Sequence[float],
+        first: float,
+        last: float,
+        count: int,
         decodes: int,
         context: int,
         prefill: int,
@@ -163,13 +175,8 @@ class Recorder(StepCounter):
         kv: int,
     ) -> None:
         """One row for the whole run of them."""
-        count = len(ends)
-        whole = ends[-1] - start
-        first = whole if count == 1 else ends[0] - start
-        steps = self._steps.new
-        steps += (start, first, whole, count, decodes, context, prefill, behind, kv)
-        if len(steps) > MANY:
-            self._steps.pack()
+        whole = last - start
+        self._steps += STEP(start, first - start, whole, count, decodes, context, prefill, behind, kv)
         self._step += count
         if decodes:
             self._tick += count
@@ -178,10 +185,8 @@ class Recorder(StepCounter):
         """What was decided, in numbers: how many decodes are named (-1: all), how many prompts, evictions."""
         decode = plan.decode
         named = -1 if decode is ALL else 0 if isinstance(decode, Decodes) else len(decode)
-        plans = self._plans.new
-        plans += (now, self._step, named, len(plan.prefill), len(plan.evict))
-        if len(plans) > MANY:
-            self._plans.pack()
+        self._plans += PLAN(now, self._step, named, len(plan.prefill), len(plan.evict))
+        self._asked += 1
         if gauges:
             self._gauge(gauges)
 
@@ -189,7 +194,7 @@ class Recorder(StepCounter):
         for name, value in gauges.items():
             column = self._gauges.get(name)
             if column is None:
-                column = self._gauges[name] = array("d", [nan]) * (len(self._plans) // len(PLANS) - 1)
+                column = self._gauges[name] = array("d", [nan]) * (self._asked - 1)
             column.append(value)
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
@@ -210,10 +215,7 @@ class Recorder(StepCounter):
         return {"steps": _columns(self._steps, STEPS), "stays": stays, "plans": plans}
 
     def _open_stay(self, id: int, opened: float, gap: float) -> None:
-        stays = self._stays.new
-        stays += (id, opened, gap, self._tick)
-        if len(stays) > MANY:
-            self._stays.pack()
+        self._stays += STAY(id, opened, gap, self._tick)
         self._stay_of[id] = len(self._ticks)
         self._ticks.append(-self._tick)
 
@@ -223,8 +225,13 @@ class Recorder(StepCounter):
             self._ticks[stay] += self._tick
 
 
-def _columns(rows: Numbers, names: dict[str, type]) -> dict[str, NDArray[Any]]:
+def _columns(rows: bytearray, names: dict[str, type]) -> dict[str, NDArray[Any]]:
     """As columns of their own types."""
-    rows.pack()
-    table = np.array(rows.packed).reshape(-1, len(names))
-    return {name: table[:, index].astype(kind) for index, (name, kind) in enumerate(names.items())}
+    table = _table(rows, names)
+    return {name: table[name].copy() for name in names}
+
+
+def _table(rows: bytes | bytearray, names: dict[str, type]) -> NDArray[Any]:
+    """Not a copy: the rows cannot grow as long as it is used."""
+    kinds = np.dtype([(name, np.float64 if kind is float else np.int64) for name, kind in names.items()])
+    return np.frombuffer(rows, kinds) if rows else np.empty(0, kinds)

@@ -1,7 +1,7 @@
 """A field of a request is declared once and reaches everything: a measure of how well the record holds.
 
-A copy of the package gets a field `tenant`. Two files change for a simulated engine; a live one needs a
-third, which says where the value comes from.
+A copy of the package gets a field `tenant`. Three files change for a simulated engine; a live one needs a
+fourth, which says where the value comes from.
 """
 
 from __future__ import annotations
@@ -16,11 +16,29 @@ import headgate
 SOURCE = Path(headgate.__file__).parent
 EDITS = {
     "core/request.py": [
-        ("    slo: Slo = NO_SLO", "    tenant: int = 0\n    slo: Slo = NO_SLO"),
+        ("    slo: Slo = NO_SLO  #", "    tenant: int = 0\n    slo: Slo = NO_SLO  #"),
+        ("        slo: Slo = NO_SLO,\n", "        tenant: int = 0,\n        slo: Slo = NO_SLO,\n"),
+        ("self.priority, self.slo = ", "self.priority, self.tenant, self.slo = "),
+        (" = kind, guess, priority, slo", " = kind, guess, priority, tenant, slo"),
         (
             "    @property\n    def kind(self)",
             '    @property\n    def tenant(self) -> int:\n        """Whose it is."""\n\n'
             "    @property\n    def kind(self)",
+        ),
+    ],
+    "core/ledger.py": [
+        ("        slo: Slo = NO_SLO,\n", "        tenant: int = 0,\n        slo: Slo = NO_SLO,\n"),
+        (
+            "(self, id, arrival, prompt, limit, kind, guess, priority,",
+            "(self, id, arrival, prompt, limit, kind, guess, priority, tenant,",
+        ),
+        (
+            "    prompt, limit, kind, guess, priority, slo = known",
+            "    prompt, limit, kind, guess, priority, tenant, slo = known",
+        ),
+        (
+            "Entry(ledger, id, arrival, prompt, limit, kind, guess, priority,",
+            "Entry(ledger, id, arrival, prompt, limit, kind, guess, priority, tenant,",
         ),
     ],
     "workloads/workload.py": [
@@ -59,7 +77,7 @@ print(json.dumps({
 """
 
 
-def test_a_new_field_touches_two_files_and_reaches_policies_tables_files_and_traces(tmp_path):
+def test_a_new_field_touches_three_files_and_reaches_policies_tables_files_and_traces(tmp_path):
     shutil.copytree(SOURCE, tmp_path / "headgate", ignore=shutil.ignore_patterns("__pycache__"))
     for name, pairs in EDITS.items():
         file = tmp_path / "headgate" / name

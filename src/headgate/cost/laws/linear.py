@@ -58,13 +58,17 @@ class LinearCost(StepCost):
         """One step of any shape."""
         decodes, context, prefill, behind, _ = shape
         if not prefill:
-            line = self._lines.get(decodes) or self.decode_line(decodes)
+            line = self._lines.get(decodes)
+            if line is None:
+                line = self.decode_line(decodes)
             return line[0] + line[1] * context
         constant, per_token, per_behind = self._prefill
         alone = constant + per_token * prefill + per_behind * behind
         if not decodes:
             return alone
-        line = self._lines.get(decodes) or self.decode_line(decodes)
+        line = self._lines.get(decodes)
+        if line is None:
+            line = self.decode_line(decodes)
         decoding = line[0] + line[1] * context
         if decoding > alone:
             alone = decoding

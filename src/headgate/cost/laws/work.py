@@ -56,7 +56,9 @@ class WorkCost(StepCost):
         """One step of any shape."""
         decodes, context, prefill, behind, chunks = shape
         if not prefill:
-            line = self._lines.get(decodes) or self.decode_line(decodes)
+            line = self._lines.get(decodes)
+            if line is None:
+                line = self.decode_line(decodes)
             spent = line[0] + line[1] * context
             least = self.decode_floor(decodes)
             return spent if spent > least else least

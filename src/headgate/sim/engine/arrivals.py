@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from headgate.core.ledger import Entry, Ledger
+from headgate.core.ledger import Entry, Ledger, entry_of
 from headgate.workloads.workload import Workload
 
 
@@ -29,7 +29,7 @@ class Arrivals:
         self._now = 0.0
         recorded = hits and workload.contents is None and workload.cached.any()
         self._cached: list[int] = workload.cached.tolist() if recorded else []
-        self.next_time = -inf if self._closed else self._times[0]
+        self.next_time: float = -inf if self._closed else self._times[0]
 
     @property
     def pending(self) -> bool:
@@ -49,7 +49,8 @@ class Arrivals:
         self.sent += 1
         self.outstanding += 1
         self._look_ahead()
-        entry = Entry(ledger, id, self._now if self._closed else self._times[id], *next(self._known))
+        arrival = self._now if self._closed else self._times[id]
+        entry = entry_of(ledger, id, arrival, next(self._known))
         if self._cached:
             entry.cached = entry.hit = entry.loose = self._cached[id]
             entry.todo -= entry.hit

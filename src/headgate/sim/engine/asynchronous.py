@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop
 from math import inf
+from typing import Final
 
 from headgate.core.build import mypyc_attr
 from headgate.core.ledger import NOT_ROLLING, Entry
@@ -13,9 +14,13 @@ from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.kv.prefix import Pieces
 from headgate.sim.engine.delayed_events import DelayedEvents
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.launches import Launches
+from headgate.sim.engine.launches import Launches, moments
 from headgate.sim.engine.replica import LIMIT, STOPPED, Replica
 from headgate.sim.engine.residents import SEAT
+
+NO_PROMPTS: Final[list[tuple[Entry, bool]]] = []
+NO_TOKENS: Final[list[tuple[Entry, int]]] = []
+NOBODY: Final[dict[int, tuple[Entry, End]]] = {}
 
 
 class Composed:
@@ -27,10 +32,26 @@ class Composed:
         self.composed, self.done = composed, done
         self.date = date  # of its tokens, until they are seen: when the next step is composed, as when live
         self.work = work  # decodes, their context, prompt tokens, tokens behind them
-        self.joined: list[tuple[Entry, bool]] = []  # prompts done with it, and whether they decode on
-        self.leaving: dict[int, tuple[Entry, End]] = {}  # they go when its tokens are seen
+        # Most steps have none of these: `joins`, `dates` and `leaves` make lists where there is one.
+        self.joined = NO_PROMPTS  # done with it, and whether they decode on
+        self.leaving = NOBODY  # they go when its tokens are seen
         # Those whose newest token is its own, beside those who roll on, and how many tokens that makes.
-        self.dated: list[tuple[Entry, int]] = []
+        self.dated = NO_TOKENS
+
+    def joins(self, entry: Entry, rolling: bool) -> None:
+        if not self.joined:
+            self.joined = []
+        self.joined.append((entry, rolling))
+
+    def dates(self, entry: Entry) -> None:
+        if not self.dated:
+            self.dated = []
+        self.dated.append((entry, entry.generated))
+
+    def leaves(self, entry: Entry, how: End) -> None:
+        if not self.leaving:
+            self.leaving = {}
+        self.leaving[entry.id] = entry, how
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -137,32 +158,36 @@ class Ahead(Replica):
         else:
             self._later.catch_up()
 
-    def _ran(
-        self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
-    ) -> None:
-        """The newest step is on its way; the clock goes to the end of the one before it, as it is seen.
-
-        `ends` are those of the steps before each of these.
-        """
-        if len(ends) > 1:
-            self._jump(start, ends, decodes, context)
-            start, context = ends[-2], context + (len(ends) - 1) * decodes
-        self._compose(start, ends[-1], (decodes, context, prefill, behind))
+    def _run_decodes(self, start: float, decodes: int, context: int, most: int, stop: float) -> None:
+        """The newest step is on its way; the clock goes to the end of the one before it, as it is seen."""
+        ends: list[float] = []  # of the steps before each of these, where an observer wants them
+        if self._later.hear.each_end or self.hear.stepped:
+            ends = self._launches.decode_ends(decodes, context, most, start, stop)
+            count, first, second, third, before, last = moments(ends)
+        else:
+            found = self._launches.decode_moments(decodes, context, most, start, stop)
+            count, first, second, third, before, last = found
+        if count > 1:
+            self._compose(start, first, (decodes, context, 0, 0))
+            self._see()
+        if count > 2:  # all but the newest two are composed and seen
+            self.blocks.grow(self.ledger.tick, count - 2, decodes)
+            self.ledger.ticks(count - 2, before)
+            self._tell_steps(first, ends[1:-1], second, before, count - 2, (decodes, context, 0, 0))
+            self._seen = before
+            self._air = Composed(third, last, before, (decodes, context + (count - 2) * decodes, 0, 0))
+        if count > 1:
+            start, context = before, context + (count - 1) * decodes
+        self._compose(start, last, (decodes, context, 0, 0))
         self.last_start = start
-        self.lease.ran(len(ends), self.now)
+        self.lease.ran(count, self.now)
 
-    def _jump(self, start: float, ends: list[float], decodes: int, context: int) -> None:
-        """All but the newest of several equal decode steps: composed, and all but the last of those seen."""
-        self._compose(start, ends[0], (decodes, context, 0, 0))
-        self._see()
-        last = len(ends) - 2
-        if not last:
-            return
-        self.blocks.grow(self.ledger.tick, last, decodes)
-        self.ledger.ticks(last, ends[-2])
-        self._tell_steps(ends[0], ends[1:-1], decodes, context, 0, 0)
-        self._seen = ends[-2]
-        self._air = Composed(ends[last - 1], ends[-1], ends[-2], (decodes, context + last * decodes, 0, 0))
+    def _ran_prompts(
+        self, start: float, end: float, decodes: int, context: int, prefill: int, behind: int
+    ) -> None:
+        self._compose(start, end, (decodes, context, prefill, behind))
+        self.last_start = start
+        self.lease.ran(1, self.now)
 
     def _compose(self, start: float, now: float, work: tuple[int, int, int, int]) -> None:
         self.now = now
@@ -172,9 +197,19 @@ class Ahead(Replica):
             self.ledger.ticks(1, now)
 
     def _tell_steps(
-        self, start: float, ends: list[float], decodes: int, context: int, prefill: int, behind: int
+        self,
+        start: float,
+        ends: list[float],
+        first: float,
+        last: float,
+        count: int,
+        work: tuple[int, int, int, int],
     ) -> None:
-        kv = (self.blocks.total - self.blocks.free) * self.blocks.size
+        """So many steps were seen; `ends` is empty where no observer wants each."""
+        (decodes, context, prefill, behind), kv = work, self._kv_held()
+        if not ends:
+            self._later.hear.counted(start, first, last, count, decodes, context, prefill, behind, kv)
+            return
         self._later.hear.ran(start, ends, decodes, context, prefill, behind, kv)
         if self.hear.stepped:  # the policy's
             self.hear.ran(start, ends, decodes, context, prefill, behind, kv)
@@ -184,8 +219,8 @@ class Ahead(Replica):
         assert self._air is not None
         rolling = isinstance(self.plan.decode, Decodes)
         self._join(entry, self._air.date, rolling)
-        self._air.joined.append((entry, rolling))
-        self._air.dated.append((entry, entry.generated))
+        self._air.joins(entry, rolling)
+        self._air.dates(entry)
         self.lease.prefill()
         self.policy.prefilled(entry, self.now)
         if not rolling:
@@ -196,11 +231,12 @@ class Ahead(Replica):
         now, hear = self.now, self._later.hear
         start = step.composed if step.composed > self._seen else self._seen
         self._seen = now
-        decodes, context, prefill, behind = step.work
+        decodes = step.work[0]
         ticks_since = self._air is not None and self._air.work[0] > 0
         if step.dated or (decodes and not ticks_since):
             self.ledger.redate(now, decodes > 0 and not ticks_since, step.dated)
-        self._tell_steps(start, [now], decodes, context, prefill, behind)
+        ends = [now] if hear.each_end or self.hear.stepped else []
+        self._tell_steps(start, ends, now, now, 1, step.work)
         if not (step.joined or step.leaving):
             return
         for entry, rolling in step.joined:
@@ -240,7 +276,7 @@ class Ahead(Replica):
         """It leaves when the tokens of the step on its way are seen."""
         assert self._air is not None
         entry.end = NOT_ROLLING
-        self._air.leaving[entry.id] = entry, how
+        self._air.leaves(entry, how)
 
     def _hold(self, entry: Entry) -> None:
         self._date(entry)
@@ -249,7 +285,7 @@ class Ahead(Replica):
     def _date(self, entry: Entry) -> None:
         """It stops rolling. Where its newest token is on its way, it will be known when it came."""
         if self._air is not None and self._air.work[0] and entry.ticked:
-            self._air.dated.append((entry, entry.generated))
+            self._air.dates(entry)
 
     def _newest(self) -> Entry:
         """Whoever was admitted last of those who stay, or would get a token."""

@@ -33,7 +33,8 @@ class DelayedEvents(Observer):
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.hear = Listeners(observers)  # for those who tell them at once
-        self._news: list[tuple[str, tuple[Any, ...]]] = []
+        self._news: list[tuple[list[Any], tuple[Any, ...]]] = []  # who hears it, and what
+        self._stale: list[RequestAsOf] = []  # of those in `_news`
 
     def arrived(self, request: Request, now: float) -> None:
         """At once: it has no part in any step yet."""
@@ -43,34 +44,41 @@ class DelayedEvents(Observer):
     def finished(self, request: Request, now: float, how: End) -> None:
         """It left the queue: at once, unless there are news that must come first."""
         if self._news:
-            self._news.append(("finished", (request, now, how)))
+            self._news.append((self.hear.finished, (request, now, how)))
         else:
             for hook in self.hear.finished:
                 hook(request, now, how)
 
     def admitted(self, request: Request, now: float) -> None:
-        self._news.append(("admitted", (request, now)))
+        self._news.append((self.hear.admitted, (request, now)))
 
     def held(self, request: Request, now: float) -> None:
-        self._news.append(("held", (request, now)))
+        self._news.append((self.hear.held, (request, now)))
 
     def resumed(self, request: Request, now: float) -> None:
-        self._news.append(("resumed", (RequestAsOf(request), now)))
+        self._news.append((self.hear.resumed, (self._as_of(request), now)))
 
     def evicted(self, request: Request, now: float) -> None:
-        self._news.append(("evicted", (RequestAsOf(request), now)))
+        self._news.append((self.hear.evicted, (self._as_of(request), now)))
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        self._news.append(("planned", (plan, now, gauges)))
+        self._news.append((self.hear.planned, (plan, now, gauges)))
+
+    def _as_of(self, request: Request) -> RequestAsOf:
+        self._stale.append(RequestAsOf(request))
+        return self._stale[-1]
 
     def catch_up(self, dated: Iterable[tuple[Entry, int]] = (), seen: float | None = None) -> None:
         """What has waited; newest tokens of those `dated`, and of how many, were `seen` only now."""
         if not self._news:
             return
         news, self._news = self._news, []
-        late = {(entry.id, tokens) for entry, tokens in dated}
-        for name, words in news:
-            if isinstance(words[0], RequestAsOf) and (words[0].id, words[0].generated) in late:
-                words[0].last_token = seen
-            for hook in getattr(self.hear, name):
+        if self._stale:
+            late = {(entry.id, tokens) for entry, tokens in dated}
+            for request in self._stale:
+                if (request.id, request.generated) in late:
+                    request.last_token = seen
+            self._stale.clear()
+        for hooks, words in news:
+            for hook in hooks:
                 hook(*words)

@@ -175,7 +175,7 @@ class Replica(Residents):
         start = self.now
         parts = tuple(Chunk(done, n, n == e.todo) for e, n, done in chosen) if self._pace.by_chunk else ()
         end = self._pace.prompts_end(start, quick(Shape, (decodes, context, prefill, behind, parts)))
-        self._ran(start, [end], decodes, context, prefill, behind)
+        self._ran_prompts(start, end, decodes, context, prefill, behind)
         for entry, tokens, _ in chosen:
             entry.todo -= tokens
             if not entry.todo:
@@ -196,21 +196,43 @@ class Replica(Residents):
         if count * (steps // blocks.size + 1) > blocks.free:
             steps = blocks.affordable(tick, steps, count)
         stop = wake if wake < lease.time else lease.time
-        self._ran(start, self._pace.decode_ends(count, context, steps, start, stop), count, context)
+        self._run_decodes(start, count, context, steps, stop)
         return True
 
-    def _ran(
-        self, start: float, ends: list[float], decodes: int, context: int, prefill: int = 0, behind: int = 0
+    def _run_decodes(self, start: float, decodes: int, context: int, most: int, stop: float) -> None:
+        """Up to so many decode steps, the last at or after `stop`; each end is listed if one wants it."""
+        if self.hear.each_end:
+            ends = self._pace.decode_ends(decodes, context, most, start, stop)
+            last = ends[-1]
+            self._moved(len(ends), ends[-2] if len(ends) > 1 else start, last, decodes)
+            self.hear.ran(start, ends, decodes, context, 0, 0, self._kv_held())
+            return
+        count, first, before, last = self._pace.decode_span(decodes, context, most, start, stop)
+        self._moved(count, before, last, decodes)
+        self.hear.counted(start, first, last, count, decodes, context, 0, 0, self._kv_held())
+
+    def _ran_prompts(
+        self, start: float, end: float, decodes: int, context: int, prefill: int, behind: int
     ) -> None:
-        blocks, count, end = self.blocks, len(ends), ends[-1]
+        self._moved(1, start, end, decodes)
+        if self.hear.each_end:
+            self.hear.ran(start, [end], decodes, context, prefill, behind, self._kv_held())
+        else:
+            self.hear.counted(start, end, end, 1, decodes, context, prefill, behind, self._kv_held())
+
+    def _moved(self, count: int, last_start: float, end: float, decodes: int) -> None:
+        """Clock, KV and lease, after so many steps."""
         if decodes:
-            blocks.grow(self.ledger.tick, count, decodes)
+            self.blocks.grow(self.ledger.tick, count, decodes)
             self.ledger.ticks(count, end)
-        self.last_start = ends[-2] if count > 1 else start
+        self.last_start = last_start
         self.now = end
         self.lease.ran(count, end)
-        kv = (blocks.total - blocks.free) * blocks.size
-        self.hear.ran(start, ends, decodes, context, prefill, behind, kv)
+
+    def _kv_held(self) -> int:
+        """KV tokens, whole blocks."""
+        blocks = self.blocks
+        return (blocks.total - blocks.free) * blocks.size
 
     def _chunks(self, decodes: int) -> list[tuple[Entry, int, int]]:
         """Which prompts run in this step, for how many tokens, behind how many; admits those that are new."""

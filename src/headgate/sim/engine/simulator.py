@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
+from typing import Final
 
 from headgate.core.build import mypyc_attr
 from headgate.core.errors import RunError, one_line
@@ -17,9 +18,9 @@ from headgate.sim.engine.forgetful import Forgetful
 from headgate.sim.engine.replica import Replica
 from headgate.workloads.workload import Workload
 
-PATIENT_DOG = 3600.0  # seconds of the run without any progress
-MOST_WAITS = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
-REPORT_EVERY = 256  # requests between two reports of progress
+PATIENT_DOG: Final = 3600.0  # seconds of the run without any progress
+MOST_WAITS: Final = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
+REPORT_EVERY: Final = 256  # requests between two reports of progress
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -66,7 +67,7 @@ class Simulator:
         self._abort: list[float] = workload.abort.tolist()
         # Whoever comes may leave again within a lease: for want of patience, or because it can never fit.
         refused = bool(workload.prompt.max() >= engine.longest)
-        self._impatient = refused or min(min(self._patience), min(self._abort)) < inf
+        self._impatient: bool = refused or min(min(self._patience), min(self._abort)) < inf
 
     def run(self) -> None:
         """Serve everybody. Whatever goes wrong in the policy's own code is a RunError that names it."""

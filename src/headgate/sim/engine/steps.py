@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from math import ceil, inf
+from typing import Final
 
 import numpy as np
 
 from headgate.cost.model import Shape, StepCost
 
-EARLY = 1e-6  # of a step, and
-ROUNDING = 1e-12  # of the time: what `nearly_done` keeps away from an end
-LONG = 64  # from this many steps on, numpy is faster than plain floats
+EARLY: Final = 1e-6  # of a step, and
+ROUNDING: Final = 1e-12  # of the time: what `nearly_done` keeps away from an end
+LONG: Final = 64  # from this many steps on, numpy is faster than plain floats
 
 
 def step_ends(
     cost: StepCost,
+    line: tuple[float, float],
     decodes: int,
     context: int,
     most: int,
@@ -22,37 +24,43 @@ def step_ends(
     stop: float,
     more: float = 0.0,
     least: float = 0.0,
-    line: tuple[float, float] | None = None,
 ) -> list[float]:
     """The ends of up to `most` steps from `start`, the last at or after `stop` if it is reached.
 
     Durations are summed one after the other from `start` on, in plain Python or by numpy's running sum, so
     that jumping and stepping agree to the last bit. No step takes less than `least`, which the cost's own
-    `span` knows, and the first takes `more` than its price. `line` is the cost's `decode_line`, if known.
+    `span` knows, and the first takes `more` than its price. `line` is the cost's `decode_line`.
     """
-    fixed, slope = line or cost.decode_line(decodes)
+    fixed, slope = line
     if most >= LONG:
-        first = max(fixed + slope * context, least)
-        if stop < inf and first > 0:  # steps do not get shorter, so no more than this are needed
-            most = min(most, max(1, int((stop - start) / first) + 1))
+        most = needed(most, max(fixed + slope * context, least), start, stop)
     if most < LONG:
         ends: list[float] = []
-        end = start
-        for read in range(context, context + most * decodes, decodes):
+        end, read = start, context
+        while True:
             seconds = fixed + slope * read
             if seconds < least:  # the host holds it up
                 seconds = least
             end += seconds + more
             ends.append(end)
-            if end >= stop:
-                break
+            if end >= stop or len(ends) >= most:
+                return ends
             more = 0.0
-        return ends
+            read += decodes
     span = cost.span(decodes, context, most)
     span[0] += more
     sums = np.cumsum(np.concatenate(([start], span)))
     long: list[float] = sums[1 : int(np.searchsorted(sums, stop)) + 1].tolist()
     return long
+
+
+def needed(most: int, first: float, start: float, stop: float) -> int:
+    """So many of the steps are enough to reach `stop`: none is shorter than the first."""
+    if stop < inf and first > 0:
+        enough = int((stop - start) / first) + 1
+        if enough < most:
+            return enough if enough > 1 else 1
+    return most
 
 
 class Pace:
@@ -80,16 +88,48 @@ class Pace:
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
         """When decode steps end, as `step_ends` says."""
         more, self._more = self._more, 0.0
-        least = self._floor(decodes) if self._floor else 0.0
-        return step_ends(self._cost, decodes, context, most, start, stop, more, least)
+        fixed, slope, least = self._line(decodes)
+        return step_ends(self._cost, (fixed, slope), decodes, context, most, start, stop, more, least)
+
+    def decode_span(
+        self, decodes: int, context: int, most: int, start: float, stop: float
+    ) -> tuple[int, float, float, float]:
+        """The same steps, none of whose ends is asked for: how many, the first end and the last two."""
+        fixed, slope, least = self._line(decodes)
+        seconds = fixed + slope * context
+        if seconds < least:
+            seconds = least
+        if most >= LONG:
+            most = needed(most, seconds, start, stop)
+            if most >= LONG:
+                more, self._more = self._more, 0.0
+                line = fixed, slope
+                ends = step_ends(self._cost, line, decodes, context, most, start, stop, more, least)
+                return len(ends), ends[0], ends[-2] if len(ends) > 1 else start, ends[-1]
+        before, end, read, count = start, start + (seconds + self._more), context, 1
+        self._more = 0.0
+        first = end
+        while end < stop and count < most:
+            read += decodes
+            seconds = fixed + slope * read
+            if seconds < least:  # the host holds it up
+                seconds = least
+            before = end
+            end += seconds
+            count += 1
+        return count, first, before, end
+
+    def _line(self, decodes: int) -> tuple[float, float, float]:
+        """The cost's `decode_line` and `decode_floor`, asked once for each run of steps."""
+        fixed, slope = self._cost.decode_line(decodes)
+        return fixed, slope, self._floor(decodes) if self._floor else 0.0
 
     def nearly_done(self, decodes: int, context: int, steps: int, start: float) -> float:
         """Just before the last of several decode steps from `start` ends, without laying them out.
 
         Early by more than rounding can move it and by far less than a step, so always in the last one.
         """
-        fixed, slope = self._cost.decode_line(decodes)
-        least = self._floor(decodes) if self._floor else 0.0
+        fixed, slope, least = self._line(decodes)
         before, rise, first = steps - 1, slope * decodes, fixed + slope * context
         low = 0  # steps that the floor holds up
         if first < least:

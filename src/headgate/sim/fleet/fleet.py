@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf, nextafter
-from typing import Any
+from typing import Any, Final
 
 from headgate.core.dispatch import Dispatch, simulated_rooms
 from headgate.core.errors import InputError, RunError, one_line
@@ -25,7 +25,13 @@ from headgate.sim.fleet.kv_handover import KvHandover
 from headgate.sim.fleet.outage import Outage, check_outages
 from headgate.workloads.workload import Workload
 
-DUE, WAKE, TIMER, LANDS, OUTAGE = range(5)
+DUE: Final = 0
+WAKE: Final = 1
+TIMER: Final = 2
+LANDS: Final = 3
+OUTAGE: Final = 4
+DECODE: Final = Stage.DECODE
+PREFILL: Final = Stage.PREFILL
 NO_TIME = Transfer()
 
 
@@ -135,8 +141,10 @@ class FleetSimulator:
                 time, _, what, who = heappop(heap)
                 if what != DUE:
                     self._happen(what, who)
-                elif who.due == time:
-                    self._turn(who)
+                    continue
+                station: FleetEngine = who
+                if station.due == time:
+                    self._turn(station)
             now = self.now
             if dispatch.pending:
                 dispatch.route(now)
@@ -151,10 +159,16 @@ class FleetSimulator:
     def _next(self) -> float:
         """When the next thing happens; inf: nothing ever."""
         heap, now = self._heap, self.arrivals.next_time
-        while heap and heap[0][2] == DUE and heap[0][3].due != heap[0][0]:
-            heappop(heap)  # out of date: something reached that engine
-        if heap and heap[0][0] < now:
-            now = heap[0][0]
+        while heap:
+            time, _, what, who = heap[0]
+            if what == DUE:
+                station: FleetEngine = who
+                if station.due != time:
+                    heappop(heap)  # out of date: something reached that engine
+                    continue
+            if time < now:
+                now = time
+            break
         return now if now > self.now else self.now  # a closed loop sends the next one at once
 
     def _unblock(self) -> None:
@@ -171,7 +185,7 @@ class FleetSimulator:
     def _turn(self, station: FleetEngine) -> None:
         if station.state == PENDING:
             end, heap = station.finish_span(), self._heap
-            others = self._ready or self.dispatch.pending  # have something to do before that
+            others = bool(self._ready) or self.dispatch.pending  # have something to do before that
             if others or self.arrivals.next_time <= end or (heap and heap[0][0] <= end):
                 self._push(end, DUE, station)
                 return
@@ -235,12 +249,12 @@ class FleetSimulator:
         """The router has chosen an engine."""
         assert isinstance(entry, Entry)  # the roster holds what it was given
         station = self.stations[move.replica]
-        if move.stage is Stage.DECODE:
+        if move.stage is DECODE:
             self._porter.bind(entry.id, station)
         else:
             entry.queued = self.now
             self._at[entry.id] = station
-            if move.stage is Stage.PREFILL:
+            if move.stage is PREFILL:
                 station.replica.send_for_prompt(entry)
             station.sent.append(entry)
         self._reach(station)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from headgate.core.errors import RunError
 from headgate.core.ledger import Entry
@@ -15,8 +15,12 @@ from headgate.core.watchdog import Watchdog
 from headgate.sim.fleet.fleet_replica import AT_ONCE, FleetReplica
 from headgate.sim.fleet.handover import Handover
 
-IDLE, WAITS, PENDING, RUNNING, READY = range(5)
-MOST_WAITS = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
+IDLE: Final = 0
+WAITS: Final = 1
+PENDING: Final = 2
+RUNNING: Final = 3
+READY: Final = 4
+MOST_WAITS: Final = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
 Timer = tuple[float, int, bool]  # when whose patience ends, and whether by hanging up
 
 
@@ -253,7 +257,7 @@ class FleetEngine:
         prompt to run, keeps nothing for anybody and need not be asked for again.
         """
         replica, ledger = self.replica, self.replica.ledger
-        stale = replica.lease.ended or ledger.waiting or ledger.prefilling
+        stale = replica.lease.ended or bool(ledger.waiting) or bool(ledger.prefilling)
         if stale and (self.bound or self.landed) and replica.occupied:
             replica.ask()
         self._exchange()

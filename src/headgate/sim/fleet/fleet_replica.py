@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import Final
 
 from headgate.core.ledger import Entry
 from headgate.core.plan import NONE, Decodes
@@ -12,11 +13,11 @@ from headgate.core.request import Request
 from headgate.kv.prefix import NOTHING, Pieces
 from headgate.record.fleet_recorder import EngineRecorder
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.replica import LIMIT, STOPPED, Replica
 from headgate.sim.fleet.handover import Handover
 
-AT_ONCE = -inf
-CUT_TO = 1  # new output tokens of a request that is sent for its prompt alone
+AT_ONCE: Final = -inf
+CUT_TO: Final = 1  # new output tokens of a request that is sent for its prompt alone
 
 
 class FleetReplica(Replica):
@@ -89,9 +90,10 @@ class FleetReplica(Replica):
 
     def run_span(self, wake: float) -> None:
         """Run the span that was put off, no further than the first step that ends at `wake` or later."""
-        (count, context, steps), now = self._span, self.now  # nothing has changed here since `span_due`
+        count, context, steps = self._span  # nothing has changed here since `span_due`
+        now = self.now
         stop = wake if wake < self.lease.time else self.lease.time
-        self._ran(now, self._pace.decode_ends(count, context, steps, now, stop), count, context)
+        self._run_decodes(now, count, context, steps, stop)
         self.asked_now = False
 
     # -- requests sent for their prompt alone -----------------------------------------------------------
@@ -118,7 +120,7 @@ class FleetReplica(Replica):
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         passing = self._passing.pop(entry.id, None) if self._passing else None
-        if passing is None or entry.id in self._brief or how not in (End.STOPPED, End.LIMIT):
+        if passing is None or entry.id in self._brief or not (how is STOPPED or how is LIMIT):
             if passing is not None:
                 entry.limit, entry.guess = passing
             self._brief.discard(entry.id)
@@ -127,7 +129,7 @@ class FleetReplica(Replica):
             self._on_end(entry, how)
             return
         self._recorder.parted(entry)
-        self.policy.finished(entry, now, End.LIMIT)
+        self.policy.finished(entry, now, LIMIT)
         entry.limit, entry.guess = passing
         need = self.blocks.of(entry.prompt + entry.generated - 1)
         self._keep(entry, need)  # settling has just given them back
@@ -177,7 +179,9 @@ class FleetReplica(Replica):
         """
         need = self.blocks.of(handover.tokens)
         spare = self.blocks.free - self.ledger.rolling
-        if need > spare - sum(map(self._still_needs, self._prompts)):
+        for prompt in self._prompts:
+            spare -= self._still_needs(prompt)
+        if need > spare:
             return False
         self.blocks.take(need)
         handover.reserved = need
@@ -208,7 +212,10 @@ class FleetReplica(Replica):
     def join(self, entry: Entry) -> bool:
         """One whose KV is here decodes from now on; False: there is no seat."""
         ledger = self.ledger
-        promised = sum(prompt.id in ledger.waiting for prompt in self._prompts)  # seats the plan counts on
+        promised = 0  # seats the plan counts on
+        for prompt in self._prompts:
+            if prompt.id in ledger.waiting:
+                promised += 1
         if len(ledger.decoding) + len(ledger.prefilling) + promised >= ledger.limits.running:
             return False
         rolls = isinstance(self.plan.decode, Decodes)
@@ -222,8 +229,10 @@ class FleetReplica(Replica):
             self._ends_in(entry, self._whole(entry) - entry.generated)
         self.lease.ended = True
         self._recorder.joined(entry, self.now, rolls)
-        for tell in (self.policy.arrived, self.policy.admitted, self.policy.prefilled):
-            tell(entry, self.now)
+        policy, now = self.policy, self.now
+        policy.arrived(entry, now)
+        policy.admitted(entry, now)
+        policy.prefilled(entry, now)
         if not rolls:
             self.policy.held(entry, self.now)
         return True
