@@ -131,12 +131,17 @@ class Jitter(WorkCost):
         made.terms, made._hosted = super().unhosted().terms, False
         return made
 
-    def seconds(self, shape: Shape) -> float:
-        factor = self._rng.lognormal(0.0, self._spread) + 0.3 * (self._rng.random() < self._stalls)
-        return super().seconds(shape) * factor
+    def _factor(self) -> float:
+        return self._rng.lognormal(0.0, self._spread) + 0.3 * (self._rng.random() < self._stalls)
 
-    def span(self, decodes, context, steps):
-        return np.array([self.seconds(Shape(decodes, context + decodes * each)) for each in range(steps)])
+    def seconds(self, shape: Shape) -> float:
+        return super().seconds(shape) * self._factor()
+
+    def decode_line(self, decodes):
+        """Once for the decode steps that are jumped over together: one, while anybody waits."""
+        fixed, slope = super().decode_line(decodes)
+        factor = self._factor()
+        return fixed * factor, slope * factor
 
 
 def late_gaps(truth: WorkCost, card: WorkCost | None, rate: float = 21.0, **words) -> tuple[float, Keep]:
