@@ -188,6 +188,12 @@ def test_gaps_are_in_time_behind_a_host_that_is_slower_than_the_card_says():
     assert np.mean(late) <= 0.01
 
 
+def test_the_host_is_learned_in_overload():
+    """Prompts always wait there; beside them no step waits for a launch, so decodes run alone at times."""
+    _, policy = late_gaps(scaled(1.0), scaled(1.0), rate=40.0)
+    assert policy.gauges()["host"] == 1.0
+
+
 def test_promises_hold_without_any_card():
     share, policy = late_gaps(scaled(1.0), None, rate=14.0)
     assert share <= 0.01
