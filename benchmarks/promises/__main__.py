@@ -14,6 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from benchmarks.promises.table import overload_table, table
 from benchmarks.promises.worlds import LEVELS, POLICIES, QUICK, WORKLOADS, World, world
 from headgate.advisor.capacity.search import Search
@@ -25,6 +27,7 @@ from headgate.methods.make import make_policy, split_name
 RESULTS = Path(__file__).parent / "results"
 NEAR = (0.98, 1.015)  # of a rate near the answer: tried first
 LOADS = (0.91, 1.06, 1.24)  # of the bound, for --overload
+CELL = ("workload", "policy", "promise", "synchronous")  # of a line, its seed apart
 Line = dict[str, Any]
 
 
@@ -38,7 +41,6 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--seeds", type=int, default=4)
     add("--first-seed", type=int, default=0)
     add("--precision", type=float, default=0.02, help="of the bracket of a search, as a share of the rate")
-    add("--around", type=float, help="a rate near the answer, to begin the search with")
     add("--quick", action="store_true", help=f"one seed, {QUICK} requests, nothing is written")
     add("--overload", action="store_true", help="shares in time at fixed rates, not a search")
     add("--synchronous", action="store_true", help="an engine that composes no step ahead")
@@ -57,23 +59,23 @@ def tasks(asked: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
 
 def run(where: World, policy: str, rate: float, seed: int, synchronous: bool) -> Line:
     """One run at one rate: every level, and how far the worst is from its limit."""
-    made, _ = make_policy(*split_name(policy), where.engine)
+    made, _ = make_policy(*split_name(policy), where.known)
     found = simulate(where.engine, made, where.traffic.at(rate, seed), asynchronous=not synchronous)
     kept = measure(found, where.levels)
     return {"rate": rate, "ratio": kept.ratio, "values": kept.values, "shares": kept.shares}
 
 
-def capacity(asked: argparse.Namespace, where: World, policy: str, seed: int) -> Line:
-    """The highest rate at which all levels are kept."""
+def capacity(asked: argparse.Namespace, where: World, policy: str, seed: int, around: float | None) -> Line:
+    """The highest rate at which all levels are kept; what was found before, `around`, is tried first."""
     search, tried = Search(where.bound, asked.precision), []
-    near = [asked.around * share for share in NEAR] if asked.around else []
+    near = [around * share for share in NEAR] if around else []
     while (rate := near.pop(0) if near else search.next()) is not None:
         tried.append(run(where, policy, rate, seed, asked.synchronous))
         search.tell(rate, tried[-1]["ratio"])
     return {"kept": search.answer, "tried": tried}
 
 
-def overload(asked: argparse.Namespace, where: World, policy: str, seed: int) -> Line:
+def overload(asked: argparse.Namespace, where: World, policy: str, seed: int, _: float | None) -> Line:
     """Shares in time at fixed loads."""
     loads = [run(where, policy, load * where.bound, seed, asked.synchronous) for load in LOADS]
     return {"loads": LOADS, "tried": loads}
@@ -96,17 +98,17 @@ def main(argv: list[str]) -> None:
 
 def _fill(asked: argparse.Namespace, file: Path, lines: list[Line]) -> None:
     """Every task that has no line yet."""
-    known = {
-        tuple(line[key] for key in ("workload", "policy", "seed", "promise", "synchronous")) for line in lines
-    }
     worlds: dict[str, World] = {}
     for name, policy, seed in tasks(asked):
-        if (name, policy, seed, asked.promise, asked.synchronous) in known:
+        cell = (name, policy, asked.promise, asked.synchronous)
+        others = [line for line in lines if tuple(line[key] for key in CELL) == cell]
+        if any(line["seed"] == seed for line in others):
             continue
         if name not in worlds:
             worlds[name] = world(name, asked.promise, QUICK if asked.quick else None)
         began, where = perf_counter(), worlds[name]
-        found = (overload if asked.overload else capacity)(asked, where, policy, seed)
+        around = float(np.mean([line["kept"] for line in others if "kept" in line])) if others else None
+        found = (overload if asked.overload else capacity)(asked, where, policy, seed, around)
         line = {
             "workload": name,
             "policy": policy,

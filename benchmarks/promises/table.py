@@ -29,18 +29,11 @@ def table(lines: Iterable[Line], promise: str, synchronous: bool) -> str:
         rows.append([f"`{policy}`", *(_mean(rates[name].get(policy, {})) for name in names)])
     for policy in policies:
         if not policy.startswith("mixed"):
-            rows.append(
-                [
-                    f"`{policy}` against the best mixed",
-                    *(_against(rates[name], policy, _best(rates[name])) for name in names),
-                ]
-            )
-            rows.append(
-                [
-                    f"`{policy}` against the default budget",
-                    *(_against(rates[name], policy, DEFAULT) for name in names),
-                ]
-            )
+            best = [_against(rates[name], policy, _best(rates[name])) for name in names]
+            rows.append([f"`{policy}` against the best mixed", *best])
+            if DEFAULT in policies:
+                default = [_against(rates[name], policy, DEFAULT) for name in names]
+                rows.append([f"`{policy}` against the default budget", *default])
     return _markdown(rows)
 
 

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.h200.promises.load import draw
+from benchmarks.h200.promises.load import Load, draw
 from headgate.core.request import Slo
+from headgate.cost.model import StepCost
 from headgate.experiment.library import card_engine, simulate
 from headgate.live.vllm.fields import Settings
 from headgate.methods.make import make_policy, split_name
+from headgate.record.tables import Run
 from headgate.stats.gaps import Gaps
 from headgate.workloads.durations import duration
 from headgate.workloads.workload import Kind, Workload
@@ -43,16 +45,27 @@ HEAD = (
 
 def predict(line: Line, setup: Line) -> float:
     """Share of requests whose promises the simulator keeps, over the same requests."""
+    load = draw(line["workload"], line["rate"], line["seconds"], line["seed"])
+    return kept(replay(load, line["arm"], setup), setup)
+
+
+def replay(load: Load, arm: str, setup: Line, truth: StepCost | None = None) -> Run:
+    """The requests on the simulated engine; `truth` is what steps take if it is not what the card says."""
     budget, slots = setup["budget"] or PLAIN_BUDGET, setup["slots"] or PLAIN_SLOTS
     engine = card_engine(setup["card"], slots=slots, budget=budget)
     engine = engine._replace(cost=engine.cost.graphed(setup["graph"] or PLAIN_GRAPH))
     ttft, tbt = duration(setup["ttft"]), duration(setup["tbt"])
-    load = draw(line["workload"], line["rate"], line["seconds"], line["seed"])
     left = Settings(delivery=setup.get("delivery", 0)).within(tbt)  # what the plug-in told its policy
     kinds = (Kind("", Slo(ttft, left)),)
     workload = Workload.of(load.prompt, load.output, arrival=load.arrival, limit=load.output, kinds=kinds)
-    name, words = split_name("mixed" if line["arm"] == "plain" else line["arm"])
-    run = simulate(engine, make_policy(name, words, engine)[0], workload, asynchronous=True)
+    policy, _ = make_policy(*split_name("mixed" if arm == "plain" else arm), engine)
+    engine = engine._replace(cost=truth or engine.cost)
+    return simulate(engine, policy, workload, asynchronous=True)
+
+
+def kept(run: Run, setup: Line) -> float:
+    """Share of requests whose promises are kept, of those after the warm-up."""
+    ttft, tbt = duration(setup["ttft"]), duration(setup["tbt"])
     first = run.requests["first_token"] - run.requests["arrival"]
     worst = np.array([max(gaps, default=0.0) for gaps in Gaps(run).lists()])
     counts = run.requests["arrival"] >= setup["warm"]

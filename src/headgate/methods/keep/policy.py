@@ -27,6 +27,7 @@ UNPROMISED = 2.0  # seconds between tokens of decodes without a promise, where o
 SAMPLE = 2048  # prompt tokens: the chunk from which the pace of prompts is taken
 LEAST_SHARE = 0.1  # of the time that prompts have at least, for that pace
 REFUSE = ("never", "predicted")
+LOOK = 4  # steps with prompts beside decodes, one after the other, before decodes run alone to time a launch
 MOST_PIECES = 32  # of prompts in a row while decodes wait, whatever they cost
 
 
@@ -91,6 +92,7 @@ class Keep(BatchPolicy):
         self._step: Step | None = None  # of the newest plan
         self._since, self._pieces = 0.0, 0  # seconds and steps composed since the last with decodes
         self._newest, self._apart = 0.0, False  # as in `Now`
+        self._together = 0  # steps with prompts beside decodes since the last of decodes alone
         self._last: float | None = None
 
     def gauges(self) -> Mapping[str, float]:
@@ -166,6 +168,7 @@ class Keep(BatchPolicy):
         if plan.decode is not NONE or step is None or not self._decoding:
             self._since, self._pieces, self._newest = 0.0, 0, 0.0
             self._last = None if step is None or step.kind is Kind.DECODES else step.seconds
+            self._together = 0 if self._last is None else self._together + 1
         else:
             if self._pieces:
                 self._since += max(0.0, self._prices.slow.factor * step.launch - self._newest)
@@ -233,6 +236,8 @@ class Keep(BatchPolicy):
         step = self._chooser.choose(now, parts, budget, budget - decodes * width)
         if step.kind is Kind.DECODES or (step.kind is Kind.APART and not self._due(view, parts.total, step)):
             return DECODES
+        if self._together >= LOOK and not self._prices.slow.steady:
+            return DECODES  # beside prompts no step waits for a launch, and nothing would be learned
         self._step = step
         ids, room = [], step.tokens
         for request in prompts:

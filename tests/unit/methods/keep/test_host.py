@@ -10,10 +10,18 @@ from headgate.methods.keep.host import FIRST, MOST, SHARE, SlowHost
 
 def test_a_host_as_the_card_says_is_found_steady():
     slow = SlowHost()
-    assert slow.factor == FIRST and not slow.steady
+    slow.saw(0.034, 0.034, 0.020)
+    assert slow.factor == pytest.approx(FIRST, rel=0.01) and not slow.steady
     for _ in range(400):
         slow.saw(0.034, 0.034, 0.020)
     assert slow.factor == 1.0 and slow.steady
+
+
+def test_an_engine_that_composes_no_step_ahead_waits_for_no_launch():
+    slow = SlowHost()
+    assert slow.steady
+    slow.saw(0.034, 0.034, 0.033)
+    assert not slow.steady
 
 
 def test_it_rests_where_few_launches_are_slower():

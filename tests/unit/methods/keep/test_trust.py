@@ -131,12 +131,17 @@ class Jitter(WorkCost):
         made.terms, made._hosted = super().unhosted().terms, False
         return made
 
-    def seconds(self, shape: Shape) -> float:
-        factor = self._rng.lognormal(0.0, self._spread) + 0.3 * (self._rng.random() < self._stalls)
-        return super().seconds(shape) * factor
+    def _factor(self) -> float:
+        return self._rng.lognormal(0.0, self._spread) + 0.3 * (self._rng.random() < self._stalls)
 
-    def span(self, decodes, context, steps):
-        return np.array([self.seconds(Shape(decodes, context + decodes * each)) for each in range(steps)])
+    def seconds(self, shape: Shape) -> float:
+        return super().seconds(shape) * self._factor()
+
+    def decode_line(self, decodes):
+        """Once for the decode steps that are jumped over together: one, while anybody waits."""
+        fixed, slope = super().decode_line(decodes)
+        factor = self._factor()
+        return fixed * factor, slope * factor
 
 
 def late_gaps(truth: WorkCost, card: WorkCost | None, rate: float = 21.0, **words) -> tuple[float, Keep]:
@@ -181,6 +186,12 @@ def test_gaps_are_in_time_behind_a_host_that_is_slower_than_the_card_says():
     found = simulate(engine, Keep(1024, 8192, plain), make_workload(experiment(words))[0], asynchronous=True)
     late = [max(gaps, default=0.0) > 0.1 for gaps in Gaps(found).lists()]
     assert np.mean(late) <= 0.01
+
+
+def test_the_host_is_learned_in_overload():
+    """Prompts always wait there; beside them no step waits for a launch, so decodes run alone at times."""
+    _, policy = late_gaps(scaled(1.0), scaled(1.0), rate=40.0)
+    assert policy.gauges()["host"] == 1.0
 
 
 def test_promises_hold_without_any_card():
