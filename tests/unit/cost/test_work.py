@@ -179,7 +179,8 @@ def test_a_span_begins_with_the_change_of_phase_and_rests_on_the_host(steps: int
     assert times[0] == floor
     if steps > LONG:
         assert times[-1] > floor
-    ends = step_ends(cost, decodes, context, steps, 1.0, math.inf, more=0.25, least=floor)
+    line = cost.decode_line(decodes)
+    ends = step_ends(cost, line, decodes, context, steps, 1.0, math.inf, more=0.25, least=floor)
     expected, now = [], 1.0
     for place, seconds in enumerate(times):
         now += seconds + (0.25 if place == 0 else 0.0)
