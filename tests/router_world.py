@@ -34,6 +34,12 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(limited())
 
 
+def post(body: bytes) -> bytes:
+    """A request as it goes over the wire."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return head + body
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Wait for a condition, not for a time."""
     async with asyncio.timeout(PATIENCE):
@@ -176,4 +182,4 @@ def fail_first_decode(patch: pytest.MonkeyPatch, refused: bool) -> list[Any]:
 
 
 Check = Callable[[World], Awaitable[None]]
-__all__ = ["Answer", "Check", "World", "fail_first_decode", "routed", "run", "stream", "until"]
+__all__ = ["Answer", "Check", "World", "fail_first_decode", "post", "routed", "run", "stream", "until"]

@@ -1,4 +1,4 @@
-"""Open files of a server: every connection is one."""
+"""The limit of open files of a server process."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from math import inf
 
 from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError, unknown
-from headgate.core.plan import ALL, NONE, Plan, Until
+from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
@@ -19,10 +19,9 @@ from headgate.methods.keep.order import Waiting
 from headgate.methods.keep.prices import Load, Prices, Prompts
 from headgate.methods.keep.step import Chooser, Kind, Now, Step
 from headgate.methods.keep.trust import Trust
+from headgate.methods.mixed.mixed import NO_PLACE_LEFT, NOBODY_WAITS
 
-NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
 DECODES = Plan(ALL)
-NO_SEAT = Plan(ALL, until=Until(finishes=1))
 UNPROMISED = 2.0  # seconds between tokens of decodes without a promise, where others have one
 SAMPLE = 2048  # prompt tokens: the chunk from which the pace of prompts is taken
 LEAST_SHARE = 0.1  # of the time that prompts have at least, for that pace
@@ -220,7 +219,7 @@ class Keep(BatchPolicy):
         if not view.waiting and not view.prefilling:
             return NOBODY_WAITS
         if not view.prefilling and not self.refuse and decodes >= min(self.slots, view.limits.running):
-            return NO_SEAT
+            return NO_PLACE_LEFT
         now = Now(_load(view), self._gap(), self._since, self._apart, self._newest, self._last)
         reject = self._hopeless(view, now) if self.refuse else ()
         prompts = self._candidates(view, now, budget, frozenset(reject))

@@ -8,7 +8,7 @@ import pytest
 
 from fake_engines import Call
 from headgate.live.route.progress import Progress
-from router_world import World, routed, run, until
+from router_world import World, post, routed, run, until
 from still_loop import Still
 
 STALL = 0.3
@@ -39,9 +39,7 @@ async def asked(world: World, streams: bool) -> socket.socket:
     client.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", world.app.port))
-    body = json.dumps({"prompt": "x", "stream": streams}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
-    await loop.sock_sendall(client, head + body)
+    await loop.sock_sendall(client, post(json.dumps({"prompt": "x", "stream": streams}).encode()))
     return client
 
 

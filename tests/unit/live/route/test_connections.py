@@ -5,7 +5,7 @@ import pytest
 
 from fake_engines import Call, stream
 from headgate.live.route.client_writer import ClientWriter
-from router_world import routed, run, until
+from router_world import post, routed, run, until
 
 EVENTS, SIZE = 300, 50_000  # more than the buffers of two sockets
 
@@ -68,10 +68,7 @@ def test_a_client_that_lags_gets_every_byte_in_order(monkeypatch: pytest.MonkeyP
         async with routed(many) as world:
             body = json.dumps({"model": "m", "prompt": "a", "stream": True}).encode()
             reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port, limit=4096)
-            writer.write(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
-            )
-            writer.write(body)
+            writer.write(post(body))
             await until(lambda: len(waits) > 1)  # the client has not read, so the router has to wait
             await reader.readuntil(b"\r\n\r\n")
             got = bytearray()

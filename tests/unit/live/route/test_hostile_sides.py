@@ -20,7 +20,7 @@ from headgate.live.route.connections import EngineConnection
 from headgate.live.route.discovery import discover
 from headgate.live.route.keys import read_keys
 from headgate.live.route.run import serve
-from router_world import routed, run, until
+from router_world import post, routed, run, until
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: "
 ASK = b'POST /v1/completions HTTP/%b\r\nHost: x\r\nContent-Length: 30\r\n\r\n{"prompt": "hi", "stream":true}'
@@ -142,9 +142,8 @@ def test_bytes_an_engine_never_reads_are_dropped_with_its_call(monkeypatch: pyte
         server = await asyncio.start_server(reads_heads, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         body = b'{"prompt": "%b"}' % (b"x" * (16 << 20))  # more than the buffers of two sockets
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
         async with routed(urls=[url], limits={"first_token": 0.3, "tries": 1}) as world:
-            assert b" 504 " in await sent(world.app.port, head + body)
+            assert b" 504 " in await sent(world.app.port, post(body))
             await world.settled()
             await until(lambda: closed)
         end.set()

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fake_engines import Call, stream
-from router_world import World, routed, run, until
+from router_world import World, post, routed, run, until
 
 
 async def two_tokens(call: Call) -> None:
@@ -78,11 +78,9 @@ def test_the_connection_of_a_broken_stream_serves_the_next_request() -> None:
     async def work() -> None:
         async with routed(reset_after_two) as world:
             body = b'{"model": "m", "prompt": "a", "stream": true}'
-            ask = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            ask += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
             reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port)
             for _ in range(2):
-                writer.write(ask)
+                writer.write(post(body))
                 answer = await reader.readuntil(b"\r\n0\r\n\r\n")
                 assert answer.startswith(b"HTTP/1.1 200 ") and b'"error"' in answer
             writer.close()
@@ -200,7 +198,7 @@ async def hang_up(world: World, after: int, streams: bool = True) -> None:
     """A client that closes its connection after so many bytes of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port)
     body = json.dumps({"prompt": "x", "stream": streams}).encode()
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    writer.write(post(body))
     if after:
         await reader.readexactly(after)
     else:
