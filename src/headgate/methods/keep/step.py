@@ -154,7 +154,7 @@ class Chooser:
             return True
         prices, load = self._prices, now.load
         cut = prompts.first(alone or mixed)
-        if not prices.slow.steady and prices.slow_launch(0, cut) > MOST_LAUNCH * now.gap:
+        if prices.slow_launch(0, cut) > MOST_LAUNCH * now.gap and prices.sticks_out(load, prices.launch(0, cut)):
             return False
         apart = (prices.alone(cut) + prices.decodes(load)) / (cut.tokens + load.decodes)
         together = prices.together(load, prompts.first(mixed)) / (mixed + load.decodes)
