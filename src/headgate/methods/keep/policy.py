@@ -262,7 +262,8 @@ class Keep(BatchPolicy):
 
     def _hopeless(self, view: View, now: Now) -> tuple[int, ...]:
         """Those that wait and are foreseen to be late, the half-done prompts before them included."""
-        timely = self._waiting.in_time(self._free(view, now), self._pace(now))
+        pace = self._pace(now)
+        timely = self._waiting.in_time(self._free(view, now, pace), pace)
         return tuple(
             request.id
             for request in view.waiting.values()
@@ -284,8 +285,9 @@ class Keep(BatchPolicy):
             return half
         block, free = view.limits.block, view.kv_free - load.decodes - rest
         free -= int(self.watermark * view.kv_total)
+        pace = self._pace(now)
         found = half
-        for request in self._waiting.order(view, self._free(view, now), self._pace(now)):
+        for request in self._waiting.order(view, self._free(view, now, pace), pace):
             if request.id in without:
                 continue
             free -= -(-request.room // block) * block
@@ -298,12 +300,12 @@ class Keep(BatchPolicy):
                 break
         return found
 
-    def _free(self, view: View, now: Now) -> float:
-        """When a new prompt can begin: after the step in flight, if there may be one, and half-done prompts."""
+    def _free(self, view: View, now: Now, pace: float) -> float:
+        """When a new prompt can begin: after the step in flight, if there may be one, and the half-done."""
         start = view.now
         if self._prices.slow.overlaps and (view.decoding or view.prefilling):
             start += now.newest or now.last or self._prices.decodes(now.load)
-        return start + sum(request.todo for request in view.prefilling.values()) * self._pace(now)
+        return start + sum(request.todo for request in view.prefilling.values()) * pace
 
     def _pace(self, now: Now) -> float:
         """Seconds a prompt token takes while there is a backlog, decodes between included."""
