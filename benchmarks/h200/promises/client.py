@@ -50,7 +50,7 @@ def serve(load: Load, target: Target, processes: int, drain: float, seed: int) -
             for number in range(processes)
         ]
         answers = [answer for part in parts for answer in part.result()]
-    return sorted(answers)
+    return sorted(answers, key=lambda answer: answer.arrival)
 
 
 def _part(
