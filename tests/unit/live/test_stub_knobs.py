@@ -146,7 +146,7 @@ ACTIONS = st.lists(
 @given(ACTIONS)
 def test_a_gated_queue_is_the_inner_queue_with_a_view(actions):
     """Against a plain list: order kept, length true, and only those visible are taken while it is shut."""
-    gate = plug_in().queues.GatedQueue(ListQueue())
+    gate = plug_in().queues.GatedQueue(ListQueue(), plug_in().queues.Gate())
     requests = [Request(f"r{number}", 1, 1) for number in range(12)]
     truth: list[Request] = []
     visible: list[Request] | None = None
