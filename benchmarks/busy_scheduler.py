@@ -125,7 +125,10 @@ class Busy:
         self.scheduler = scheduler_for(seats, folder, load, bare)
         if not bare:
             live = self.scheduler._headgate
-            live.clock, live.origin = partial(getattr, self, "now"), 0.0  # as quick as the clock it stands for
+            live.clock, live.origin = (
+                partial(getattr, self, "now"),
+                0.0,
+            )  # as quick as the clock it stands for
             self.scheduler._headgate_books.wall = lambda: 0.0
         self.meter = Meter()
         self._rng = np.random.default_rng(seats)

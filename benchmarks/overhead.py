@@ -3,9 +3,9 @@
 A real vLLM scheduler (asynchronous: step n+1 is composed before the tokens of step n are known) serves a busy
 engine whose model takes no time. In the same run, step by step, CPU time of the thread inside vLLM's own
 schedule() and update_from_output() is told from that of ours around and within them. The clock that policies
-see is virtual, so every repetition has the same steps; of each step the quickest repetition counts. What the
-meter reads where there is no headgate at all, in a run of vLLM's own scheduler, is the meter's own time: it is
-subtracted, and is the first row.
+see is virtual, so every repetition has the same steps; of each step the quickest repetition counts. What
+the meter reads in a run of vLLM's own scheduler, without headgate, is the meter's own time: it is subtracted,
+and is the first row.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def measured(seats: int, policy: str, steps: int, tries: int, folder: Path, load
 
 
 def one_line(policy: str, steps: list[Step], meter: float) -> Iterator[dict[str, Any]]:
-    """For each kind of step, and for all: microseconds and the ratio; `meter` of them in a step are not ours."""
+    """For each kind of step, and for all: microseconds, less those of the `meter`, and the ratio."""
     for kind in (*KINDS, "all"):
         chosen = [step for step in steps if kind in (step.kind, "all")]
         if chosen:

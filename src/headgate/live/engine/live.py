@@ -178,9 +178,7 @@ class Live:
             self._ask(self.policy)
         return self.plan
 
-    def ran(
-        self, chunks: tuple[Chunk, ...], decodes: int, who: Iterable[int] | None
-    ) -> StepInFlight | None:
+    def ran(self, chunks: tuple[Chunk, ...], decodes: int, who: Iterable[int] | None) -> StepInFlight | None:
         """The engine composed this step: these pieces of prompts and that many decodes. `who` they are may be
         left out where the ledger thinks so too: none is held, and as many share the tick.
 

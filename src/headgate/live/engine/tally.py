@@ -40,7 +40,7 @@ class Tally(LiveObserver):
         self.fallen: str | None = None
         self.now = 0.0  # of the newest step
         self.kind = IDLE  # of the newest step
-        # What every step adds to is a number of its own: one addition to a dict takes as long as five to these.
+        # What every step adds to are plain numbers: one addition to a dict takes as long as five to these.
         self._decode_steps = self._mixed_steps = self._prefill_steps = 0
         self._decoded = self._prefilled = self._cached = 0  # tokens
         self.lost: defaultdict[str, int] = defaultdict(int)  # tokens computed in vain, by eviction and gone

@@ -61,7 +61,9 @@ class Headgate:
         self._headgate_blocks = self.cache_config.num_gpu_blocks - 1  # one block is never used
         seats = self._headgate_seats()
         limits = Limits(self.max_num_scheduled_tokens, seats, self.block_size, 1 + self.num_spec_tokens)
-        total = self._headgate_blocks * self.block_size // self._headgate_groups  # a block's share in each group
+        total = (
+            self._headgate_blocks * self.block_size // self._headgate_groups
+        )  # a block's share in each group
         self._headgate = Live(
             duties.policy,
             limits,
