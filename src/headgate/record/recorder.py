@@ -43,6 +43,8 @@ STAY: Final = _packer(STAYS)
 PLAN: Final = _packer(PLANS)
 REQUEST: Final = _packer(TIMES | KIND | COUNTS)
 COUNT: Final = _packer(KIND)
+STEP_BYTES: Final = 8 * len(STEPS)
+NO_VALUES: Final = array("d")
 
 
 class Here:
@@ -199,20 +201,9 @@ class Recorder(StepCounter):
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """All that was recorded so far, as columns."""
-        own = self.own_tables()
-        own["steps"]["replica"] = np.full(len(own["steps"]["start"]), self._replica)
+        own = engine_tables((self,))
+        del own["stays"]["replica"], own["plans"]["replica"]
         return {"requests": self.rows.table(), **own}
-
-    def own_tables(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Steps, stays and plans of this engine."""
-        for id in list(self._stay_of):
-            self._close_stay(id)
-        plans = _columns(self._plans, PLANS)
-        for name, column in self._gauges.items():
-            column.extend([nan] * (len(plans["time"]) - len(column)))
-            plans[f"gauge.{name}"] = np.array(column)
-        stays = _columns(self._stays, STAYS) | {"ticks": np.array(self._ticks)}
-        return {"steps": _columns(self._steps, STEPS), "stays": stays, "plans": plans}
 
     def _open_stay(self, id: int, opened: float, gap: float) -> None:
         self._stays += STAY(id, opened, gap, self._tick)
@@ -224,10 +215,33 @@ class Recorder(StepCounter):
         if stay is not None:
             self._ticks[stay] += self._tick
 
+    def _gauge_column(self, name: str) -> array[float]:
+        """A value for each plan, nan where the policy gave none."""
+        column = self._gauges.get(name, NO_VALUES)
+        return column + array("d", [nan]) * (self._asked - len(column))
 
-def _columns(rows: bytearray, names: dict[str, type]) -> dict[str, NDArray[Any]]:
-    """As columns of their own types."""
-    table = _table(rows, names)
+
+def engine_tables(engines: Sequence[Recorder]) -> dict[str, dict[str, NDArray[Any]]]:
+    """Steps, stays and plans, one engine below the other, each with its number."""
+    for engine in engines:
+        for id in list(engine._stay_of):
+            engine._close_stay(id)
+    steps = _columns([engine._steps for engine in engines], STEPS)
+    stays = _columns([engine._stays for engine in engines], STAYS)
+    plans = _columns([engine._plans for engine in engines], PLANS)
+    stays["ticks"] = np.frombuffer(b"".join([engine._ticks for engine in engines]), np.int64).copy()
+    for name in dict.fromkeys([name for engine in engines for name in engine._gauges]):
+        plans[f"gauge.{name}"] = np.concatenate([engine._gauge_column(name) for engine in engines])
+    numbers = [engine._replica for engine in engines]
+    steps["replica"] = np.repeat(numbers, [len(engine._steps) // STEP_BYTES for engine in engines])
+    stays["replica"] = np.repeat(numbers, [len(engine._ticks) for engine in engines])
+    plans["replica"] = np.repeat(numbers, [engine._asked for engine in engines])
+    return {"steps": steps, "stays": stays, "plans": plans}
+
+
+def _columns(parts: Sequence[bytearray], names: dict[str, type]) -> dict[str, NDArray[Any]]:
+    """All rows as columns of their own types."""
+    table = _table(parts[0] if len(parts) == 1 else b"".join(parts), names)
     return {name: table[name].copy() for name in names}
 
 
