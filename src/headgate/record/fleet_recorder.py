@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from headgate.core.request import Request
-from headgate.record.recorder import Recorder, Rows, engine_tables
+from headgate.record.recorder import Recorder, Rows
 
 
 class EngineRecorder(Recorder):
@@ -44,4 +44,5 @@ class FleetRecorder:
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """All that was recorded so far; every table but the requests is sorted by engine, then by time."""
-        return {"requests": self.rows.table(), **engine_tables(self.engines)}
+        ticks = {number: engine.tick for number, engine in enumerate(self.engines)}
+        return {"requests": self.rows.table(), **self.rows.engines(ticks)}

@@ -66,14 +66,15 @@ class Balance(RoutePolicy):
 
     def moved(self, request: Request, move: Move, now: float) -> None:
         """The driver may have sent it elsewhere, or sent one that another router left between engines."""
-        if request.id not in self._weights:
-            self._weigh(request, move.replica)
-        engine, weight = self._weights[request.id]
-        if engine != move.replica:
-            self._weights[request.id] = move.replica, weight
+        id, to, _ = move
+        if id not in self._weights:
+            self._weigh(request, to)
+        engine, weight = self._weights[id]
+        if engine != to:
+            self._weights[id] = to, weight
             self.loads.add(engine, -weight)
-            self.loads.add(move.replica, weight)
-            self._lines.drop(request.id)
+            self.loads.add(to, weight)
+            self._lines.drop(id)
             self._lines.touch(engine)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:

@@ -62,15 +62,16 @@ class Split(RoutePolicy):
 
     def moved(self, request: Request, move: Move, now: float) -> None:
         """Sent whole it asks for no decode place. The driver may have sent one that still waits here."""
-        if move.stage is not DECODE_ONLY:
-            self._prompts.drop(request.id)
-            if move.stage is WHOLE:
+        id, engine, stage = move
+        if stage is not DECODE_ONLY:
+            self._prompts.drop(id)
+            if stage is WHOLE:
                 self._prompt_ended(request)
             return
-        self._decodes.drop(request.id)
-        if self._decode_at.get(request.id) != move.replica:
+        self._decodes.drop(id)
+        if self._decode_at.get(id) != engine:
             self._decode_ended(request)
-            self._weigh_decode(request, move.replica)
+            self._weigh_decode(request, engine)
             self._give_again(())
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:

@@ -291,12 +291,13 @@ class FleetSimulator:
     def _send(self, entry: Request, move: Move) -> None:
         """The router has chosen an engine."""
         assert isinstance(entry, Entry)  # the roster holds what it was given
-        station = self.stations[move.replica]
-        if move.stage is DECODE:
+        _, engine, stage = move
+        station = self.stations[engine]
+        if stage is DECODE:
             self._porter.bind(entry.id, station)
             self._reach(station)
             return
-        if move.stage is PREFILL:
+        if stage is PREFILL:
             station.replica.send_for_prompt(entry)
         self._put(entry, station)
 
