@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_worlds import draws, make_router
+from headgate.sim.fleet.lagged import Lagged
 from token_fleets import TokenWorld, token_worlds
 from worlds import POLICIES, PRICES, TILES, sharing
 
@@ -23,7 +24,10 @@ def open_worlds(draw: st.DrawFn) -> TokenWorld:
     if cached:
         requests = replace(draw(sharing()), kinds=requests.kinds)
     cost = draw(st.sampled_from([PRICES, TILES]))
-    return world._replace(workload=requests, engine=world.engine._replace(cost=cost, prefix_cache=cached))
+    policy = Lagged(world.policy) if draw(st.booleans(), label="asynchronous") else world.policy
+    return world._replace(
+        workload=requests, policy=policy, engine=world.engine._replace(cost=cost, prefix_cache=cached)
+    )
 
 
 @pytest.mark.parametrize("name", ["round-robin", "random"])

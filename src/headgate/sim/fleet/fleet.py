@@ -22,6 +22,7 @@ from headgate.sim.fleet.fleet_engine import PENDING, READY, RUNNING, WAITS, Flee
 from headgate.sim.fleet.fleet_replica import FleetReplica
 from headgate.sim.fleet.handover import Handover
 from headgate.sim.fleet.kv_handover import KvHandover
+from headgate.sim.fleet.lagged import Lagged
 from headgate.sim.fleet.outage import Outage, check_outages
 from headgate.sim.fleet.share import shares
 from headgate.workloads.workload import Workload
@@ -151,6 +152,7 @@ class FleetSimulator:
         if arrivals.closed or self._outages or type(dispatch) is not Dispatch:
             return None
         policies = [station.replica.policy for station in self.stations]
+        policies = [each.inner if isinstance(each, Lagged) else each for each in policies]
         apart = len({id(policy) for policy in policies}) == len(policies)
         known = all(type(each).__module__.startswith(OURS) for each in (*policies, self._cost))
         return dispatch.router.ahead(int(self._fits.sum())) if apart and known else None
