@@ -50,6 +50,8 @@ class FleetSimulator:
     the fleet's queue, and in an engine's. A request whose prompt is done waits for its decode as long as it
     takes (the stochastic network lets it give up), unless its client hangs up.
 
+    Where the router can tell its choices before the run, engines run one by one; the tables are the same.
+
     Engines may fail, drain and come back (`outages`). The tokens a request got from a failed engine count;
     they are prefilled again with its prompt elsewhere, as after an eviction.
     """
