@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.h200.promises import figures
 from benchmarks.h200.promises.client import AHEAD, serve
 from benchmarks.h200.promises.load import SEED, Load, draw, parse
-from benchmarks.h200.promises.server import Server, attach, start
+from benchmarks.h200.promises.server import SHAPES, Server, attach, start
 from headgate.core.errors import InputError
 from headgate.workloads.durations import duration
 
@@ -30,6 +30,8 @@ ARMS = (PLAIN, "mixed:budget=2560", "slai", "keep")
 LOADS = ("azure-conv:19",)
 SHRINK = 16  # of lengths, with --tiny
 RAMP_RATE, RAMP_OUTPUT = 50.0, 200  # requests a second, tokens each
+BURST_PROMPT, BURST_OUTPUT = 1500, 40
+START_RAMP = 448
 Line = dict[str, Any]
 
 
@@ -71,9 +73,11 @@ def options(argv: list[str]) -> argparse.Namespace:
     add(
         "--ramp",
         type=int,
-        default=448,
-        help="requests of a ramp after the start, so that kernels are loaded for every number of requests",
+        help="requests of a ramp before the first run, ever more at once, then as many in a burst "
+        "(default 448, with --attach none)",
     )
+    add("--model", default="qwen3-8b", choices=sorted(SHAPES))
+    add("--watch", action="store_true", help="note long launches and the memory they ask for (watch.jsonl)")
     add("--steps", action="store_true", help="trace steps and add their median times by size")
     add("--seed", type=int, default=SEED)
     add("--no-plugin", action="store_true", help="leave headgate out altogether; plain only")
@@ -82,6 +86,8 @@ def options(argv: list[str]) -> argparse.Namespace:
     asked = parser.parse_args(argv)
     if asked.no_plugin:
         asked.arms = [PLAIN]
+    if asked.ramp is None:
+        asked.ramp = 0 if asked.attach else START_RAMP
     if asked.tiny:
         asked.slots, asked.budget, asked.model_len, asked.api_servers = 16, 512, 2048, 1
         asked.ramp = min(asked.ramp, 16)
@@ -121,7 +127,7 @@ class Results:
 def measure(asked: argparse.Namespace, server: Server, results: Results, deadline: float) -> None:
     """Round by round, load by load, arm by arm, as long as there is time."""
     each = asked.warm + asked.measure + asked.drain + AHEAD + 5.0
-    offset = 0
+    offset = server.trace.stat().st_size if asked.steps and server.trace.exists() else 0
     for number in range(asked.rounds):
         for text in asked.loads:
             for arm in asked.arms:
@@ -135,16 +141,19 @@ def measure(asked: argparse.Namespace, server: Server, results: Results, deadlin
 
 
 def ramp(asked: argparse.Namespace, server: Server) -> None:
-    """Ever more requests at once, under vLLM's own scheduling.
+    """Ever more requests at once, then all of them in a burst of full steps, under vLLM's own scheduling.
 
     The first step with prompts that holds a number of requests not seen before (in groups of 16) stalls this
     engine for as long as a step takes, whoever schedules.
     """
     server.switch(settings(asked, PLAIN))
-    number = np.arange(asked.ramp)
-    prompt = np.where(number % 2, 300, 900) // (SHRINK if asked.tiny else 1)
-    load = Load("ramp", RAMP_RATE, number / RAMP_RATE, prompt, np.full(asked.ramp, RAMP_OUTPUT))
-    serve(load, server.target, asked.clients, asked.drain, asked.seed)
+    number, shrink = np.arange(asked.ramp), SHRINK if asked.tiny else 1
+    prompt = np.where(number % 2, 300, 900) // shrink
+    growing = Load("ramp", RAMP_RATE, number / RAMP_RATE, prompt, np.full(asked.ramp, RAMP_OUTPUT))
+    full = np.full(asked.ramp, BURST_PROMPT // shrink)
+    burst = Load("burst", RAMP_RATE, number * 0.0, full, np.full(asked.ramp, BURST_OUTPUT))
+    for load in (growing, burst):
+        serve(load, server.target, asked.clients, asked.drain, asked.seed)
 
 
 def one(asked: argparse.Namespace, server: Server, arm: str, text: str, number: int) -> tuple[Line, Line]:
@@ -197,7 +206,7 @@ def main(argv: list[str]) -> None:
         results.add(setup(asked, server, began))
         for _ in range(3):
             server.ask(16)  # kernels are compiled at their first use
-        if asked.ramp and not asked.attach:
+        if asked.ramp:
             ramp(asked, server)
         measure(asked, server, results, began + asked.seconds)
     finally:

@@ -34,6 +34,7 @@ class Target(NamedTuple):
     port: int
     model: str
     vocabulary: int
+    temperature: float = 0.0  # 1 where greedy tokens of made-up weights would all be the same
 
 
 def serve(load: Load, target: Target, processes: int, drain: float, seed: int) -> list[Answer]:
@@ -49,7 +50,7 @@ def serve(load: Load, target: Target, processes: int, drain: float, seed: int) -
             for number in range(processes)
         ]
         answers = [answer for part in parts for answer in part.result()]
-    return sorted(answers)
+    return sorted(answers, key=lambda answer: answer.arrival)
 
 
 def _part(
@@ -66,7 +67,7 @@ def _body(prompt: int, output: int, target: Target, rng: random.Random) -> bytes
         "prompt": [rng.randrange(10, target.vocabulary) for _ in range(prompt)],
         "max_tokens": output,
         "ignore_eos": True,
-        "temperature": 0.0,
+        "temperature": target.temperature,
         "stream": True,
     }
     text = json.dumps(words).encode()

@@ -21,7 +21,9 @@ from benchmarks.h200 import models
 from benchmarks.h200.promises.client import Target
 
 SCHEDULER = "headgate.vllm.scheduler"
+WATCHED = "benchmarks.h200.promises.watch.scheduler"
 MODEL = "shape"
+SHAPES = {"qwen3-8b": models.QWEN3_8B, "qwen3-30b-a3b": models.QWEN3_30B_A3B, "tiny": models.TINY}
 START = 900.0  # seconds at most
 SWITCH = 60.0  # seconds at most until the plug-in has read its settings again
 READ_AGAIN = "settings read again"
@@ -44,7 +46,7 @@ class Server:
 
     def __init__(self, home: Path, pid: int, port: int, shape: models.Shape, plugin: bool) -> None:
         self.home, self.pid, self.port, self.plugin = home, pid, port, plugin
-        self.target = Target(port, MODEL, shape.vocabulary)
+        self.target = Target(port, MODEL, shape.vocabulary, float(isinstance(shape, models.MoeShape)))
         self.log, self.config, self.trace = home / "log", home / "headgate.json", home / "steps.jsonl"
 
     def switch(self, settings: dict[str, Any]) -> None:
@@ -104,7 +106,8 @@ def start(asked: Namespace, first: dict[str, Any]) -> Server:
     """A new server, ready to serve."""
     home: Path = asked.home
     home.mkdir(parents=True, exist_ok=True)
-    shape = models.TINY if asked.tiny else models.QWEN3_8B
+    name = "tiny" if asked.tiny else asked.model
+    shape = SHAPES[name]
     folder = shape.write(home / "model")
     tokenizer(folder, shape.vocabulary)
     settings = {**first, "trace": str(home / "steps.jsonl")} if asked.steps else first
@@ -122,7 +125,7 @@ def start(asked: Namespace, first: dict[str, Any]) -> Server:
         )
     server = Server(home, child.pid, port, shape, not asked.no_plugin)
     (home / "server.json").write_text(
-        json.dumps({"pid": child.pid, "port": port, "tiny": asked.tiny, "plugin": server.plugin})
+        json.dumps({"pid": child.pid, "port": port, "shape": name, "plugin": server.plugin})
     )
     end = time.monotonic() + START
     while not _healthy(port):
@@ -136,8 +139,7 @@ def start(asked: Namespace, first: dict[str, Any]) -> Server:
 def attach(home: Path) -> Server:
     """The server that an earlier call left running."""
     known = json.loads((home / "server.json").read_text())
-    shape = models.TINY if known["tiny"] else models.QWEN3_8B
-    server = Server(home, known["pid"], known["port"], shape, known["plugin"])
+    server = Server(home, known["pid"], known["port"], SHAPES[known["shape"]], known["plugin"])
     if not _healthy(server.port):
         raise SystemExit(f"error: no server on port {server.port}; leave --attach out to start one")
     return server
@@ -159,7 +161,7 @@ def command(asked: Namespace, folder: Path, port: int) -> list[str]:
     words += ["--no-enable-prefix-caching", "--generation-config", "vllm", "--uvicorn-log-level", "warning"]
     words += ["--api-server-count", str(asked.api_servers), "--max-model-len", str(asked.model_len)]
     if not asked.no_plugin:
-        words += ["--scheduler-cls", SCHEDULER]
+        words += ["--scheduler-cls", WATCHED if asked.watch else SCHEDULER]
     if asked.budget:
         words += ["--max-num-batched-tokens", str(asked.budget)]
     if asked.slots:
@@ -173,7 +175,7 @@ def command(asked: Namespace, folder: Path, port: int) -> list[str]:
 
 def environment(home: Path, tiny: bool) -> dict[str, str]:
     """For the server; on a CPU build a little memory and a name under which vLLM finds itself."""
-    paths = ["src"]
+    paths = ["src", "."]
     found = {**os.environ, **ENVIRONMENT, "HEADGATE_CONFIG": str(home / "headgate.json")}
     if tiny:
         found |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1"}

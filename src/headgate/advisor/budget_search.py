@@ -12,6 +12,7 @@ from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress
 from headgate.advisor.flags import LARGE_GPU, Flag
 from headgate.advisor.gap_budget import FILLED
+from headgate.advisor.graph_size import graph_flag
 from headgate.advisor.set_up import set_up, without_load
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
@@ -38,7 +39,14 @@ class BudgetsTried:
 
     def as_dict(self) -> dict[str, Any]:
         tried = {str(budget): asdict(found) for budget, found in self.found.items()}
-        document = {"formula": self.flag.value, "gap": self.gap, "best": self.best, "tried": tried}
+        graphs = graph_flag(self.flag.value).value
+        document = {
+            "formula": self.flag.value,
+            "gap": self.gap,
+            "best": self.best,
+            "graphs": graphs,
+            "tried": tried,
+        }
         plain = without_nan(document)
         assert isinstance(plain, dict)
         return plain

@@ -47,7 +47,9 @@ def test_lines_it_prints_are_taken(headgate):
     assert "--card cal-h200-qwen3-8b --ttft 400ms --tbt 60ms" in flat(ours)
     assert headgate(*shlex.split(ours)[1:], "--dry-run").code == 0
     assert shlex.split(plain)[:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]
-    assert shlex.split(plain)[3::2] == ["--max-num-seqs", "--max-num-batched-tokens"]
+    flags = shlex.split(plain)[3:]
+    assert flags[::2] == ["--max-num-seqs", "--max-num-batched-tokens", "--max-cudagraph-capture-size"]
+    assert flags[5] == flags[3]  # graphs reach as far as steps
 
 
 def test_a_second_question_is_answered_from_what_is_known(headgate, monkeypatch):
