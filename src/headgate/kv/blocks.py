@@ -62,10 +62,7 @@ class Blocks:
         size, growers = self.size, self.growers
         rest, begin = steps % size, tick % size
         over = begin + rest - size
-        count = steps // size * rolling
-        for growing in growers[begin : begin + rest]:
-            count += growing
+        count = steps // size * rolling + sum(growers[begin : begin + rest])
         if over > 0:
-            for growing in growers[:over]:
-                count += growing
+            count += sum(growers[:over])
         self.take(count)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.request import Request
-from headgate.record.recorder import Recorder, Rows
+from headgate.record.recorder import Recorder, Requests
 
 Table = dict[str, NDArray[Any]]
 
@@ -43,7 +43,7 @@ class FleetRecorder:
     """One recorder per engine, and the rows they share."""
 
     def __init__(self, requests: int, kinds: Sequence[str], engines: int) -> None:
-        self.rows = Rows(kinds)
+        self.rows = Requests(kinds)
         self.engines = [EngineRecorder(0, (), number, self.rows) for number in range(engines)]
 
     def tables(self) -> dict[str, Table]:

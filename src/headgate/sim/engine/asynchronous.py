@@ -206,7 +206,8 @@ class Ahead(Replica):
         work: tuple[int, int, int, int],
     ) -> None:
         """So many steps were seen; `ends` is empty where no observer wants each."""
-        (decodes, context, prefill, behind), kv = work, self._kv_held()
+        decodes, context, prefill, behind = work
+        kv = self._kv_held()
         if not ends:
             self._later.hear.counted(start, first, last, count, decodes, context, prefill, behind, kv)
             return

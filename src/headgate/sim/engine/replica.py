@@ -173,7 +173,7 @@ class Replica(Residents):
             behind += done
         context = ledger.context + decodes if decodes else 0
         start = self.now
-        parts = tuple(Chunk(done, n, n == e.todo) for e, n, done in chosen) if self._pace.by_chunk else ()
+        parts = _parts(chosen) if self._pace.by_chunk else ()
         end = self._pace.prompts_end(start, quick(Shape, (decodes, context, prefill, behind, parts)))
         self._ran_prompts(start, end, decodes, context, prefill, behind)
         for entry, tokens, _ in chosen:
@@ -358,3 +358,8 @@ class Replica(Residents):
         for hook in self.hear.finished:
             hook(entry, now, how)
         self._on_leave(now)
+
+
+def _parts(chosen: list[tuple[Entry, int, int]]) -> tuple[Chunk, ...]:
+    """The prompts of a step one by one, for costs that ask for them."""
+    return tuple([quick(Chunk, (done, tokens, tokens == entry.todo)) for entry, tokens, done in chosen])

@@ -1,0 +1,93 @@
+"""`rows` for the compiled build, where a number becomes bytes without a Python object in between."""
+
+from __future__ import annotations
+
+from librt.strings import BytesWriter, write_f64_le, write_i64_le
+
+
+class Rows:
+    """One below the other, all of one table."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows = BytesWriter()
+
+    def written(self) -> bytes | bytearray:
+        return self._rows.getvalue()
+
+    def step(
+        self,
+        start: float,
+        first: float,
+        seconds: float,
+        count: int,
+        decodes: int,
+        context: int,
+        prefill: int,
+        behind: int,
+        kv: int,
+    ) -> None:
+        rows = self._rows
+        write_f64_le(rows, start)
+        write_f64_le(rows, first)
+        write_f64_le(rows, seconds)
+        write_i64_le(rows, count)
+        write_i64_le(rows, decodes)
+        write_i64_le(rows, context)
+        write_i64_le(rows, prefill)
+        write_i64_le(rows, behind)
+        write_i64_le(rows, kv)
+
+    def stay(self, number: int, request: int, opened: float, gap: float, first_tick: int, ticks: int) -> None:
+        rows = self._rows
+        write_i64_le(rows, number)
+        write_i64_le(rows, request)
+        write_f64_le(rows, opened)
+        write_f64_le(rows, gap)
+        write_i64_le(rows, first_tick)
+        write_i64_le(rows, ticks)
+
+    def plan(self, time: float, step: int, decode: int, prompts: int, evict: int) -> None:
+        rows = self._rows
+        write_f64_le(rows, time)
+        write_i64_le(rows, step)
+        write_i64_le(rows, decode)
+        write_i64_le(rows, prompts)
+        write_i64_le(rows, evict)
+
+    def request(
+        self,
+        id: int,
+        arrival: float,
+        admitted: float,
+        first_token: float,
+        finished: float,
+        prompt: int,
+        kind: int,
+        priority: int,
+        cached: int,
+        output: int,
+        evictions: int,
+        wasted: int,
+        how: int,
+        replica: int,
+    ) -> None:
+        rows = self._rows
+        write_i64_le(rows, id)
+        write_f64_le(rows, arrival)
+        write_f64_le(rows, admitted)
+        write_f64_le(rows, first_token)
+        write_f64_le(rows, finished)
+        write_i64_le(rows, prompt)
+        write_i64_le(rows, kind)
+        write_i64_le(rows, priority)
+        write_i64_le(rows, cached)
+        write_i64_le(rows, output)
+        write_i64_le(rows, evictions)
+        write_i64_le(rows, wasted)
+        write_i64_le(rows, how)
+        write_i64_le(rows, replica)
+
+    def count(self, number: int) -> None:
+        write_i64_le(self._rows, number)
