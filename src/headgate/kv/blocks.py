@@ -62,7 +62,10 @@ class Blocks:
         size, growers = self.size, self.growers
         rest, begin = steps % size, tick % size
         over = begin + rest - size
-        count = steps // size * rolling + sum(growers[begin : begin + rest])
+        count = steps // size * rolling
+        for growing in growers[begin : begin + rest]:
+            count += growing
         if over > 0:
-            count += sum(growers[:over])
+            for growing in growers[:over]:
+                count += growing
         self.take(count)

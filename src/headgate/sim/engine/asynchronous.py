@@ -18,6 +18,7 @@ from headgate.sim.engine.launches import Launches, moments
 from headgate.sim.engine.replica import LIMIT, STOPPED, Replica
 from headgate.sim.engine.residents import SEAT
 
+NO_ENDS: Final[list[float]] = []
 NO_PROMPTS: Final[list[tuple[Entry, bool]]] = []
 NO_TOKENS: Final[list[tuple[Entry, int]]] = []
 NOBODY: Final[dict[int, tuple[Entry, End]]] = {}
@@ -160,7 +161,7 @@ class Ahead(Replica):
 
     def _run_decodes(self, start: float, decodes: int, context: int, most: int, stop: float) -> None:
         """The newest step is on its way; the clock goes to the end of the one before it, as it is seen."""
-        ends: list[float] = []  # of the steps before each of these, where an observer wants them
+        ends = NO_ENDS  # of the steps before each of these, where an observer wants them
         if self._later.hear.each_end or self.hear.stepped:
             ends = self._launches.decode_ends(decodes, context, most, start, stop)
             count, first, second, third, before, last = moments(ends)
@@ -173,9 +174,13 @@ class Ahead(Replica):
         if count > 2:  # all but the newest two are composed and seen
             self.blocks.grow(self.ledger.tick, count - 2, decodes)
             self.ledger.ticks(count - 2, before)
-            self._tell_steps(first, ends[1:-1], second, before, count - 2, (decodes, context, 0, 0))
+            told = ends[1:-1] if ends else NO_ENDS
+            self._tell_steps(first, told, second, before, count - 2, (decodes, context, 0, 0))
             self._seen = before
-            self._air = Composed(third, last, before, (decodes, context + (count - 2) * decodes, 0, 0))
+            newest = self._air  # until now the first of them, which nobody has joined or left
+            assert newest is not None
+            newest.composed, newest.done, newest.date = third, last, before
+            newest.work = decodes, context + (count - 2) * decodes, 0, 0
         if count > 1:
             start, context = before, context + (count - 1) * decodes
         self._compose(start, last, (decodes, context, 0, 0))
@@ -236,7 +241,7 @@ class Ahead(Replica):
         ticks_since = self._air is not None and self._air.work[0] > 0
         if step.dated or (decodes and not ticks_since):
             self.ledger.redate(now, decodes > 0 and not ticks_since, step.dated)
-        ends = [now] if hear.each_end or self.hear.stepped else []
+        ends = [now] if hear.each_end or self.hear.stepped else NO_ENDS
         self._tell_steps(start, ends, now, now, 1, step.work)
         if not (step.joined or step.leaving):
             return
