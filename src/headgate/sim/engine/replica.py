@@ -209,16 +209,20 @@ class Replica(Residents):
             return
         count, first, before, last = self._pace.decode_span(decodes, context, most, start, stop)
         self._moved(count, before, last, decodes)
-        self.hear.counted(start, first, last, count, decodes, context, 0, 0, self._kv_held())
+        kv = self._kv_held()
+        for counter in self.hear.counting:
+            counter.ran(start, first, last, count, decodes, context, 0, 0, kv)
 
     def _ran_prompts(
         self, start: float, end: float, decodes: int, context: int, prefill: int, behind: int
     ) -> None:
         self._moved(1, start, end, decodes)
+        kv = self._kv_held()
         if self.hear.each_end:
-            self.hear.ran(start, [end], decodes, context, prefill, behind, self._kv_held())
-        else:
-            self.hear.counted(start, end, end, 1, decodes, context, prefill, behind, self._kv_held())
+            self.hear.ran(start, [end], decodes, context, prefill, behind, kv)
+            return
+        for counter in self.hear.counting:
+            counter.ran(start, end, end, 1, decodes, context, prefill, behind, kv)
 
     def _moved(self, count: int, last_start: float, end: float, decodes: int) -> None:
         """Clock, KV and lease, after so many steps."""
