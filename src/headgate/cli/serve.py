@@ -82,6 +82,8 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
         said = f"headgate: {_policy_said(settings, model)}; {_limits_said(rest)}"
         print(said, file=sys.stdout if dry_run else sys.stderr)
+        if hint := _graphs_said(settings, rest):
+            print(hint, file=sys.stdout if dry_run else sys.stderr)
         print(f"headgate: {shown} {join(command)}", flush=True)
         if dry_run and own is None:
             print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
@@ -146,6 +148,19 @@ def _limits_said(rest: list[str]) -> str:
     named = next((flag for flag in (OFF, ON) if flag in (word.replace("_", "-") for word in rest)), None)
     ahead = {OFF: "synchronous", ON: "asynchronous"}.get(named or "", "asynchronous where vLLM can")
     return ", ".join([*parts, f"scheduling {ahead}"])
+
+
+def _graphs_said(settings: Settings, rest: list[str]) -> str:
+    """What would help a promise between tokens, unless the command line says how graphs are captured."""
+    from headgate.advisor.graph_size import FLAG, LARGEST, graph_flag
+
+    own = {FLAG, "--compilation-config", "-O", "--cudagraph-capture-sizes", "--enforce-eager"}
+    names = {word.partition("=")[0].replace("_", "-") for word in rest}
+    promised = settings.tbt or any(each.tbt for each in settings.classes.values())
+    if not promised or names & own:
+        return ""
+    size = graph_flag(_number(rest, "--max-num-batched-tokens") or LARGEST).value
+    return f"headgate: fewer gaps are late with {FLAG} {size} (docs/vllm.md)"
 
 
 def _value(rest: list[str], flag: str) -> str | None:

@@ -11,7 +11,7 @@ def test_a_card_of_another_model_is_refused(headgate, refused):
 
 def test_the_policy_is_named(headgate):
     said = headgate("serve", "Qwen/Qwen3-8B", *CARD, "--ttft", "500ms", "--dry-run")
-    assert "policy slai (auto), step times of card cal-h200-qwen3-8b" in said.out
+    assert "policy keep (auto), step times of card cal-h200-qwen3-8b" in said.out
     said = headgate("serve", "Qwen/Qwen3-8B", *CARD, "--policy", "eb:refill=48", "--dry-run")
     assert "policy eb with refill=48, step times of card" in said.out
 
@@ -37,3 +37,15 @@ def test_refuse_with_a_policy_that_ignores_it(headgate, refused):
     )
     refused(["serve", "m", "--policy", "vllm", "--refuse", "503", "--dry-run"], "refuses nothing")
     assert headgate("serve", "m", "--refuse", "503", "--dry-run").code == 0
+
+
+def test_larger_graphs_are_named_where_gaps_are_promised(headgate):
+    def hint(*flags):
+        said = headgate("serve", "Qwen/Qwen3-8B", *CARD, *flags, "--dry-run").out
+        return [line for line in said.splitlines() if "--max-cudagraph-capture-size" in line]
+
+    assert not hint("--ttft", "500ms")
+    assert "--max-cudagraph-capture-size 4096" in hint("--tbt", "100ms")[0]
+    assert "--max-cudagraph-capture-size 2560" in hint("--tbt", "100ms", "--max-num-batched-tokens", 2545)[0]
+    for own in ("--enforce-eager", "-O=2", "--compilation_config={}"):
+        assert not hint("--tbt", "100ms", own)

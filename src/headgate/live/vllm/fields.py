@@ -11,7 +11,7 @@ from headgate.settings_base import Delay, Seconds, Setting, SettingsModel, Switc
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 
-AUTO = "auto"  # by promises and card: see Settings.named
+AUTO = "auto"  # `keep`: without promises it is `eb+`, without a card it learns step times
 OBSERVE = "vllm"  # the name of no policy: vLLM decides, we only watch
 
 MayBe = Literal["class", "ttft", "tbt", "guess"]  # parameters of a request, without their prefix headgate_
@@ -19,7 +19,7 @@ CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
 
 PANEL = "headgate"  # in --help
 BETWEEN = ("tpot", "itl")  # other names of the promise between tokens
-DEFAULT = "auto (default): slai with promises, else eb+; keep without a card"
+DEFAULT = "auto (default): keep, which without promises is eb+"
 MOST_DELIVERY = 0.2  # of a promise between tokens
 Status = Literal[503, 429]
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
@@ -91,15 +91,6 @@ class Settings(SettingsModel):
         from headgate.methods.make import split_name  # all policies; the command line does without them
 
         name, inline = split_name(self.policy)
-        name = self._automatic() if name == AUTO else name
+        name = "keep" if name == AUTO else name
         own = {"refuse": "predicted"} if self.refuse and name == "keep" else {}
         return name, {**own, **self.set, **inline}
-
-    def _automatic(self) -> str:
-        """`slai` where promises and a card are given, else `keep`, which without promises is `eb+`.
-
-        On an H200 `slai` kept more promises than `keep` (benchmarks/h200). `keep` can refuse, and it learns
-        step times where there is no card.
-        """
-        promised = self.ttft or self.tbt or any(each.ttft or each.tbt for each in self.classes.values())
-        return "slai" if promised and self.card is not None and not self.refuse else "keep"

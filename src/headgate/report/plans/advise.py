@@ -7,10 +7,11 @@ from shlex import quote
 
 import numpy as np
 
-from headgate.advisor.advise.candidates import PLAIN
+from headgate.advisor.advise.candidates import PLAIN, promised_gap
 from headgate.advisor.advise.plan import Advice, Advised
 from headgate.advisor.capacity.found import Found
 from headgate.advisor.capacity.slo import Level
+from headgate.advisor.graph_size import FLAG, WHY, graph_flag
 from headgate.cost.error_bar import throughput_error
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.chart import COLOURS, Mark
@@ -49,7 +50,8 @@ def advice_page(advice: Advice, model: str, command: Sequence[str]) -> Page:
         Section("Flags tried on short runs", (_shorts(advice.first_round),), PAGE_ONLY),
     )
     about = f"card {advice.start.card.name}, {advice.start.workload}"
-    notes = (*map(sentence, advice.notes), *_known(advice), CARE)
+    graphs = (f"{FLAG}: {WHY}",) if promised_gap(advice.levels) is not None else ()
+    notes = (*map(sentence, advice.notes), *_known(advice), *graphs, CARE)
     return plan_page("Advice", about, answer(advice), sections, notes, command, answer_first=True)
 
 
@@ -218,7 +220,10 @@ def plain_line(advice: Advice, each: Advised, model: str) -> str:
 def _limits(advice: Advice, each: Advised) -> str:
     tensor = advice.start.card.tensor_parallel
     shared = f"--tensor-parallel-size {tensor} " if tensor > 1 else ""
-    return f"{shared}--max-num-seqs {each.seats} --max-num-batched-tokens {each.budget}"
+    found = f"{shared}--max-num-seqs {each.seats} --max-num-batched-tokens {each.budget}"
+    if promised_gap(advice.levels) is None:
+        return found
+    return f"{found} \\\n    {FLAG} {graph_flag(each.budget).value}"
 
 
 def _closest(levels: Sequence[Level], metrics: Sequence[str]) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from headgate.advisor.budget_search import BudgetsTried
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.flags import LARGE_GPU, LIMITED, QUEUE_SINCE, Checked, FlagsPlan
+from headgate.advisor.graph_size import graph_flag
 from headgate.report.document import Block, Cell, Code, Facts, Grid, Page, Section, row, share, valued
 from headgate.report.numbers import interval, number, sentence
 from headgate.report.plans.capacity import asked
@@ -47,7 +48,7 @@ def promised_page(
     plan: FlagsPlan, tried: BudgetsTried, levels: Sequence[Level], command: Sequence[str]
 ) -> Page:
     """Seats and the budget for a promised gap, and the budgets that a search tried."""
-    wanted = (plan.seats, tried.flag)
+    wanted = (plan.seats, tried.flag, graph_flag(tried.flag.value))
     flags = (row(f"{each.name} {each.value}", Cell(each.why, tone="prose")) for each in wanted)
     rates = []
     for budget, found in tried.found.items():
@@ -55,7 +56,8 @@ def promised_page(
         span = valued(interval(found.rate), found.rate.value)
         rates.append(row(budget, word, found.rate.value, span, found.limited_by or "nothing up to λ*"))
     heads = ("tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
-    line = f"vllm serve MODEL --max-num-seqs {plan.seats.value} --max-num-batched-tokens {tried.flag.value}"
+    words = [f"{each.name} {each.value}" for each in wanted]
+    line = f"vllm serve MODEL {' '.join(words[:2])} \\\n    {words[2]}"
     sections = (
         Section("", (Facts(tuple(asked(levels, ()).items())), Grid("", ("flag", "why"), tuple(flags)))),
         Section("Command", (Code(line),)),
