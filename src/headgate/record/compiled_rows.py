@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from librt.strings import BytesWriter, write_f64_le, write_i64_le
+
+FULL: Final = 1 << 20  # bytes of a part
 
 
 class Rows:
-    """One below the other, all of one table."""
+    """One below the other, all of one table; in parts, because a writer gives what it holds as a copy only."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_full", "_rows")
 
     def __init__(self) -> None:
+        self._full: list[bytes | bytearray] = []
         self._rows = BytesWriter()
 
-    def written(self) -> bytes | bytearray:
-        return self._rows.getvalue()
+    def parts(self) -> list[bytes | bytearray]:
+        return [*self._full, self._rows.getvalue()] if len(self._rows) else self._full
+
+    def _begin(self) -> BytesWriter:
+        """Where the next row goes."""
+        if len(self._rows) >= FULL:
+            self._full.append(self._rows.getvalue())
+            self._rows = BytesWriter()
+        return self._rows
 
     def step(
         self,
@@ -28,7 +40,7 @@ class Rows:
         behind: int,
         kv: int,
     ) -> None:
-        rows = self._rows
+        rows = self._begin()
         write_f64_le(rows, start)
         write_f64_le(rows, first)
         write_f64_le(rows, seconds)
@@ -40,7 +52,7 @@ class Rows:
         write_i64_le(rows, kv)
 
     def stay(self, number: int, request: int, opened: float, gap: float, first_tick: int, ticks: int) -> None:
-        rows = self._rows
+        rows = self._begin()
         write_i64_le(rows, number)
         write_i64_le(rows, request)
         write_f64_le(rows, opened)
@@ -49,7 +61,7 @@ class Rows:
         write_i64_le(rows, ticks)
 
     def plan(self, time: float, step: int, decode: int, prompts: int, evict: int) -> None:
-        rows = self._rows
+        rows = self._begin()
         write_f64_le(rows, time)
         write_i64_le(rows, step)
         write_i64_le(rows, decode)
@@ -73,7 +85,7 @@ class Rows:
         how: int,
         replica: int,
     ) -> None:
-        rows = self._rows
+        rows = self._begin()
         write_i64_le(rows, id)
         write_f64_le(rows, arrival)
         write_f64_le(rows, admitted)

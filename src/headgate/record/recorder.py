@@ -80,9 +80,7 @@ class Requests:
         still = Rows()
         for id, here in self.here.items():
             self._write(still, id, here, nan, STILL_HERE)
-        rows = np.concatenate([_table(part.written(), REQUESTS) for part in (self._left, still)])
-        order = np.argsort(rows["id"])
-        found = {name: rows[name][order] for name in REQUESTS}
+        found = _sorted(_columns(REQUESTS, self._left, still), "id")
         return found | {"how": found["how"].astype(np.int8)}
 
     def _write(self, rows: Rows, id: int, here: Here, finished: float, how: int) -> None:
@@ -210,14 +208,13 @@ class Recorder(StepCounter):
         """Steps, stays and plans of this engine."""
         for id in list(self._stay_of):
             self._close_stay(id)
-        plans = _columns(self._plans, PLANS)
+        plans = _columns(PLANS, self._plans)
         for name, column in self._gauges.items():
             column.extend([nan] * (len(plans["time"]) - len(column)))
             plans[f"gauge.{name}"] = np.array(column)
-        closed = _columns(self._stays, STAYS)
-        order = np.argsort(closed.pop("number"))  # as they were opened
-        stays = {name: column[order] for name, column in closed.items()}
-        return {"steps": _columns(self._steps, STEPS), "stays": stays, "plans": plans}
+        stays = _sorted(_columns(STAYS, self._stays), "number")  # as they were opened
+        del stays["number"]
+        return {"steps": _columns(STEPS, self._steps), "stays": stays, "plans": plans}
 
     def _open_stay(self, id: int, opened: float, gap: float) -> None:
         self._stay_of[id] = Stay(self._opened, opened, gap, self._tick)
@@ -230,13 +227,17 @@ class Recorder(StepCounter):
             self._stays.stay(stay.number, id, stay.opened, stay.gap, first, self._tick - first)
 
 
-def _columns(rows: Rows, names: dict[str, type]) -> dict[str, NDArray[Any]]:
+def _columns(names: dict[str, type], *rows: Rows) -> dict[str, NDArray[Any]]:
     """As columns of their own types."""
-    table = _table(rows.written(), names)
-    return {name: table[name].copy() for name in names}
-
-
-def _table(rows: bytes | bytearray, names: dict[str, type]) -> NDArray[Any]:
-    """Not a copy."""
     kinds = np.dtype([(name, "<f8" if kind is float else "<i8") for name, kind in names.items()])
-    return np.frombuffer(rows, kinds) if rows else np.empty(0, kinds)
+    tables = [np.frombuffer(part, kinds) for each in rows for part in each.parts()]
+    none = np.empty(0, kinds)
+    return {name: np.concatenate([none[name], *(table[name] for table in tables)]) for name in names}
+
+
+def _sorted(columns: dict[str, NDArray[Any]], by: str) -> dict[str, NDArray[Any]]:
+    """One column after the other, so that few are there twice."""
+    order = np.argsort(columns[by])
+    for name in columns:
+        columns[name] = columns[name][order]
+    return columns

@@ -20,9 +20,9 @@ class Rows:
     def __init__(self) -> None:
         self._rows = bytearray()
 
-    def written(self) -> bytes | bytearray:
-        """Not a copy: no row can be added as long as it is used."""
-        return self._rows
+    def parts(self) -> list[bytes | bytearray]:
+        """All that was written. Not a copy: no row can be added as long as it is used."""
+        return [self._rows] if self._rows else []
 
     def step(
         self,
