@@ -73,7 +73,7 @@ def plain_race() -> Result:
     engine, workload = worlds.engine(256), worlds.saturated(512, 256)
     found: Result = {}
     if compiled():
-        return found  # compiled policies read a ledger only
+        return found  # the compiled check of plans reads a ledger only
     policies: dict[str, Callable[[], BatchPolicy]] = {
         "mixed": lambda: Mixed(256, 16384),
         "eb(32)": lambda: Exclusive(256, 32),

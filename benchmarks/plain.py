@@ -2,8 +2,8 @@
 
 It exists to be obviously right and to be raced against. It shares with the package the policies, the cost and
 the nouns, and nothing of the ledger, the tick, the heap or the block counting. A test says that it gives
-the same schedule to the last bit; a benchmark says how much slower it is. Compiled policies and checks read a
-ledger only, so both need plain Python.
+the same schedule to the last bit; a benchmark says how much slower it is. The compiled check of
+plans reads a ledger only, so both need plain Python.
 """
 
 from __future__ import annotations

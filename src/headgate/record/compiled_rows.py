@@ -10,7 +10,7 @@ FULL: Final = 1 << 20  # bytes of a part
 
 
 class Rows:
-    """One below the other, all of one table; in parts, because a writer gives what it holds as a copy only."""
+    """One below the other, all of one table; in parts, because a writer hands out copies only."""
 
     __slots__ = ("_full", "_rows")
 

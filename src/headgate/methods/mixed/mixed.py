@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import islice
 from math import inf
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import InputError
-from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import BatchPolicy
+from headgate.core.request import Request
 from headgate.core.view import View
 
 ARRIVAL = Until(arrivals=1)
@@ -53,12 +53,11 @@ class Mixed(BatchPolicy):
 
     def plan(self, view: View) -> Plan:
         """All decodes; prompts while seats and budget last."""
-        ledger = cast(Ledger, view)  # whose fields compiled code reads without looking them up
-        waiting, prefilling, decodes = ledger.waiting, ledger.prefilling, len(ledger.decoding)
-        limits = ledger.limits
+        waiting, prefilling, decodes = view.waiting, view.prefilling, len(view.decoding)
+        limits = view.limits
         room = self.budget - decodes * limits.decode_width
         if room < 0:  # only after taking over a fuller engine
-            oldest = islice(ledger.decoding, self.budget // limits.decode_width)
+            oldest = islice(view.decoding, self.budget // limits.decode_width)
             return Plan(frozenset(oldest), budget=self.budget)
         if not waiting and not prefilling:
             return NOBODY_WAITS
@@ -69,14 +68,14 @@ class Mixed(BatchPolicy):
                 room -= request.todo
         seats = min(self.slots, limits.running) - decodes - len(prefilling)
         if seats > 0 and room > 0 and waiting:
-            self._admit(ledger, seats, room, prompts)
+            self._admit(view, seats, room, prompts)
         if not prompts:
             return NO_PLACE_LEFT
         if len(prompts) == len(waiting) + len(prefilling):  # the same until a request arrives
             return quick(Plan, (ALL, tuple(prompts), self.budget, inf, (), ARRIVAL, ()))
         return Plan(ALL, tuple(prompts), self.budget)
 
-    def _admit(self, view: Ledger, seats: int, room: int, prompts: list[int]) -> None:
+    def _admit(self, view: View, seats: int, room: int, prompts: list[int]) -> None:
         """Add new prompts in the order of the queue; none if the first cannot fit before one leaves."""
         for request in view.waiting.values():
             if not prompts and not _fits(request, view):
@@ -88,6 +87,6 @@ class Mixed(BatchPolicy):
                 return
 
 
-def _fits(request: Entry, view: Ledger) -> bool:
+def _fits(request: Request, view: View) -> bool:
     block = view.limits.block
     return -(-request.room // block) * block <= view.kv_free
