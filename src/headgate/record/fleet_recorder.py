@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from headgate.core.request import Request
-from headgate.record.recorder import Recorder, Rows
+from headgate.record.recorder import Recorder, Tables
 
 
 class EngineRecorder(Recorder):
@@ -39,7 +39,7 @@ class FleetRecorder:
     """One recorder per engine, and the rows they share."""
 
     def __init__(self, requests: int, kinds: Sequence[str], engines: int) -> None:
-        self.rows = Rows(kinds)
+        self.rows = Tables(kinds)
         self.engines = [EngineRecorder(0, (), number, self.rows) for number in range(engines)]
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:

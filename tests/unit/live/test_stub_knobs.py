@@ -195,3 +195,52 @@ def test_a_gated_queue_is_the_inner_queue_with_a_view(actions):
         assert [*gate] == truth
     gate.open()
     assert [*gate] == truth
+
+
+class Patient(BatchPolicy):
+    """Decodes until a request leaves; counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def plan(self, view):
+        self.asked += 1
+        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
+        prompts = (*view.prefilling, *[*view.waiting][: max(0, seats)])
+        return Plan(ALL, prompts, until=Until(steps=1) if prompts else Until(finishes=1))
+
+
+def full(seats: int = 4) -> tuple[StubEngine, Patient]:
+    """An engine without a free seat under a lease, and one request in its queue."""
+    policy = Patient()
+    engine = StubEngine(policy, seats=seats)
+    for number in range(seats):
+        engine.add(f"d{number}", 10, 50)
+    engine.step()
+    engine.add("w", 40, 5)
+    engine.step()
+    assert not engine.live.lease.ended
+    return engine, policy
+
+
+def test_a_lease_ends_when_the_seats_change():
+    engine, policy = full()
+    before = policy.asked
+    engine.step()
+    assert policy.asked == before  # the lease holds
+    engine.scheduler.max_num_running_reqs = 5
+    assert "w" in engine.step().num_scheduled_tokens
+    assert policy.asked == before + 1 and engine.live.ledger.limits.running == 5
+
+
+def test_the_head_of_the_queue_is_not_looked_up_without_a_free_seat(monkeypatch):
+    engine, _ = full()
+    looked: list[int] = []
+    monkeypatch.setattr(engine.books._lookup, "look_at_head", lambda entry, _: looked.append(entry.id))
+    engine.step()
+    assert looked == []  # no seat, and the lease holds
+    engine.live.lease.ended = True
+    engine.step()
+    assert looked == [4]  # the policy is asked, and sees what is in the cache
+    engine.scheduler.finish_request("d0")
+    assert "w" in engine.step().num_scheduled_tokens and looked == [4, 4]

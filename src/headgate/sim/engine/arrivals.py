@@ -38,8 +38,8 @@ class Arrivals:
         return self.sent < self.total
 
     def time_of(self, ahead: float) -> float:
-        """When the `ahead`-th next request arrives (1: the next one); inf if never or not known yet."""
-        if self.closed or ahead == 1:
+        """When the `ahead`-th next request arrives (1: the next one); inf: never, or not known yet."""
+        if ahead == 1 or (self.closed and ahead < inf):
             return self.next_time
         index = self.sent + ahead - 1
         return self.times[int(index)] if index < self.total else inf
