@@ -74,6 +74,11 @@ class PlainEngine:
         return [*self.decoding.values(), *self.prefilling.values()]
 
     @property
+    def oldest_token(self) -> float:
+        """Of those that decode."""
+        return min((request.last_token or 0.0 for request in self.decoding.values()), default=inf)
+
+    @property
     def kv_free(self) -> int:
         """Tokens, whole free blocks only; counted afresh at every call."""
         return self.kv_total - sum(self._blocks(request.kv) for request in self.running) * self.engine.block

@@ -137,6 +137,24 @@ def test_our_own_bug_costs_nobody_an_answer(part, caplog):
 
 # -- the queue ------------------------------------------------------------------------------------------
 
+
+def test_no_request_is_seen_in_any_queue_behind_a_shut_gate():
+    queues = plug_in().queues
+    gate = queues.Gate()
+    queue = queues.GatedQueue(ListQueue(), gate)
+    first, second = (Request(name, 1, 1) for name in ("first", "second"))
+    queue.add_request(first)
+    gate.shut = True
+    queue.add_request(second)
+    assert not queue and len(queue) == 2 and [*queue] == [first, second]
+    for look in (queue.peek_request, queue.pop_request):
+        with pytest.raises(IndexError):
+            look()
+    queue.remove_request(first)
+    gate.shut = False
+    assert queue.pop_request() is second and not queue
+
+
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["add", "prepend", "pop", "shut", "open", "remove"]), st.integers(0, 11)),
     max_size=40,
@@ -146,7 +164,7 @@ ACTIONS = st.lists(
 @given(ACTIONS)
 def test_a_gated_queue_is_the_inner_queue_with_a_view(actions):
     """Against a plain list: order kept, length true, and only those visible are taken while it is shut."""
-    gate = plug_in().queues.GatedQueue(ListQueue())
+    gate = plug_in().queues.GatedQueue(ListQueue(), plug_in().queues.Gate())
     requests = [Request(f"r{number}", 1, 1) for number in range(12)]
     truth: list[Request] = []
     visible: list[Request] | None = None

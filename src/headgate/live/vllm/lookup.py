@@ -70,7 +70,14 @@ class Lookup:
 
     def _look_anew(self, entry: Entry, request: Request) -> bool:
         self._head = None
-        return self._look(entry, request, remember=self._pool is not None)
+        pool = self._pool
+        if pool is not None and not entry.hit and not entry.loose:
+            blocks = (request.num_tokens - 1) // self._block
+            miss = request.block_hashes[0] if blocks else None
+            if miss is None or not pool.get_cached_block(miss, GROUP):  # not even its first block: as before
+                self._head = Found(request, request.num_tokens, 0, [], [], miss)
+                return False
+        return self._look(entry, request, remember=pool is not None)
 
     def look(self, entry: Entry, request: Request) -> bool:
         """Note what there is of it now; True: another number of tokens than before."""
