@@ -107,7 +107,8 @@ def _fill(asked: argparse.Namespace, file: Path, lines: list[Line]) -> None:
         if name not in worlds:
             worlds[name] = world(name, asked.promise, QUICK if asked.quick else None)
         began, where = perf_counter(), worlds[name]
-        around = float(np.mean([line["kept"] for line in others if "kept" in line])) if others else None
+        rates = [line["kept"] for line in others if "kept" in line]
+        around = float(np.mean(rates)) if rates else None
         found = (overload if asked.overload else capacity)(asked, where, policy, seed, around)
         line = {
             "workload": name,

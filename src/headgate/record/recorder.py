@@ -22,9 +22,9 @@ STOPPED: Final = End.STOPPED
 STILL_HERE: Final = -1
 NOWHERE: Final = -1  # the engine of a request that was sent to none
 STEPS = {"start": float, "first": float, "seconds": float, "count": int, "decodes": int, "context": int}
-STEPS |= {"prefill": int, "behind": int, "kv": int}
-STAYS = {"request": int, "opened": float, "gap": float, "first_tick": int}
-PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int}
+STEPS |= {"prefill": int, "behind": int, "kv": int, "replica": int}
+STAYS = {"request": int, "opened": float, "gap": float, "first_tick": int, "replica": int}
+PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int, "replica": int}
 TIMES = {"id": int, "arrival": float, "admitted": float, "first_token": float, "finished": float}
 COUNTS = {"cached": int, "output": int, "evictions": int, "wasted": int, "how": int, "replica": int}
 PLAIN: Final = tuple(name for name in RECORDED if name != "kind")
@@ -43,27 +43,36 @@ STAY: Final = _packer(STAYS)
 PLAN: Final = _packer(PLANS)
 REQUEST: Final = _packer(TIMES | KIND | COUNTS)
 COUNT: Final = _packer(KIND)
+NO_STAY: Final = -1
 
 
 class Here:
     """A request that has not left, and what was noted of it."""
 
-    __slots__ = ("admitted", "arrival", "first", "replica", "request")
+    __slots__ = ("admitted", "arrival", "first", "replica", "request", "stay")
 
     def __init__(self, request: Request, arrival: float) -> None:
         self.request, self.arrival = request, arrival
         self.admitted = self.first = nan
         self.replica = NOWHERE
+        self.stay = NO_STAY  # the number of the open one
 
 
 class Rows:
-    """One row per request, shared by all engines that work on it; written when it leaves."""
+    """The rows of all engines of a run; one per request, written when it leaves.
+
+    Engines of a fleet write into the same buffers, whose ends stay in the CPU's caches.
+    """
 
     def __init__(self, kinds: Sequence[str]) -> None:
         self.kinds = {name: index for index, name in enumerate(kinds)}
         self.here: dict[int, Here] = {}
         self.last_before: dict[int, float] = {}  # newest token of those who lost their KV
         self._left = bytearray()
+        self.steps, self.stays, self.plans = bytearray(), bytearray(), bytearray()
+        self.ticks = array("q")  # of each stay; less the tick that it began with as long as it is open
+        self.asked = 0  # plans
+        self._gauges: dict[str, array[float]] = {}
 
     def arrived(self, request: Request, now: float) -> None:
         self.here[request.id] = Here(request, now)
@@ -74,6 +83,30 @@ class Rows:
             self.last_before.pop(id, None)
         code = 0 if how is STOPPED else HOW[how]  # an Enum takes long to hash
         self._left += self._row(id, self.here.pop(id), now, code)
+
+    def gauge(self, gauges: Mapping[str, float]) -> None:
+        """With the newest plan; a policy may give one with some plans only."""
+        for name, value in gauges.items():
+            column = self._gauges.setdefault(name, array("d"))
+            column.extend([nan] * (self.asked - 1 - len(column)))
+            column.append(value)
+
+    def engines(self, ticks: Mapping[int, int]) -> dict[str, dict[str, NDArray[Any]]]:
+        """Steps, stays and plans by engine, then by time; `ticks` are those of each engine so far."""
+        for here in self.here.values():
+            if here.stay != NO_STAY:
+                self.ticks[here.stay] += ticks[here.replica]
+                here.stay = NO_STAY
+        gauges = {}
+        for name, column in self._gauges.items():
+            column.extend([nan] * (self.asked - len(column)))
+            gauges[f"gauge.{name}"] = np.array(column)
+        many = len(ticks) > 1
+        return {
+            "steps": _columns(self.steps, STEPS, {}, many),
+            "stays": _columns(self.stays, STAYS, {"ticks": np.array(self.ticks)}, many),
+            "plans": _columns(self.plans, PLANS, gauges, many),
+        }
 
     def table(self) -> dict[str, NDArray[Any]]:
         """As columns, by number. Requests that never came have no row."""
@@ -119,12 +152,7 @@ class Recorder(StepCounter):
         self._replica = replica
         self.rows = rows or Rows(kinds)
         self._here, self._last_before = self.rows.here, self.rows.last_before
-        self._steps, self._stays, self._plans = bytearray(), bytearray(), bytearray()
-        self._asked = 0  # plans
-        self._ticks = array("q")  # of each stay; less the tick that it began with as long as it is open
-        self._stay_of: dict[int, int] = {}  # request to the number of its open stay
-        self._gauges: dict[str, array[float]] = {}
-        self._tick = 0
+        self.tick = 0
         self._step = 0
 
     def arrived(self, request: Request, now: float) -> None:
@@ -176,59 +204,55 @@ class Recorder(StepCounter):
     ) -> None:
         """One row for the whole run of them."""
         whole = last - start
-        self._steps += STEP(start, first - start, whole, count, decodes, context, prefill, behind, kv)
+        self.rows.steps += STEP(
+            start, first - start, whole, count, decodes, context, prefill, behind, kv, self._replica
+        )
         self._step += count
         if decodes:
-            self._tick += count
+            self.tick += count
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         """What was decided, in numbers: how many decodes are named (-1: all), how many prompts, evictions."""
         decode = plan.decode
         named = -1 if decode is ALL else 0 if isinstance(decode, Decodes) else len(decode)
-        self._plans += PLAN(now, self._step, named, len(plan.prefill), len(plan.evict))
-        self._asked += 1
+        rows = self.rows
+        rows.plans += PLAN(now, self._step, named, len(plan.prefill), len(plan.evict), self._replica)
+        rows.asked += 1
         if gauges:
-            self._gauge(gauges)
-
-    def _gauge(self, gauges: Mapping[str, float]) -> None:
-        for name, value in gauges.items():
-            column = self._gauges.get(name)
-            if column is None:
-                column = self._gauges[name] = array("d", [nan]) * (self._asked - 1)
-            column.append(value)
+            rows.gauge(gauges)
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """All that was recorded so far, as columns."""
-        own = self.own_tables()
-        own["steps"]["replica"] = np.full(len(own["steps"]["start"]), self._replica)
+        own = self.rows.engines({self._replica: self.tick})
+        del own["stays"]["replica"], own["plans"]["replica"]
         return {"requests": self.rows.table(), **own}
 
-    def own_tables(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Steps, stays and plans of this engine."""
-        for id in list(self._stay_of):
-            self._close_stay(id)
-        plans = _columns(self._plans, PLANS)
-        for name, column in self._gauges.items():
-            column.extend([nan] * (len(plans["time"]) - len(column)))
-            plans[f"gauge.{name}"] = np.array(column)
-        stays = _columns(self._stays, STAYS) | {"ticks": np.array(self._ticks)}
-        return {"steps": _columns(self._steps, STEPS), "stays": stays, "plans": plans}
-
     def _open_stay(self, id: int, opened: float, gap: float) -> None:
-        self._stays += STAY(id, opened, gap, self._tick)
-        self._stay_of[id] = len(self._ticks)
-        self._ticks.append(-self._tick)
+        rows, tick = self.rows, self.tick
+        rows.stays += STAY(id, opened, gap, tick, self._replica)
+        self._here[id].stay = len(rows.ticks)
+        rows.ticks.append(-tick)
 
     def _close_stay(self, id: int) -> None:
-        stay = self._stay_of.pop(id, None)
-        if stay is not None:
-            self._ticks[stay] += self._tick
+        here = self._here.get(id)
+        if here is not None and here.stay != NO_STAY:
+            self.rows.ticks[here.stay] += self.tick
+            here.stay = NO_STAY
 
 
-def _columns(rows: bytearray, names: dict[str, type]) -> dict[str, NDArray[Any]]:
-    """As columns of their own types."""
+def _columns(
+    rows: bytearray, names: dict[str, type], more: dict[str, NDArray[Any]], many: bool
+) -> dict[str, NDArray[Any]]:
+    """As columns of their own types, and more; the engine is the last, by which rows of many are sorted."""
     table = _table(rows, names)
-    return {name: table[name].copy() for name in names}
+    if many:
+        engine = table["replica"]
+        small = engine.size and engine.max() < 2**15  # numpy sorts these by their digits
+        order = np.argsort(engine.astype(np.int16) if small else engine, kind="stable")
+        table, more = table[order], {name: column[order] for name, column in more.items()}
+    found = {name: table[name].copy() for name in names}
+    replica = found.pop("replica")
+    return found | more | {"replica": replica}
 
 
 def _table(rows: bytes | bytearray, names: dict[str, type]) -> NDArray[Any]:

@@ -6,11 +6,11 @@ from headgate.core.build import mypyc_attr
 
 FIRST = 1.5  # behind an HTTP server on an H200, at the 90th percentile of launches
 MOST = 2.5
-STEADY = 1.2  # up to here the host is as the card says
+STEADY = 1.3  # up to here the host is as the card says
 SHARE = 0.02  # of the launches that may take longer than what is planned with
 PACE = 0.1  # how far one launch moves it
 NEAR = 1.02  # a launch is as long as planned
-CLEARLY = 1.1  # times the GPU's time: by less, a step may have waited for the GPU
+CLEARLY = 1.1  # times the GPU's time of a decode step: up to here a launch hides behind it
 
 
 @mypyc_attr(serializable=True)
@@ -24,17 +24,23 @@ class SlowHost:
 
     def __init__(self) -> None:
         self.factor = FIRST
-        self._overlaps = False  # a step was seen to end after the next one was composed
+        self.overlaps = False  # a step was seen to end after the next one was composed
 
     @property
     def steady(self) -> bool:
         """Nothing waits for a launch, or launches take about what the card says."""
-        return not self._overlaps or self.factor <= STEADY
+        return not self.overlaps or self.factor <= STEADY
+
+    def hides(self, launch: float, gpu: float) -> bool:
+        """Would a slow launch end before a decode step of `gpu` seconds, or a little after?"""
+        return self.factor * launch <= CLEARLY * gpu
 
     def saw(self, seconds: float, launch: float, gpu: float) -> None:
-        """A decode step took `seconds`, on the GPU `gpu`; the step after it usually takes `launch`."""
-        self._overlaps = True
-        if launch <= CLEARLY * gpu:
+        """A decode step took `seconds`, on the GPU `gpu`; the step after it usually takes `launch`.
+
+        A slow launch that would hide behind the GPU is not seen, and need not be.
+        """
+        if self.hides(launch, gpu):
             return
         above = seconds > NEAR * self.factor * launch
         moved = self.factor + PACE * (1 - SHARE if above else -SHARE)

@@ -153,8 +153,9 @@ class Keep(BatchPolicy):
     def _time_launch(self, steps: Steps) -> None:
         """If a step with prompts was composed while the last of these ran, that may have waited for it."""
         step = self._step
-        if step is None or not step.launch:
+        if step is None:
             return
+        self._prices.slow.overlaps = True
         start = steps.ends[-2] if len(steps.ends) > 1 else steps.start
         read = steps.context + (len(steps.ends) - 1) * steps.decodes
         gpu = self._prices.decodes(Load(steps.decodes, read))
@@ -235,7 +236,7 @@ class Keep(BatchPolicy):
         step = self._chooser.choose(now, parts, budget, budget - decodes * width)
         if step.kind is Kind.DECODES or (step.kind is Kind.APART and not self._due(view, parts.total, step)):
             return DECODES
-        if self._together >= LOOK and not self._prices.slow.steady:
+        if self._together >= LOOK and self._prices.sticks_out(now.load, step.launch):
             return DECODES  # beside prompts no step waits for a launch, and nothing would be learned
         self._step = step
         ids, room = [], step.tokens
@@ -262,8 +263,7 @@ class Keep(BatchPolicy):
     def _hopeless(self, view: View, now: Now) -> tuple[int, ...]:
         """Those that wait and are foreseen to be late, the half-done prompts before them included."""
         pace = self._pace(now)
-        rest = sum(request.todo for request in view.prefilling.values())
-        timely = self._waiting.in_time(view.now + rest * pace, pace)
+        timely = self._waiting.in_time(self._free(view, now, pace), pace)
         return tuple(
             request.id
             for request in view.waiting.values()
@@ -287,7 +287,7 @@ class Keep(BatchPolicy):
         free -= int(self.watermark * view.kv_total)
         pace = self._pace(now)
         found = half
-        for request in self._waiting.order(view, view.now + rest * pace, pace):
+        for request in self._waiting.order(view, self._free(view, now, pace), pace):
             if request.id in without:
                 continue
             free -= -(-request.room // block) * block
@@ -299,6 +299,13 @@ class Keep(BatchPolicy):
             if seats <= 0 or tokens <= 0:
                 break
         return found
+
+    def _free(self, view: View, now: Now, pace: float) -> float:
+        """When a new prompt can begin: after the step in flight, if there may be one, and the half-done."""
+        start = view.now
+        if self._prices.slow.overlaps and (view.decoding or view.prefilling):
+            start += now.newest or now.last or self._prices.decodes(now.load)
+        return start + sum(request.todo for request in view.prefilling.values()) * pace
 
     def _pace(self, now: Now) -> float:
         """Seconds a prompt token takes while there is a backlog, decodes between included."""

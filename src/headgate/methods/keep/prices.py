@@ -87,6 +87,10 @@ class Prices:
         """The same when the host is slow."""
         return self.slow.factor * self.launch(decodes, cut)
 
+    def sticks_out(self, load: Load, launch: float) -> bool:
+        """May decodes wait for a launch that usually takes so long, beyond a step of their own?"""
+        return not self.slow.steady and not self.slow.hides(launch, self.decodes(load))
+
     @property
     def graph(self) -> int:
         """Tokens of the largest CUDA graph; 0 where none is known."""

@@ -147,14 +147,15 @@ class Chooser:
         """Is a token cheaper where prompts run apart, each way with as many as it allows?
 
         Tokens of a decode step between two steps of prompts are seen when the host has launched the second.
-        So prompts do not run apart by choice where a launch is a good part of the gap, unless launches have
-        been seen to take what the card says.
+        So prompts do not run apart by choice where a launch is a good part of the gap, unless it hides behind
+        the decode step, or launches have been seen to take about what the card says.
         """
         if not mixed:
             return True
         prices, load = self._prices, now.load
         cut = prompts.first(alone or mixed)
-        if not prices.slow.steady and prices.slow_launch(0, cut) > MOST_LAUNCH * now.gap:
+        long = prices.slow_launch(0, cut) > MOST_LAUNCH * now.gap
+        if long and prices.sticks_out(load, prices.launch(0, cut)):
             return False
         apart = (prices.alone(cut) + prices.decodes(load)) / (cut.tokens + load.decodes)
         together = prices.together(load, prompts.first(mixed)) / (mixed + load.decodes)

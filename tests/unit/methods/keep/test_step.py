@@ -79,7 +79,7 @@ def test_lag_when_the_next_launch_is_slower_than_usual():
 
 def test_prompts_do_not_run_apart_by_choice_where_a_launch_is_a_good_part_of_the_gap():
     load, prompts, prices = Load(100, 1_500_000), Prompts([(0, 1500)] * 9), Prices(HOSTED)
-    prices.slow.saw(0.048, 0.032, 0.003)  # the engine composes ahead, and a launch was slow
+    prices.slow.overlaps = True  # the engine composes ahead
 
     def kind(gap):
         return Chooser(prices).choose(Now(load, gap), prompts, BUDGET, BUDGET - 100).kind
@@ -88,6 +88,15 @@ def test_prompts_do_not_run_apart_by_choice_where_a_launch_is_a_good_part_of_the
     prices.slow.factor = 1.0  # launches were seen to take what the card says
     assert kind(0.15) is Kind.APART
     assert chosen(Now(load, 0.1), [1500] * 9).kind is Kind.APART  # a card that knows no host
+
+
+def test_prompts_run_apart_where_a_slow_launch_hides_behind_the_decodes():
+    """A launch takes 38 ms, slow 57; decodes take 32 or 62."""
+    prices, prompts = Prices(HOSTED), Prompts([(0, 1500)] * 9)
+    prices.slow.overlaps = True
+    loads = [Load(decodes, 3_000_000) for decodes in (1000, 2000)]
+    kinds = [Chooser(prices).choose(Now(load, 0.15), prompts, BUDGET, BUDGET - 2000).kind for load in loads]
+    assert kinds == [Kind.TOGETHER, Kind.APART]
 
 
 def test_a_short_piece_lasts_as_long_as_the_host_launches_the_next():
