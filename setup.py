@@ -1,6 +1,7 @@
 """Optional compiled build: HEADGATE_COMPILE=1 compiles the hot modules with mypyc; without it nothing is.
 
-Everything else about the package is in pyproject.toml.
+So the dependencies are here, because a compiled build needs one more. Everything else about the package is in
+pyproject.toml.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 COMPILER = "mypy>=2.4,<3"
+RUNTIME = "librt>=0.16,<1"  # numbers as bytes, for compiled code
+DEPENDENCIES = ["numpy>=1.26", "scipy>=1.11", "highspy>=1.7", "pydantic>=2.5", "typer>=0.12", "rich>=13"]
 # What runs for every step or request. Classes that users subclass and whose class attributes they override
 # (BatchPolicy, Observer, StepCost) and data that pydantic fills stay interpreted.
 MODULES = (
@@ -29,6 +32,7 @@ MODULES = (
     "kv/blocks",
     "kv/prefix",
     "kv/runs",
+    "cost/laws/law",
     "cost/laws/linear",
     "cost/laws/work",
     "sim/engine/arrivals",
@@ -44,9 +48,14 @@ MODULES = (
     "sim/fleet/fleet_replica",
     "sim/fleet/handover",
     "sim/fleet/kv_handover",
+    "sim/fleet/share",
+    "record/compiled_rows",
     "record/fleet_recorder",
     "record/recorder",
     "methods/mixed/mixed",
+    "methods/balance/assigned",
+    "methods/balance/balance",
+    "methods/split/split",
     "methods/eb/exclusive",
     "methods/eb/adaptive",
     "methods/eb/hybrid",
@@ -90,4 +99,8 @@ def extensions() -> list[Extension]:
 
 
 if __name__ == "__main__":
-    setup(ext_modules=extensions(), setup_requires=[COMPILER] if WANTED else [])
+    setup(
+        ext_modules=extensions(),
+        setup_requires=[COMPILER] if WANTED else [],
+        install_requires=[*DEPENDENCIES, *([RUNTIME] if WANTED else [])],
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from time import thread_time_ns
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ BUDGET, BLOCK = 16384, 16
 PLAIN = "plain"
 KINDS = ("decode", "prefill", "mixed", "empty")
 TIMED = ("schedule", "update_from_output")
+NEITHER, VLLM, OURS = "neither", "vllm", "ours"
+WITHIN = ("_preempt_request", "_free_request", "_handle_stopped_request")  # vLLM calls ours from within those
 
 
 class Load(NamedTuple):
@@ -52,19 +55,18 @@ class Meter:
     """Tells our time from vLLM's while its scheduler runs."""
 
     def __init__(self) -> None:
-        self.ours = self.theirs = self._own = 0
-        self._inside = False
-        calls = [self._of_its_own() for _ in range(1000)]
-        self._own = min(calls)  # nanoseconds that reading the clock adds to ours with each call
-        self.take()
+        self.ours = self.theirs = 0
+        self._turn = NEITHER
 
     @contextmanager
     def watching(self, base: Any, mixin: Any) -> Iterator[None]:
         """Time vLLM's two functions, and of ours the parts that are called from within them."""
-        theirs = [mock.patch.object(base, name, self._vllm(getattr(base, name))) for name in TIMED]
-        guarded = mixin._headgate_guarded
-        ours = mock.patch.object(mixin, "_headgate_guarded", self._within(guarded))
-        with theirs[0], theirs[1], ours:
+        with ExitStack() as patched:
+            for name in TIMED:
+                patched.enter_context(mock.patch.object(base, name, self._vllm(getattr(base, name))))
+            for name in WITHIN:
+                patched.enter_context(mock.patch.object(base, name, self._back(getattr(base, name))))
+                patched.enter_context(mock.patch.object(mixin, name, self._within(getattr(mixin, name))))
             yield
 
     def whole(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -72,7 +74,7 @@ class Meter:
         before = self.theirs
         began = thread_time_ns()
         result = call(*args)
-        self.ours += thread_time_ns() - began - (self.theirs - before) - self._own
+        self.ours += thread_time_ns() - began - (self.theirs - before)
         return result
 
     def take(self) -> tuple[int, int]:
@@ -81,29 +83,34 @@ class Meter:
         self.ours = self.theirs = 0
         return taken
 
-    def _of_its_own(self) -> int:
-        self.take()
-        self.whole(self._vllm(lambda scheduler: None), None)
-        return self.ours
-
     def _vllm(self, function: Any) -> Any:
         def timed(scheduler: Any, *args: Any, **words: Any) -> Any:
-            self._inside = True
+            self._turn = VLLM
             began = thread_time_ns()
             result = function(scheduler, *args, **words)
             self.theirs += thread_time_ns() - began
-            self._inside = False
+            self._turn = NEITHER
             return result
 
         return timed
 
     def _within(self, function: Any) -> Any:
-        def timed(scheduler: Any, *args: Any) -> Any:
-            if not self._inside:
-                return function(scheduler, *args)
+        """Ours, called from within vLLM's."""
+        return self._nested(function, VLLM, OURS, -1)
+
+    def _back(self, function: Any) -> Any:
+        """vLLM's, called from within ours."""
+        return self._nested(function, OURS, VLLM, 1)
+
+    def _nested(self, function: Any, around: str, turn: str, sign: int) -> Any:
+        def timed(scheduler: Any, *args: Any, **words: Any) -> Any:
+            if self._turn != around:
+                return function(scheduler, *args, **words)
+            self._turn = turn
             began = thread_time_ns()
-            result = function(scheduler, *args)
-            self.theirs -= thread_time_ns() - began
+            result = function(scheduler, *args, **words)
+            self.theirs += sign * (thread_time_ns() - began)
+            self._turn = around
             return result
 
         return timed
@@ -112,13 +119,17 @@ class Meter:
 class Busy:
     """A scheduler whose every seat is taken and whose queue never runs empty."""
 
-    def __init__(self, seats: int, folder: Path, load: Load) -> None:
-        self.seats, self.now, self.load = seats, 0.0, load
+    def __init__(self, seats: int, folder: Path, load: Load, bare: bool = False) -> None:
+        self.seats, self.now, self.load, self.bare = seats, 0.0, load, bare
         self.cost = load_card("linear-h200-qwen3-8b").cost
-        self.scheduler = scheduler_for(seats, folder, load)
-        live = self.scheduler._headgate
-        live.clock, live.origin = (lambda: self.now), 0.0
-        self.scheduler._headgate_books.wall = lambda: 0.0
+        self.scheduler = scheduler_for(seats, folder, load, bare)
+        if not bare:
+            live = self.scheduler._headgate
+            live.clock, live.origin = (
+                partial(getattr, self, "now"),
+                0.0,
+            )  # as quick as the clock it stands for
+            self.scheduler._headgate_books.wall = lambda: 0.0
         self.meter = Meter()
         self._rng = np.random.default_rng(seats)
         self._shared = self._rng.integers(2, TINY.vocabulary, load.shared).tolist()
@@ -127,6 +138,8 @@ class Busy:
 
     def follow(self, policy: str) -> None:
         """This policy decides from now on."""
+        if self.bare:
+            return
         blocks = self.scheduler.cache_config.num_gpu_blocks - 1
         engine = Engine(self.cost, blocks * BLOCK, self.load.longest, BUDGET, self.seats, BLOCK)
         made = None if policy == PLAIN else make_policy(*split_name(policy), engine)[0]
@@ -201,12 +214,13 @@ class NoGrammars:
         return True
 
 
-def scheduler_for(seats: int, folder: Path, load: Load) -> Any:
-    """The asynchronous scheduler of vLLM with headgate before it, no model behind."""
+def scheduler_for(seats: int, folder: Path, load: Load, bare: bool) -> Any:
+    """The asynchronous scheduler of vLLM with headgate before it, or `bare`; no model behind."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import init_none_hash
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
     from headgate.vllm import scheduler
@@ -231,7 +245,7 @@ def scheduler_for(seats: int, folder: Path, load: Load) -> Any:
     init_none_hash(sha256)
     attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=64, dtype=torch.float32)
     layer = KVCacheGroupSpec(["layer"], attention)
-    return scheduler(
+    return (AsyncScheduler if bare else scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[layer]),
         structured_output_manager=NoGrammars(),

@@ -2,13 +2,16 @@
 
 It exists to be obviously right and to be raced against. It shares with the package the policies, the cost and
 the nouns, and nothing of the ledger, the tick, the heap or the block counting. A test says that it gives
-the same schedule to the last bit; a benchmark says how much slower it is.
+the same schedule to the last bit; a benchmark says how much slower it is. The compiled check of
+plans reads a ledger only, so both need plain Python.
 """
 
 from __future__ import annotations
 
 from math import inf
+from typing import cast
 
+from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, NONE, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.request import Identity
@@ -74,6 +77,11 @@ class PlainEngine:
         return [*self.decoding.values(), *self.prefilling.values()]
 
     @property
+    def oldest_token(self) -> float:
+        """Of those that decode."""
+        return min((request.last_token or 0.0 for request in self.decoding.values()), default=inf)
+
+    @property
     def kv_free(self) -> int:
         """Tokens, whole free blocks only; counted afresh at every call."""
         return self.kv_total - sum(self._blocks(request.kv) for request in self.running) * self.engine.block
@@ -86,7 +94,7 @@ class PlainEngine:
                 self.now = max(self.now, self._next_arrival())
                 continue
             plan = self.policy.plan(self)
-            faults = check(plan, self)
+            faults = check(plan, cast(Ledger, self))  # plain Python takes any view
             assert not faults, faults
             for observer in self.observers:
                 observer.planned(plan, self.now, self.policy.gauges())

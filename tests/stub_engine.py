@@ -74,8 +74,10 @@ class StubEngine:
             for name in ("waiting", "prefilling", "decoding", "held")
         }
         found |= {f"books.{name}": len(getattr(books, name)) for name in ("entries", "requests", "holding")}
-        found |= {f"books.{name}": len(getattr(books, name)) for name in ("_unready", "_aside", "_flights")}
-        found |= {"live._flights": len(live._flights), "rolling": ledger.rolling, "context": ledger.context}
+        found |= {
+            f"books.{name}": len(getattr(books, name)) for name in ("_unready", "_aside", "turned_away")
+        }
+        found |= {"live.flights": len(live.flights), "rolling": ledger.rolling, "context": ledger.context}
         for place, queue in enumerate(knobs._queues):
             found[f"queue {place}"] = len(queue) + len(queue._members) + len(queue._taken)
         return found

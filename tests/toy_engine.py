@@ -157,7 +157,7 @@ class ToyEngine:
                 job.in_flight, job.is_prompt = 1, False
             batch.append((job, int(left == 0)))
         ids = [job.entry.id for job in decodes]
-        flight = live.ran(tuple(chunks), len(decodes), lambda: ids)
+        flight = live.ran(tuple(chunks), len(decodes), ids)
         if flight is None:
             return None
         prefill, behind = sum(c.tokens for c in chunks), sum(c.behind for c in chunks)

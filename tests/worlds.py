@@ -21,6 +21,7 @@ from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
+from headgate.workloads.contents import Contents
 from headgate.workloads.workload import Workload
 
 
@@ -330,6 +331,19 @@ def workloads(draw: st.DrawFn, impatient: bool = False) -> Workload:
     if draw(st.booleans(), label="predicted"):
         columns["guess"] = column(st.sampled_from([-1, 1, 3, 30, 500]))
     return Workload.of(column(st.integers(1, 60)), column(st.sampled_from([1, 2, 3, 9, 30, 140])), **columns)
+
+
+@st.composite
+def sharing(draw: st.DrawFn) -> Workload:
+    """Few system prompts and conversations, so that most requests share something."""
+    count = draw(st.integers(2, 20), label="requests")
+    row = st.tuples(st.integers(0, 2), st.sampled_from([0, 4, 17]), st.integers(3, 6), st.integers(1, 40))
+    drawn = draw(st.lists(row, min_size=count, max_size=count))
+    rows = [[(a, n), (-1 if b == 6 else b, m)] for a, n, b, m in drawn]
+    gaps = draw(st.lists(st.sampled_from([0.0, 0.0, 1.7, 30.0]), min_size=count, max_size=count))
+    outputs = draw(st.lists(st.sampled_from([1, 2, 9, 40]), min_size=count, max_size=count))
+    prompts = [n + m for _, n, _, m in drawn]
+    return Workload.of(prompts, outputs, arrival=np.cumsum(gaps), contents=Contents.of(rows))
 
 
 @st.composite

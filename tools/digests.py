@@ -13,7 +13,7 @@ from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.experiment.worlds import COST, World, world
 from headgate.kv.transfer import Transfer
-from headgate.methods.balance.balance import LeastLoaded
+from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.make import make_policy
 from headgate.methods.names import BATCH, Mixed
 from headgate.methods.split.split import Split
@@ -92,7 +92,7 @@ def main() -> None:
         for asynchronous in (False, True):
             for policy in policies(at):
                 print(number, type(policy).__name__, asynchronous, digest(at, policy, asynchronous))
-        for router in (LeastLoaded(3), Split(3, 1)):
+        for router in (LeastLoaded(3), Split(3, 1), RoundRobin(3)):
             print(number, type(router).__name__, fleet_digest(at, router))
 
 

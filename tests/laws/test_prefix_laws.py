@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.policy import End
 from headgate.sim.engine.simulator import Simulator
-from headgate.workloads.contents import Contents
-from headgate.workloads.workload import Workload
-from worlds import POLICIES, Line, Log, engines
-
-
-@st.composite
-def sharing(draw: st.DrawFn) -> Workload:
-    """Few system prompts and conversations, so that most requests share something."""
-    count = draw(st.integers(2, 20), label="requests")
-    row = st.tuples(st.integers(0, 2), st.sampled_from([0, 4, 17]), st.integers(3, 6), st.integers(1, 40))
-    drawn = draw(st.lists(row, min_size=count, max_size=count))
-    rows = [[(a, n), (-1 if b == 6 else b, m)] for a, n, b, m in drawn]
-    gaps = draw(st.lists(st.sampled_from([0.0, 0.0, 1.7, 30.0]), min_size=count, max_size=count))
-    outputs = draw(st.lists(st.sampled_from([1, 2, 9, 40]), min_size=count, max_size=count))
-    prompts = [n + m for _, n, _, m in drawn]
-    return Workload.of(prompts, outputs, arrival=np.cumsum(gaps), contents=Contents.of(rows))
+from worlds import POLICIES, Line, Log, engines, sharing
 
 
 def served(engine, policy, workload, **options):

@@ -167,10 +167,11 @@ class Dispatch:
 
     def _move(self, move: Move, now: float) -> None:
         found, seat = self.roster.find(move)
-        if move.stage is DECODE:
+        stage = move.stage
+        if stage is DECODE:
             self.roster.start_decode(found, seat)
         else:
-            self.roster.start_prompt(found, seat, move.stage)
+            self.roster.start_prompt(found, seat, stage)
         self._send(found, move)
         if self._tell_moved:
             self._tell_moved(found, move, now)

@@ -304,6 +304,13 @@ class RoutePolicy(FleetObserver, ABC):
             if id in handoff or (place.decoding and place.stage is Stage.WHOLE):
                 self.prefilled(place.request, place.replica, now)
 
+    def ahead(self, requests: int) -> list[int] | None:
+        """The engines of so many requests, where nothing that happens meanwhile changes the choice.
+
+        A simulation may then ask for no routing and tell of nothing. None: it depends.
+        """
+        return None
+
     def engines_changed(self, fleet: Fleet) -> None:
         """Engines came, went, or have another role or room; by its own wish or not."""
 

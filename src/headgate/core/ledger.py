@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from math import inf
 from typing import Any, Final
 
 from headgate.core.request import NO_SLO, Identity, Slo
@@ -116,6 +117,8 @@ class Ledger:
     """Live state of one engine, as policies read it. Drivers feed it transitions."""
 
     __slots__ = (
+        "_fresh",
+        "_retired",
         "admitted",
         "context",
         "decoding",
@@ -147,6 +150,18 @@ class Ledger:
         self.ticked = 0.0  # when the newest tick ended
         self.rolling = 0  # decodes that share the tick
         self.context = 0  # KV tokens they hold
+        self._fresh: dict[int, Entry] = {}  # of those, the ones that joined since the newest tick
+        self._retired: dict[int, Entry] = {}  # decodes that have all their tokens
+
+    @property
+    def oldest_token(self) -> float:
+        """Looks at requests that do not share the newest tick, and at no others."""
+        found = self.ticked if self.rolling > len(self._fresh) else inf
+        for some in (self._fresh, self.held, self._retired):
+            for entry in some.values():
+                if entry._last is not None:
+                    found = min(found, entry._last)
+        return found
 
     def arrive(self, entry: Entry) -> None:
         """It joins the end of the queue."""
@@ -197,6 +212,8 @@ class Ledger:
         self.tick += count
         self.ticked = now
         self.context += count * self.rolling
+        if count and self._fresh:
+            self._fresh = {}
 
     def redate(self, seen: float, rolling: bool, those: Iterable[tuple[Entry, int]]) -> None:
         """Tokens that got their date when their step was composed are `seen` now.
@@ -222,6 +239,7 @@ class Ledger:
     def retire(self, entry: Entry) -> None:
         """It has all its tokens; it keeps its KV until it is let go."""
         self._stop(entry)
+        self._retired[entry.id] = entry
 
     def recount(self, entry: Entry, tokens: int) -> None:
         """It has this many output tokens: a live engine may give several in a step, or take one back."""
@@ -262,11 +280,13 @@ class Ledger:
         if entry._joined != NOT_ROLLING:
             self._stop(entry)
         self.held.pop(entry.id, None)
+        self._retired.pop(entry.id, None)
         self.prefilling.pop(entry.id, None)
         self.decoding.pop(entry.id, None)
 
     def _roll(self, entry: Entry) -> None:
         entry._joined = self.tick
+        self._fresh[entry.id] = entry
         self.rolling += 1
         self.context += entry.prompt + entry._tokens - 1
 
@@ -275,6 +295,8 @@ class Ledger:
         if ran:
             entry._tokens += ran
             entry._last = self.ticked
+        else:
+            del self._fresh[entry.id]
         entry._joined = NOT_ROLLING
         self.rolling -= 1
         self.context -= entry.prompt + entry._tokens - 1

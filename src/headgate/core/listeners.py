@@ -27,11 +27,11 @@ class Listeners:
         self.evicted: list[Hook] = [o.evicted for o in of("evicted")]
         self.finished: list[Callable[[Request, float, End], None]] = [o.finished for o in of("finished")]
         stepped = of("stepped")
-        self._counting: list[StepCounter] = [
+        self.counting: list[StepCounter] = [
             o for o in stepped if isinstance(o, StepCounter) and type(o).stepped is StepCounter.stepped
         ]
         self.stepped: list[Callable[[Steps], None]] = [o.stepped for o in stepped]
-        self.each_end: list[Callable[[Steps], None]] = [o.stepped for o in stepped if o not in self._counting]
+        self.each_end: list[Callable[[Steps], None]] = [o.stepped for o in stepped if o not in self.counting]
         self.planned: list[Callable[[Plan, float, Mapping[str, float]], None]] = [
             o.planned for o in of("planned")
         ]
@@ -46,25 +46,10 @@ class Listeners:
         behind: int,
         kv: int,
     ) -> None:
-        """Tell of steps, first those that count them."""
-        self.counted(start, ends[0], ends[-1], len(ends), decodes, context, prefill, behind, kv)
+        """Tell of steps, first those that count them, who are enough where no observer wants each end."""
+        for counter in self.counting:
+            counter.ran(start, ends[0], ends[-1], len(ends), decodes, context, prefill, behind, kv)
         if self.each_end:
             steps = Steps(start, ends, decodes, context, prefill, behind, kv)
             for hook in self.each_end:
                 hook(steps)
-
-    def counted(
-        self,
-        start: float,
-        first: float,
-        last: float,
-        count: int,
-        decodes: int,
-        context: int,
-        prefill: int,
-        behind: int,
-        kv: int,
-    ) -> None:
-        """Tell of steps where no observer wants each end."""
-        for counter in self._counting:
-            counter.ran(start, first, last, count, decodes, context, prefill, behind, kv)

@@ -6,7 +6,7 @@ from enum import Enum
 from math import inf
 from typing import Final, NamedTuple
 
-from headgate.core.view import View
+from headgate.core.ledger import Ledger
 
 
 class Decodes(Enum):
@@ -71,8 +71,11 @@ def _short(value: object) -> str:
     return repr(value)
 
 
-def check(plan: Plan, view: View) -> list[str]:
-    """Every way in which `plan` makes no sense for `view`; empty when it does."""
+def check(plan: Plan, view: Ledger) -> list[str]:
+    """Every way in which `plan` makes no sense for `view`; empty when it does.
+
+    The view is a ledger, so that compiled code reads its fields without looking them up.
+    """
     decode, prefill, budget, chunk, evict, until, reject = plan
     faults: list[str] = []
     decodes = 0
@@ -85,7 +88,7 @@ def check(plan: Plan, view: View) -> list[str]:
     if not enough or (prefill and budget <= 0):
         faults.append(f"budget {budget}, chunk {chunk}: too small for {decodes} decodes and its prompts")
     if prefill:
-        faults += _bad_prompts(plan, view)
+        faults += _bad_prompts(prefill, evict, view)
     if evict:
         faults += _bad_evictions(plan, view)
     if reject:
@@ -99,17 +102,17 @@ def check(plan: Plan, view: View) -> list[str]:
     return faults
 
 
-def _bad_decodes(decode: frozenset[int], view: View) -> list[str]:
+def _bad_decodes(decode: frozenset[int], view: Ledger) -> list[str]:
     strangers = sorted(id for id in decode if id not in view.decoding)
     return [f"decodes requests that are not decoding: {_some(strangers)}"] if strangers else []
 
 
-def _bad_prompts(plan: Plan, view: View) -> list[str]:
+def _bad_prompts(prefill: tuple[int, ...], evict: tuple[int, ...], view: Ledger) -> list[str]:
     faults: list[str] = []
-    prefilling, waiting, evict = view.prefilling, view.waiting, plan.evict
+    prefilling, waiting = view.prefilling, view.waiting
     strangers: list[int] = []
     new: int | None = None
-    for id in plan.prefill:
+    for id in prefill:
         if id in waiting or id in evict:
             new = id
         elif id not in prefilling:
@@ -118,12 +121,12 @@ def _bad_prompts(plan: Plan, view: View) -> list[str]:
             faults.append(f"new prompt {new} before half-done prompt {id}")
     if strangers:
         faults.append(f"prefills requests that have no prompt to run: {_some(strangers)}")
-    if len(plan.prefill) > 1 and len(set(plan.prefill)) != len(plan.prefill):
+    if len(prefill) > 1 and len(set(prefill)) != len(prefill):
         faults.append("names a prompt twice")
     return faults
 
 
-def _bad_evictions(plan: Plan, view: View) -> list[str]:
+def _bad_evictions(plan: Plan, view: Ledger) -> list[str]:
     faults: list[str] = []
     strangers = [id for id in plan.evict if id not in view.decoding and id not in view.prefilling]
     if strangers:
@@ -135,7 +138,7 @@ def _bad_evictions(plan: Plan, view: View) -> list[str]:
     return faults
 
 
-def _bad_rejections(plan: Plan, view: View) -> list[str]:
+def _bad_rejections(plan: Plan, view: Ledger) -> list[str]:
     faults: list[str] = []
     begun = [id for id in plan.reject if id not in view.waiting or view.waiting[id].evictions]
     if begun:

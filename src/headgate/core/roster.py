@@ -162,19 +162,20 @@ class Roster:
 
     def find(self, move: Move) -> tuple[Request, Seat]:
         """The request that is moved and its engine, if the move is allowed."""
-        if not 0 <= move.replica < len(self.replicas):
+        id, engine, stage = move
+        if not 0 <= engine < len(self.replicas):
             raise RunError(f"{move}: there are {len(self.replicas)} engines")
-        seat = self.replicas[move.replica]
-        if move.stage is DECODE:
-            found = self.handoff.get(move.request)
+        seat = self.replicas[engine]
+        if stage is DECODE:
+            found = self.handoff.get(id)
             if seat.seats < 1:
                 raise RunError(f"{move}: no decode seat there")
         else:
-            found = self.waiting.get(move.request)
+            found = self.waiting.get(id)
             if seat.prompts >= seat.room.prompts or seat.prompts + seat.decodes >= seat.room.total:
                 raise RunError(f"{move}: no place for a prompt there")
         if found is None:
-            raise RunError(f"{move}: request {move.request} does not wait for that")
+            raise RunError(f"{move}: request {id} does not wait for that")
         return found, seat
 
     def start_prompt(self, request: Request, seat: Seat, stage: Stage) -> None:

@@ -51,6 +51,10 @@ class View(Protocol):
         """They hold KV, their prompt is finished."""
 
     @property
+    def oldest_token(self) -> float:
+        """When the decode that has waited longest for a token got its last one; infinity without decodes."""
+
+    @property
     def kv_free(self) -> int:
         """Tokens, whole free blocks only."""
 

@@ -99,7 +99,10 @@ class Window:
 
     def update(self, x: float, n: int = 1) -> None:
         """Equal values, n of them."""
-        self._values.extend([x] * min(n, self._values.maxlen or n))
+        if n == 1:
+            self._values.append(x)
+        else:
+            self._values.extend([x] * min(n, self._values.maxlen or n))
 
     @property
     def value(self) -> float | None:

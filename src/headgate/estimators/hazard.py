@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headgate.core.build import quick
 from headgate.core.errors import InputError
 from headgate.estimators.survival import Survival, checked_lengths, life_table
 
@@ -77,7 +78,7 @@ class OutputHazard:
         if len(self._points) == self._points.maxlen:
             self._forgot = True
             self._opened = self._points[0].at
-        self._points.append(_Point(tokens, finished, at))
+        self._points.append(quick(_Point, (tokens, finished, at)))
         if at is not None:
             self._now = at
 

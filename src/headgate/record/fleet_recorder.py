@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import nan
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.request import Request
-from headgate.record.recorder import Recorder, Rows
-
-Table = dict[str, NDArray[Any]]
+from headgate.record.recorder import Recorder, Tables
 
 
 class EngineRecorder(Recorder):
@@ -43,26 +39,10 @@ class FleetRecorder:
     """One recorder per engine, and the rows they share."""
 
     def __init__(self, requests: int, kinds: Sequence[str], engines: int) -> None:
-        self.rows = Rows(kinds)
+        self.rows = Tables(kinds)
         self.engines = [EngineRecorder(0, (), number, self.rows) for number in range(engines)]
 
-    def tables(self) -> dict[str, Table]:
+    def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """All that was recorded so far; every table but the requests is sorted by engine, then by time."""
-        found: dict[str, list[Table]] = {"steps": [], "stays": [], "plans": []}
-        for number, engine in enumerate(self.engines):
-            for name, table in engine.own_tables().items():
-                table["replica"] = np.full(len(next(iter(table.values()))), number)
-                found[name].append(table)
-        return {"requests": self.rows.table()} | {name: _joined(parts) for name, parts in found.items()}
-
-
-def _joined(parts: Sequence[Table]) -> Table:
-    """One below the other; a column that some lack is unknown there."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    sizes = [len(part["replica"]) for part in parts]
-    return {
-        name: np.concatenate(
-            [part.get(name, np.full(size, nan)) for part, size in zip(parts, sizes, strict=True)]
-        )
-        for name in names
-    }
+        ticks = {number: engine.tick for number, engine in enumerate(self.engines)}
+        return {"requests": self.rows.table(), **self.rows.engines(ticks)}

@@ -3,67 +3,76 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
-from struct import Struct
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.core.build import mypyc_attr
+from headgate.core.build import compiled, mypyc_attr
 from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End
 from headgate.core.request import RECORDED, Request
 from headgate.core.step_counter import StepCounter
+
+if compiled():
+    from headgate.record.compiled_rows import Rows
+else:
+    from headgate.record.rows import Rows  # type: ignore[assignment]
 
 HOW = {how: code for code, how in enumerate(End)}
 STOPPED: Final = End.STOPPED
 STILL_HERE: Final = -1
 NOWHERE: Final = -1  # the engine of a request that was sent to none
 STEPS = {"start": float, "first": float, "seconds": float, "count": int, "decodes": int, "context": int}
-STEPS |= {"prefill": int, "behind": int, "kv": int}
-STAYS = {"request": int, "opened": float, "gap": float, "first_tick": int}
-PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int}
-TIMES = {"id": int, "arrival": float, "admitted": float, "first_token": float, "finished": float}
-COUNTS = {"cached": int, "output": int, "evictions": int, "wasted": int, "how": int, "replica": int}
-PLAIN: Final = tuple(name for name in RECORDED if name != "kind")
-KIND = {"kind": int}
-REQUESTS = TIMES | KIND | COUNTS | dict.fromkeys(PLAIN, int)  # as they are written
-SHOWN = (*TIMES, *RECORDED, *COUNTS)  # as they are shown
+STEPS |= {"prefill": int, "behind": int, "kv": int, "replica": int}
+STAYS = {"number": int, "request": int, "opened": float, "gap": float, "first_tick": int, "ticks": int}
+STAYS |= {"replica": int}
+PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int, "replica": int}
+REQUESTS = {"id": int, "arrival": float, "admitted": float, "first_token": float, "finished": float}
+REQUESTS |= {"prompt": int, "kind": int, "priority": int, "cached": int, "output": int, "evictions": int}
+REQUESTS |= {"wasted": int, "how": int, "replica": int}
+MORE: Final = tuple(name for name in RECORDED if name not in REQUESTS)
+REQUESTS |= dict.fromkeys(MORE, int)
 
 
-def _packer(names: Mapping[str, type]) -> Callable[..., bytes]:
-    """Makes bytes of a row: doubles, and counts of 64 bits."""
-    return Struct("".join("d" if kind is float else "q" for kind in names.values())).pack
+class Stay:
+    """A stay among the decodes that has not ended."""
 
+    __slots__ = ("first_tick", "gap", "number", "opened")
 
-STEP: Final = _packer(STEPS)
-STAY: Final = _packer(STAYS)
-PLAN: Final = _packer(PLANS)
-REQUEST: Final = _packer(TIMES | KIND | COUNTS)
-COUNT: Final = _packer(KIND)
+    def __init__(self, number: int, opened: float, gap: float, first_tick: int) -> None:
+        self.number, self.opened, self.gap, self.first_tick = number, opened, gap, first_tick
 
 
 class Here:
     """A request that has not left, and what was noted of it."""
 
-    __slots__ = ("admitted", "arrival", "first", "replica", "request")
+    __slots__ = ("admitted", "arrival", "first", "replica", "request", "stay")
 
     def __init__(self, request: Request, arrival: float) -> None:
         self.request, self.arrival = request, arrival
         self.admitted = self.first = nan
         self.replica = NOWHERE
+        self.stay: Stay | None = None
 
 
-class Rows:
-    """One row per request, shared by all engines that work on it; written when it leaves."""
+class Tables:
+    """The rows of all engines of a run; one per request, written when it leaves.
+
+    Engines of a fleet write into the same buffers, whose ends stay in the CPU's caches.
+    """
 
     def __init__(self, kinds: Sequence[str]) -> None:
         self.kinds = {name: index for index, name in enumerate(kinds)}
         self.here: dict[int, Here] = {}
         self.last_before: dict[int, float] = {}  # newest token of those who lost their KV
-        self._left = bytearray()
+        self._left = Rows()
+        self.steps, self.stays, self.plans = Rows(), Rows(), Rows()
+        self.opened = 0  # stays
+        self.asked = 0  # plans
+        self._gauges: dict[str, array[float]] = {}
 
     def arrived(self, request: Request, now: float) -> None:
         self.here[request.id] = Here(request, now)
@@ -73,26 +82,57 @@ class Rows:
         if self.last_before:
             self.last_before.pop(id, None)
         code = 0 if how is STOPPED else HOW[how]  # an Enum takes long to hash
-        self._left += self._row(id, self.here.pop(id), now, code)
+        self._write(self._left, id, self.here.pop(id), now, code)
+
+    def gauge(self, gauges: Mapping[str, float]) -> None:
+        """With the newest plan; a policy may give one with some plans only."""
+        for name, value in gauges.items():
+            column = self._gauges.setdefault(name, array("d"))
+            column.extend([nan] * (self.asked - 1 - len(column)))
+            column.append(value)
+
+    def engines(self, ticks: Mapping[int, int]) -> dict[str, dict[str, NDArray[Any]]]:
+        """Steps, stays and plans by engine, then by time; `ticks` are those of each engine so far."""
+        for id, here in self.here.items():
+            self.close_stay(id, here, ticks.get(here.replica, 0), here.replica)
+        plans = _columns(PLANS, self.plans)
+        engine = plans.pop("replica")
+        for name, column in self._gauges.items():
+            column.extend([nan] * (self.asked - len(column)))
+            plans[f"gauge.{name}"] = np.array(column)
+        stays = _sorted(_columns(STAYS, self.stays), "number")  # as they were opened
+        del stays["number"]
+        found = {"steps": _columns(STEPS, self.steps), "stays": stays, "plans": plans | {"replica": engine}}
+        return {name: _sorted(table, "replica") for name, table in found.items()} if len(ticks) > 1 else found
+
+    def close_stay(self, id: int, here: Here, tick: int, replica: int) -> None:
+        """Its stay on that engine is over, if it had one."""
+        stay = here.stay
+        if stay is not None:
+            first = stay.first_tick
+            self.stays.stay(stay.number, id, stay.opened, stay.gap, first, tick - first, replica)
+            here.stay = None
 
     def table(self) -> dict[str, NDArray[Any]]:
         """As columns, by number. Requests that never came have no row."""
-        still = [self._row(id, here, nan, STILL_HERE) for id, here in self.here.items()]
-        rows = _table(b"".join((self._left, *still)) if still else self._left, REQUESTS)
-        order = np.argsort(rows["id"])
-        found = {name: rows[name][order] for name in SHOWN}
+        still = Rows()
+        for id, here in self.here.items():
+            self._write(still, id, here, nan, STILL_HERE)
+        found = _sorted(_columns(REQUESTS, self._left, still), "id")
         return found | {"how": found["how"].astype(np.int8)}
 
-    def _row(self, id: int, here: Here, finished: float, how: int) -> bytes:
+    def _write(self, rows: Rows, id: int, here: Here, finished: float, how: int) -> None:
         """The columns of REQUESTS; a kind is kept as its number."""
         request = here.request
-        row = REQUEST(
+        rows.request(
             id,
             here.arrival,
             here.admitted,
             here.first,
             finished,
+            request.prompt,
             self.kinds[request.kind],
+            request.priority,
             request.cached,
             request.generated,
             request.evictions,
@@ -100,9 +140,8 @@ class Rows:
             how,
             here.replica,
         )
-        for name in PLAIN:
-            row += COUNT(getattr(request, name))
-        return row
+        for name in MORE:
+            rows.count(getattr(request, name))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -114,17 +153,12 @@ class Recorder(StepCounter):
     """
 
     def __init__(
-        self, requests: int, kinds: Sequence[str] = ("",), replica: int = 0, rows: Rows | None = None
+        self, requests: int, kinds: Sequence[str] = ("",), replica: int = 0, rows: Tables | None = None
     ) -> None:
         self._replica = replica
-        self.rows = rows or Rows(kinds)
+        self.rows = rows or Tables(kinds)
         self._here, self._last_before = self.rows.here, self.rows.last_before
-        self._steps, self._stays, self._plans = bytearray(), bytearray(), bytearray()
-        self._asked = 0  # plans
-        self._ticks = array("q")  # of each stay; less the tick that it began with as long as it is open
-        self._stay_of: dict[int, int] = {}  # request to the number of its open stay
-        self._gauges: dict[str, array[float]] = {}
-        self._tick = 0
+        self.tick = 0
         self._step = 0
 
     def arrived(self, request: Request, now: float) -> None:
@@ -176,62 +210,53 @@ class Recorder(StepCounter):
     ) -> None:
         """One row for the whole run of them."""
         whole = last - start
-        self._steps += STEP(start, first - start, whole, count, decodes, context, prefill, behind, kv)
+        self.rows.steps.step(
+            start, first - start, whole, count, decodes, context, prefill, behind, kv, self._replica
+        )
         self._step += count
         if decodes:
-            self._tick += count
+            self.tick += count
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         """What was decided, in numbers: how many decodes are named (-1: all), how many prompts, evictions."""
         decode = plan.decode
         named = -1 if decode is ALL else 0 if isinstance(decode, Decodes) else len(decode)
-        self._plans += PLAN(now, self._step, named, len(plan.prefill), len(plan.evict))
-        self._asked += 1
+        rows = self.rows
+        rows.plans.plan(now, self._step, named, len(plan.prefill), len(plan.evict), self._replica)
+        rows.asked += 1
         if gauges:
-            self._gauge(gauges)
-
-    def _gauge(self, gauges: Mapping[str, float]) -> None:
-        for name, value in gauges.items():
-            column = self._gauges.get(name)
-            if column is None:
-                column = self._gauges[name] = array("d", [nan]) * (self._asked - 1)
-            column.append(value)
+            rows.gauge(gauges)
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """All that was recorded so far, as columns."""
-        own = self.own_tables()
-        own["steps"]["replica"] = np.full(len(own["steps"]["start"]), self._replica)
+        own = self.rows.engines({self._replica: self.tick})
+        del own["stays"]["replica"], own["plans"]["replica"]
         return {"requests": self.rows.table(), **own}
 
-    def own_tables(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Steps, stays and plans of this engine."""
-        for id in list(self._stay_of):
-            self._close_stay(id)
-        plans = _columns(self._plans, PLANS)
-        for name, column in self._gauges.items():
-            column.extend([nan] * (len(plans["time"]) - len(column)))
-            plans[f"gauge.{name}"] = np.array(column)
-        stays = _columns(self._stays, STAYS) | {"ticks": np.array(self._ticks)}
-        return {"steps": _columns(self._steps, STEPS), "stays": stays, "plans": plans}
-
     def _open_stay(self, id: int, opened: float, gap: float) -> None:
-        self._stays += STAY(id, opened, gap, self._tick)
-        self._stay_of[id] = len(self._ticks)
-        self._ticks.append(-self._tick)
+        rows = self.rows
+        self._here[id].stay = Stay(rows.opened, opened, gap, self.tick)
+        rows.opened += 1
 
     def _close_stay(self, id: int) -> None:
-        stay = self._stay_of.pop(id, None)
-        if stay is not None:
-            self._ticks[stay] += self._tick
+        here = self._here.get(id)
+        if here is not None:
+            self.rows.close_stay(id, here, self.tick, self._replica)
 
 
-def _columns(rows: bytearray, names: dict[str, type]) -> dict[str, NDArray[Any]]:
+def _columns(names: dict[str, type], *rows: Rows) -> dict[str, NDArray[Any]]:
     """As columns of their own types."""
-    table = _table(rows, names)
-    return {name: table[name].copy() for name in names}
+    kinds = np.dtype([(name, "<f8" if kind is float else "<i8") for name, kind in names.items()])
+    tables = [np.frombuffer(part, kinds) for each in rows for part in each.parts()]
+    none = np.empty(0, kinds)
+    return {name: np.concatenate([none[name], *(table[name] for table in tables)]) for name in names}
 
 
-def _table(rows: bytes | bytearray, names: dict[str, type]) -> NDArray[Any]:
-    """Not a copy: the rows cannot grow as long as it is used."""
-    kinds = np.dtype([(name, np.float64 if kind is float else np.int64) for name, kind in names.items()])
-    return np.frombuffer(rows, kinds) if rows else np.empty(0, kinds)
+def _sorted(columns: dict[str, NDArray[Any]], by: str) -> dict[str, NDArray[Any]]:
+    """One column after the other, so that few are there twice."""
+    keys = columns[by]
+    small = keys.size and keys.max() < 2**15  # numpy sorts these by their digits
+    order = np.argsort(keys.astype(np.int16) if small else keys, kind="stable")
+    for name in columns:
+        columns[name] = columns[name][order]
+    return columns

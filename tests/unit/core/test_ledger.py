@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.request import Slo
@@ -224,3 +228,34 @@ def test_a_handle_says_what_is_known(ledger):
     assert (entry.kind, entry.guess, entry.priority, entry.slo) == ("chat", 12, -1, (0.5, 0.1))
     assert repr(entry) == "Request(7, kind='chat', prompt=30, todo=30, generated=0, evictions=0)"
     assert not hasattr(entry, "output")
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["roll", "wait", "tick", "hold", "resume", "retire", "leave"]), st.integers(0, 7)
+    ),
+    max_size=30,
+)
+
+
+@given(OPERATIONS)
+def test_the_oldest_token_is_that_of_the_decode_that_waited_longest(operations):
+    """Whatever requests do, it is what looking at each of them gives."""
+    ledger, done = Ledger(Limits(batch_tokens=64, running=8), kv_total=1000), set()
+    for now, (what, id) in enumerate(operations, 1):
+        entry = ledger.find(id)
+        if entry is None and what in ("roll", "wait"):
+            decode(ledger, id, now=float(now), rolling=what == "roll")
+        elif what == "tick":
+            ledger.ticks(id % 3, float(now))
+        elif entry is not None and what in ("hold", "retire") and entry.rolls:
+            getattr(ledger, what)(entry)
+            done |= {id} if what == "retire" else set()
+        elif entry is not None and what == "resume" and id in ledger.held:
+            ledger.resume(entry)
+        elif entry is not None and what == "leave":
+            ledger.leave(entry)
+            done.discard(id)
+        lasts = [each.last_token for each in ledger.decoding.values()]
+        assert ledger.oldest_token == min(lasts, default=inf)
+    assert {*ledger._retired} == done

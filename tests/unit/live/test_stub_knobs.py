@@ -137,6 +137,24 @@ def test_our_own_bug_costs_nobody_an_answer(part, caplog):
 
 # -- the queue ------------------------------------------------------------------------------------------
 
+
+def test_no_request_is_seen_in_any_queue_behind_a_shut_gate():
+    queues = plug_in().queues
+    gate = queues.Gate()
+    queue = queues.GatedQueue(ListQueue(), gate)
+    first, second = (Request(name, 1, 1) for name in ("first", "second"))
+    queue.add_request(first)
+    gate.shut = True
+    queue.add_request(second)
+    assert not queue and len(queue) == 2 and [*queue] == [first, second]
+    for look in (queue.peek_request, queue.pop_request):
+        with pytest.raises(IndexError):
+            look()
+    queue.remove_request(first)
+    gate.shut = False
+    assert queue.pop_request() is second and not queue
+
+
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["add", "prepend", "pop", "shut", "open", "remove"]), st.integers(0, 11)),
     max_size=40,
@@ -146,7 +164,7 @@ ACTIONS = st.lists(
 @given(ACTIONS)
 def test_a_gated_queue_is_the_inner_queue_with_a_view(actions):
     """Against a plain list: order kept, length true, and only those visible are taken while it is shut."""
-    gate = plug_in().queues.GatedQueue(ListQueue())
+    gate = plug_in().queues.GatedQueue(ListQueue(), plug_in().queues.Gate())
     requests = [Request(f"r{number}", 1, 1) for number in range(12)]
     truth: list[Request] = []
     visible: list[Request] | None = None
@@ -177,3 +195,52 @@ def test_a_gated_queue_is_the_inner_queue_with_a_view(actions):
         assert [*gate] == truth
     gate.open()
     assert [*gate] == truth
+
+
+class Patient(BatchPolicy):
+    """Decodes until a request leaves; counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def plan(self, view):
+        self.asked += 1
+        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
+        prompts = (*view.prefilling, *[*view.waiting][: max(0, seats)])
+        return Plan(ALL, prompts, until=Until(steps=1) if prompts else Until(finishes=1))
+
+
+def full(seats: int = 4) -> tuple[StubEngine, Patient]:
+    """An engine without a free seat under a lease, and one request in its queue."""
+    policy = Patient()
+    engine = StubEngine(policy, seats=seats)
+    for number in range(seats):
+        engine.add(f"d{number}", 10, 50)
+    engine.step()
+    engine.add("w", 40, 5)
+    engine.step()
+    assert not engine.live.lease.ended
+    return engine, policy
+
+
+def test_a_lease_ends_when_the_seats_change():
+    engine, policy = full()
+    before = policy.asked
+    engine.step()
+    assert policy.asked == before  # the lease holds
+    engine.scheduler.max_num_running_reqs = 5
+    assert "w" in engine.step().num_scheduled_tokens
+    assert policy.asked == before + 1 and engine.live.ledger.limits.running == 5
+
+
+def test_the_head_of_the_queue_is_not_looked_up_without_a_free_seat(monkeypatch):
+    engine, _ = full()
+    looked: list[int] = []
+    monkeypatch.setattr(engine.books._lookup, "look_at_head", lambda entry, _: looked.append(entry.id))
+    engine.step()
+    assert looked == []  # no seat, and the lease holds
+    engine.live.lease.ended = True
+    engine.step()
+    assert looked == [4]  # the policy is asked, and sees what is in the cache
+    engine.scheduler.finish_request("d0")
+    assert "w" in engine.step().num_scheduled_tokens and looked == [4, 4]

@@ -30,7 +30,7 @@ from headgate.sim.fleet.fleet import FleetSimulator
 from headgate.sim.fleet.network.network import Network
 from headgate.stats.gaps import Gaps
 from headgate.workloads.workload import Workload
-from worlds import POLICIES, TESTING, Line, engines, workloads
+from worlds import POLICIES, PRICES, TESTING, Line, engines, workloads
 
 MAKE = POLICIES | TESTING
 BY_ORDER = [name for name in MAKE if name != "evicting"]  # that one goes by the number of a request
@@ -69,6 +69,24 @@ def test_one_engine_is_the_simulator_to_the_last_bit(name, data, engine, impatie
     if not impatient:  # or steps are the same, but cut into rows elsewhere
         for table in ("steps", "stays", "plans"):
             same(many[table], one[table])
+
+
+def test_engines_of_an_interrupted_run_have_come_about_as_far():
+    """Also where they run one by one."""
+
+    def interrupt(came):
+        if came >= 768:
+            raise KeyboardInterrupt
+
+    engine = Engine(PRICES, 10_000, 10_000, 64, 8, 1)
+    workload = Workload.of([20] * 1000, [3] * 1000, arrival=np.arange(1000.0))
+    fleet = FleetSimulator(engine, 4, lambda role: Mixed(8, 64), RoundRobin(4), workload, progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fleet.run()
+    steps = fleet.recorder.tables()["steps"]
+    reached = [steps["start"][steps["replica"] == engine].max() for engine in range(4)]
+    assert fleet.alone is not None
+    assert min(reached) > 500 and max(reached) < 800
 
 
 @few

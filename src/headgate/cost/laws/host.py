@@ -24,9 +24,10 @@ class HostTerms(Terms):
 
     def seconds(self, shape: Shape) -> float:
         """For a step of that shape; with chunks unknown, prompts count as one."""
-        requests = shape.decodes + (len(shape.chunks) or bool(shape.prefill))
+        decodes, _, prefill, _, chunks = shape
+        requests = decodes + (len(chunks) or bool(prefill))
         spent = self.constant + self.per_request * requests
-        if not shape.prefill:
+        if not prefill:
             return spent
-        beyond = 0 < self.graph < shape.decodes + shape.prefill
+        beyond = 0 < self.graph < decodes + prefill
         return spent + (self.ungraphed if beyond else self.prompts)

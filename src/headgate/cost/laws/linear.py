@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from headgate.core.build import mypyc_attr
+from headgate.cost.laws.law import Law
 from headgate.cost.laws.terms import DecodeTerms, MixedTerms, PrefillTerms
-from headgate.cost.model import Shape, StepCost
+from headgate.cost.model import Shape
 
 __all__ = ["DecodeTerms", "LinearCost", "MixedTerms", "PrefillTerms"]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class LinearCost(StepCost):
+class LinearCost(Law):
     """A step's duration as a sum of non-negative features, with its own numbers for each of three regimes.
 
     Regimes: decodes only, prompts only, both. Rules that hold for every choice of coefficients:

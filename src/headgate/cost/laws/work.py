@@ -10,9 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from headgate.core.build import mypyc_attr
 from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.law import Law
 from headgate.cost.laws.linear import LinearCost
 from headgate.cost.laws.terms import DecodeTerms, MixedTerms, PrefillTerms, WorkTerms
-from headgate.cost.model import Chunk, Shape, StepCost
+from headgate.cost.model import Chunk, Shape
 
 __all__ = ["WorkCost", "WorkTerms", "experts_met"]
 
@@ -20,7 +21,7 @@ HOST = ("host_constant", "host_per_request", "host_prompts", "host_ungraphed")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class WorkCost(StepCost):
+class WorkCost(Law):
     """The larger of GPU and host, each a sum of non-negative parts; the law that `fit` chooses from.
 
     More of anything never takes less time, a mixed step never less than either half, and nothing takes no
@@ -40,6 +41,20 @@ class WorkCost(StepCost):
         )
         self._lines: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
         self._hosted = any(getattr(terms, name) > 0 for name in HOST)
+        # Sums that every step would make again, in tuples: compiled code reads them without a look-up.
+        self._prompts = (
+            terms.constant + terms.prompt_constant,
+            terms.per_context,
+            terms.per_attention,
+            terms.per_prompt,
+        )
+        self._mixed = (
+            terms.mixed_constant,
+            terms.per_decode + terms.mixed_per_decode,
+            terms.per_context + terms.mixed_per_context,
+            terms.per_meeting,
+        )
+        self._tiles = terms.tile, terms.least_tokens, terms.per_token
 
     def __repr__(self) -> str:
         return f"WorkCost({self.terms})"
@@ -62,30 +77,30 @@ class WorkCost(StepCost):
             spent = line[0] + line[1] * context
             least = self.decode_floor(decodes)
             return spent if spent > least else least
-        terms = self.terms
         pairs = 0.0
         parts = (chunks or (Chunk(behind, prefill),)) if self.by_chunk else ()
         for start, tokens, _ in parts:
             pairs += tokens * (start + tokens / 2)
+        constant, per_behind, per_attention, per_prompt = self._prompts
         spent = (
-            terms.constant
-            + terms.prompt_constant
+            constant
             + self._layers(decodes + prefill)
-            + terms.per_context * behind
-            + terms.per_attention * pairs
-            + terms.per_prompt * len(parts)
+            + per_behind * behind
+            + per_attention * pairs
+            + per_prompt * len(parts)
         )
         if decodes:
+            constant, per_decode, per_context, per_meeting = self._mixed
             spent += (
-                terms.mixed_constant
-                + (terms.per_decode + terms.mixed_per_decode) * decodes
-                + (terms.per_context + terms.mixed_per_context) * context
-                + terms.per_meeting * (decodes / (decodes + prefill)) * prefill
+                constant
+                + per_decode * decodes
+                + per_context * context
+                + per_meeting * (decodes / (decodes + prefill)) * prefill
             )
         if not self._hosted:
             return spent
         requests = decodes + (len(parts) or 1)
-        return max(spent, terms.host_prompts + self._launch(requests, decodes + prefill))
+        return max(spent, self.terms.host_prompts + self._launch(requests, decodes + prefill))
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
         """(fixed, per_context): a decode-only step takes fixed + per_context * context, or `decode_floor`."""
@@ -143,9 +158,10 @@ class WorkCost(StepCost):
 
     def _layers(self, tokens: int) -> float:
         """The linear layers: whole tiles, the reading of all weights, and of the experts that are met."""
+        tile, least, per_token = self._tiles
+        whole = -(-tokens // tile) * tile
+        spent = per_token * (whole if whole > least else least)
         terms = self.terms
-        whole = -(-tokens // terms.tile) * terms.tile
-        spent = terms.per_token * (whole if whole > terms.least_tokens else terms.least_tokens)
         if not terms.per_expert:
             return spent
         missed = (1 - terms.experts_per_token / terms.experts) ** tokens  # as `experts_met`, without arrays

@@ -91,7 +91,11 @@ class Events:
         mine = self._tell.stepped
         if mine:
             self._to_policy(mine, steps)
-        self._to_all(self._hear.stepped, steps)
+        for hook in self._hear.stepped:
+            try:
+                hook(steps)
+            except Exception:
+                self._silence(hook)
 
     def late(self, flight: StepInFlight, end: float) -> None:
         """What had to wait for the end of this step."""
@@ -123,10 +127,13 @@ class Events:
             try:
                 hook(*news)
             except Exception:
-                observer = hook.__self__  # type: ignore[attr-defined]
-                LOG.exception("headgate: %s failed and hears no more", type(observer).__name__)
-                self._observers = [each for each in self._observers if each is not observer]
-                self._hear = Listeners(self._observers)
+                self._silence(hook)
+
+    def _silence(self, hook: Callable[..., None]) -> None:
+        observer = hook.__self__  # type: ignore[attr-defined]
+        LOG.exception("headgate: %s failed and hears no more", type(observer).__name__)
+        self._observers = [each for each in self._observers if each is not observer]
+        self._hear = Listeners(self._observers)
 
     def _to_policy(self, hooks: Sequence[Callable[..., None]], *news: object) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from headgate.core.ledger import Entry, Ledger
@@ -34,11 +35,11 @@ class LastTokens:
         else:
             heappush(heap, self._last(entry))
 
-    def due(self) -> list[Entry]:
+    def due(self) -> Sequence[Entry]:
         """Those that have all their tokens now; each is named once."""
         heap, ledger = self._heap, self._ledger
         if not heap or heap[0][0] > ledger.tick:
-            return []
+            return ()
         found: dict[int, Entry] = {}
         while heap and heap[0][0] <= ledger.tick:
             entry = ledger.decoding.get(heappop(heap)[1])

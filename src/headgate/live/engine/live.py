@@ -58,7 +58,7 @@ class Live:
         self._news = Events(observers, self.fall)
         self._watchdog = Watchdog(watchdog)
         self._evict, self._reject, self._look = evict, reject, look
-        self._flights: deque[StepInFlight] = deque()  # composed, tokens not yet known; oldest first
+        self.flights: deque[StepInFlight] = deque()  # composed, tokens not yet known; oldest first
         self._last_end = 0.0
         self._rescue = 0  # steps it still lasts
         self._last_tokens = LastTokens(self.ledger)
@@ -125,7 +125,7 @@ class Live:
         self._rescue = 0
         if how not in (End.STOPPED, End.LIMIT) or not self.occupied:
             self.lease.ended = True
-        self._news.finished(entry, self.now, how, self._flights)
+        self._news.finished(entry, self.now, how, self.flights)
 
     def away(self, entry: Entry) -> None:
         """It waits, but the engine cannot run it for now; the policy is not to count on it."""
@@ -152,8 +152,8 @@ class Live:
     def begin(self, kv_free: int, kv_short: bool = False) -> Plan | None:
         """The plan for the step composed now; None when no policy decides."""
         now, ledger = self.clock() - self.origin, self.ledger
-        if self._flights:
-            self._news.waits_for = newest = self._flights[-1]
+        if self.flights:
+            self._news.waits_for = newest = self.flights[-1]
             if not newest.booked:
                 self._book(newest, now, None)
                 for entry in self._last_tokens.due():  # they get none in the next; the engine knows that
@@ -178,25 +178,24 @@ class Live:
             self._ask(self.policy)
         return self.plan
 
-    def ran(
-        self, chunks: tuple[Chunk, ...], decodes: int, who: Callable[[], Iterable[int]]
-    ) -> StepInFlight | None:
-        """The engine composed this step: these pieces of prompts and that many decodes (`who`, if asked).
+    def ran(self, chunks: tuple[Chunk, ...], decodes: int, who: Iterable[int] | None) -> StepInFlight | None:
+        """The engine composed this step: these pieces of prompts and that many decodes. `who` they are may be
+        left out where the ledger thinks so too: none is held, and as many share the tick.
 
         The truth may be less than the plan. None: the step is empty.
         """
         ledger, plan = self.ledger, self.plan
-        if decodes and (ledger.held or decodes != ledger.rolling):  # others ran than the ledger thinks
-            self._roll(frozenset(who()))
+        if decodes and who is not None:
+            self._roll(frozenset(who))
         self._news.waits_for = None
         if not decodes and not chunks:
             self._nothing_ran()
             return None
         context = ledger.context + decodes if decodes else 0
-        rolls = plan is None or isinstance(plan.decode, Decodes)
+        rolls = not chunks or plan is None or isinstance(plan.decode, Decodes)
         flight = StepInFlight(ledger.now, decodes, context, chunks, rolls)
         self.counts[flight.kind] += 1
-        self._flights.append(flight)
+        self.flights.append(flight)
         return flight
 
     def done(self, flight: StepInFlight, kv: int) -> None:
@@ -204,7 +203,7 @@ class Live:
         end = self.clock() - self.origin
         start = max(flight.start, self._last_end)
         self._last_end = end
-        self._flights.remove(flight)
+        self.flights.remove(flight)
         prefill = behind = 0
         for chunk in flight.chunks:
             prefill += chunk.tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headgate.core.ledger import Entry
 
@@ -24,7 +24,7 @@ class StepInFlight:
     requests between booking and end waits in `later`.
     """
 
-    __slots__ = ("booked", "chunks", "context", "decodes", "later", "rolls", "start")
+    __slots__ = ("booked", "chunks", "context", "decodes", "later", "output", "rolls", "start")
 
     def __init__(
         self, start: float, decodes: int, context: int, chunks: tuple[Chunk, ...], rolls: bool
@@ -35,6 +35,7 @@ class StepInFlight:
         self.chunks = chunks
         self.rolls = rolls  # prompts it completes decode on with the others
         self.booked = False
+        self.output: Any = None  # the engine's own name for it
         self.later: list[tuple[str, Entry, float | None]] = []  # hook, request, time (None: the step's end)
 
     @property

@@ -15,7 +15,7 @@ from headgate.live.engine.live import LiveObserver
 
 STATES = ("waiting", "prefilling", "decoding")
 WAITING, PREFILLING, DECODING = range(3)
-KINDS = ("mixed", "decode", "prefill", "empty")  # of steps; observers do not hear of empty ones
+KINDS = ("mixed", "decode", "prefill", "empty")  # of steps
 IDLE = "idle"
 
 
@@ -40,9 +40,9 @@ class Tally(LiveObserver):
         self.fallen: str | None = None
         self.now = 0.0  # of the newest step
         self.kind = IDLE  # of the newest step
-        # Not Counters: one addition to a Counter takes as long as five to these.
-        self.steps: defaultdict[str, int] = defaultdict(int)
-        self.tokens: defaultdict[str, int] = defaultdict(int)  # prefill, decode; cached: prompt tokens found
+        # What every step adds to are plain numbers: one addition to a dict takes as long as five to these.
+        self._decode_steps = self._mixed_steps = self._prefill_steps = 0
+        self._decoded = self._prefilled = self._cached = 0  # tokens
         self.lost: defaultdict[str, int] = defaultdict(int)  # tokens computed in vain, by eviction and gone
         self.left: defaultdict[str, int] = defaultdict(int)  # requests, by how they left
         self.reasons: defaultdict[str, int] = defaultdict(int)  # fallbacks
@@ -69,6 +69,16 @@ class Tally(LiveObserver):
             return "fallback"
         exclusive = numbers(self.gauges).get("exclusive")
         return self.policy if exclusive is None else "exclusive" if exclusive else "mixed"
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Steps by kind; observers do not hear of empty ones."""
+        return {"mixed": self._mixed_steps, "decode": self._decode_steps, "prefill": self._prefill_steps}
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Scheduled ones by kind; cached: prompt tokens found in the prefix cache."""
+        return {"prefill": self._prefilled, "decode": self._decoded, "cached": self._cached}
 
     def all_steps(self) -> Counter[str]:
         """Steps by kind, the empty ones too."""
@@ -97,7 +107,7 @@ class Tally(LiveObserver):
                 self.lost["eviction"] -= found
                 self._thrown[request.id] = request.wasted
         elif request.cached:
-            self.tokens["cached"] += request.cached
+            self._cached += request.cached
         self._move(request.id, PREFILLING)
 
     def prefilled(self, request: Request, now: float) -> None:
@@ -138,16 +148,21 @@ class Tally(LiveObserver):
         """One or several of the same kind."""
         start, ends, decodes, _, prefill, _, kv = steps
         kind = ("mixed" if decodes else "prefill") if prefill else "decode"
-        count, end, tokens = len(ends), ends[-1], self.tokens
+        count, end = len(ends), ends[-1]
         took = end - start
         if kind != self.kind:
             self._end_phase()
             self.kind = kind
         self._phase += took
-        self.steps[kind] += count
-        tokens["decode"] += decodes * count
-        if prefill:
-            tokens["prefill"] += prefill * count
+        self._decoded += decodes * count
+        if not prefill:
+            self._decode_steps += count
+        else:
+            self._prefilled += prefill * count
+            if decodes:
+                self._mixed_steps += count
+            else:
+                self._prefill_steps += count
         self.step_times.append(quick(Times, (kind, took / count, count)))
         self.now, self.kv = end, kv
         if decodes:

@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, NONE, Decodes, Plan
 from headgate.live.engine.live import Live
-from headgate.live.vllm.queues import NOBODY, GatedQueue
+from headgate.live.vllm.queues import Gate, GatedQueue
 from headgate.live.vllm.request_map import RequestMap
 
 DECODES_ONLY = Plan(ALL)
@@ -35,12 +35,15 @@ class Knobs:
         self._block: int = scheduler.block_size
         self._seats = SEATS[0] if hasattr(scheduler, SEATS[0]) else SEATS[1]
         self._requests = books.requests
+        self._gate = Gate()
         names = [name for name in QUEUES if hasattr(scheduler, name)]
         for name in names:
-            setattr(scheduler, name, GatedQueue(getattr(scheduler, name)))
+            setattr(scheduler, name, GatedQueue(getattr(scheduler, name), self._gate))
         self._queues: list[GatedQueue] = [getattr(scheduler, name) for name in names]
         self._limited = False  # tokens of this step are limited
         self._spent: Plan | None = None  # all its prompts have run; one that comes back ends its lease
+        self._quiet: Plan | None = None  # every decode, nobody enters, no limit: all knobs but the gate stay
+        self._idle = -1  # sessions that waited for input when seats were last counted
         self._order: list[Request] | None = None  # of those running, where we had to change it
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._longest: int = scheduler.scheduler_config.long_prefill_token_threshold
@@ -53,32 +56,43 @@ class Knobs:
         scheduler, live, ledger = self._scheduler, self._live, self._ledger
         self._books.tidy()
         idle: int = scheduler.num_waiting_for_streaming_input  # sessions
-        seats = max(1, getattr(scheduler, self._seats) - idle)
-        if seats != ledger.limits.running:
-            ledger.limits = ledger.limits._replace(running=seats)
-            live.lease.ended = True
-        if live.lease.ended or live.plan is None:
-            renewal = self._renew()
-            if renewal is not None:
-                live.take_over(renewal.policy)
+        if live.lease.ended or live.plan is None or idle != self._idle:
+            self._count_seats(idle)
+            if live.lease.ended or live.plan is None:
+                renewal = self._renew()
+                if renewal is not None:
+                    live.take_over(renewal.policy)
         free: int = self._pool.get_num_free_blocks()
         short = free < ledger.rolling * self._groups  # may a decode lack a block?
         plan = live.begin(free * self._block // self._groups, short)
         if plan is None:
             return []
+        if plan is self._quiet and not ledger.prefilling and ledger.decoding:  # most steps
+            self._gate.shut = True
+            return []
         if throttled and not scheduler.prefill_capacity_bound and ledger.decoding:
             plan = DECODES_ONLY
         return self.turn(plan)
+
+    def _count_seats(self, idle: int) -> None:
+        """A session that waits for input keeps its seat."""
+        live, ledger = self._live, self._ledger
+        self._idle = idle
+        seats = max(1, getattr(self._scheduler, self._seats) - idle)
+        if seats != ledger.limits.running:
+            ledger.limits = ledger.limits._replace(running=seats)
+            live.lease.ended = True
 
     def turn(self, plan: Plan) -> list[Request]:
         """Set them for the step that vLLM composes next; who of those waiting it can see."""
         ledger = self._ledger
         alone = not plan.prefill or plan is self._spent
         if alone and plan.decode is ALL and not ledger.prefilling and ledger.decoding:
-            for queue in self._queues:  # most steps: every decode, and nobody enters
-                queue.visible = NOBODY
+            self._gate.shut = True
             if plan.budget < self._budget or plan.chunk < inf:
                 self._limit(plan, [])
+            elif plan is not DECODES_ONLY:
+                self._quiet = plan
             return []
         halfway = [ledger.prefilling[id] for id in plan.prefill if id in ledger.prefilling]
         visible = self._visible(plan)
@@ -113,11 +127,11 @@ class Knobs:
             self._limited = False
             scheduler.max_num_scheduled_tokens = self._budget
             scheduler.scheduler_config.long_prefill_token_threshold = self._longest
+        if self._gate.shut:
+            self._gate.shut = False
+            return
         for queue in self._queues:
-            if queue.visible is NOBODY:
-                queue.visible = None
-            else:
-                queue.open()
+            queue.open()
         if self._order is not None:  # the order of admission decides whom vLLM preempts
             rank = {request: place for place, request in enumerate(self._order)}
             scheduler.running.sort(key=lambda request: rank.get(request, len(rank)))

@@ -81,10 +81,13 @@ class Lookup:
     def _look(self, entry: Entry, request: Request, remember: bool) -> bool:
         if getattr(request, "skip_reading_prefix_cache", False):  # it wants logprobs of its prompt
             return False
-        groups, hit, *_ = self._coordinator.find_longest_cache_hit(
-            request.block_hashes, request.num_tokens - 1
-        )
-        blocks = groups[0]
+        blocks: list[Any] = []
+        hit = 0
+        if self._pool is None or self._has_first(request):
+            groups, hit, *_ = self._coordinator.find_longest_cache_hit(
+                request.block_hashes, request.num_tokens - 1
+            )
+            blocks = groups[0]
         if remember:
             self._head = self._found(request, blocks, hit)
         loose = [*map(HOLDERS, blocks)].count(0) * self._block
@@ -95,6 +98,12 @@ class Lookup:
         if not entry.evictions:
             entry.cached = hit
         return True
+
+    def _has_first(self, request: Request) -> bool:
+        """Is its first block in the cache? Without it no other counts."""
+        if request.num_tokens <= self._block:
+            return False
+        return bool(self._pool.get_cached_block(request.block_hashes[0], GROUP))
 
     def _found(self, request: Request, blocks: list[Any], hit: int) -> Found | None:
         """What to remember; None where more than the first missing block decides."""

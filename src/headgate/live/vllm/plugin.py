@@ -57,12 +57,13 @@ class Headgate:
     def _headgate_begin(self: Any, duties: Duties) -> None:
         """Called once, when vLLM's own constructor has run."""
         self._headgate_broken = False
-        self._headgate_turned_away: list[Request] = []
         self._headgate_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
         self._headgate_blocks = self.cache_config.num_gpu_blocks - 1  # one block is never used
         seats = self._headgate_seats()
         limits = Limits(self.max_num_scheduled_tokens, seats, self.block_size, 1 + self.num_spec_tokens)
-        total = self._headgate_tokens(self._headgate_blocks)
+        total = (
+            self._headgate_blocks * self.block_size // self._headgate_groups
+        )  # a block's share in each group
         self._headgate = Live(
             duties.policy,
             limits,
@@ -86,29 +87,43 @@ class Headgate:
             self._headgate_guarded(self._headgate_books.arrive, request)
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._pause_state is not UNPAUSED:
+        state = self._pause_state
+        if state is not UNPAUSED:
             self._headgate_guarded(self._headgate.paused)
-        if self._headgate_broken or self._pause_state is PAUSED_ALL:
+        if self._headgate_broken or state is PAUSED_ALL:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
-        throttled = bool(args[0] if args else kwargs.get("throttle_prefills", False))
-        knobs = self._headgate_knobs
-        seen = self._headgate_guarded(knobs.prepare, throttled)
+        knobs: Knobs = self._headgate_knobs
+        seen: list[Request] = []
+        try:
+            seen = knobs.prepare(bool(args[0] if args else kwargs and kwargs.get("throttle_prefills", False)))
+        except Exception as error:
+            self._headgate_failed(error)
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             knobs.restore()
-        self._headgate_guarded(self._headgate_books.ran, output, seen or [])
+        if not self._headgate_broken:
+            books: RequestMap = self._headgate_books
+            try:
+                books.ran(output, seen)
+            except Exception as error:
+                self._headgate_failed(error)
         return output
 
     def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
         """The tokens of a step are known."""
-        books = self._headgate_books
-        ran = self._headgate_guarded(books.done, scheduler_output)
+        books: RequestMap = self._headgate_books
+        ran = False
+        if not self._headgate_broken:
+            try:
+                ran = books.done(scheduler_output)
+            except Exception as error:
+                self._headgate_failed(error)
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        if self.num_spec_tokens and ran:
+        if ran and books.speculates:
             self._headgate_guarded(books.recount, scheduler_output.num_scheduled_tokens)
-        if self._headgate_turned_away:
-            turned_away, self._headgate_turned_away = self._headgate_turned_away, []
+        if books.turned_away:
+            turned_away, books.turned_away = books.turned_away, []
             tell_refused(turned_away, result)
         return result
 
@@ -138,12 +153,16 @@ class Headgate:
         try:
             return part(*args)
         except Exception as error:
-            self._headgate_broken = True
-            with suppress(Exception):
-                LOG.exception("headgate failed; vLLM goes on without it")
-                self._headgate.fall(f"internal error: {one_line(error)}")
-            self._headgate_knobs.restore()
+            self._headgate_failed(error)
             return None
+
+    def _headgate_failed(self: Any, error: Exception) -> None:
+        """Called where it was caught. The hooks of every step catch by themselves: a call less each."""
+        self._headgate_broken = True
+        with suppress(Exception):
+            LOG.exception("headgate failed; vLLM goes on without it")
+            self._headgate.fall(f"internal error: {one_line(error)}")
+        self._headgate_knobs.restore()
 
     def _headgate_evict(self: Any, entry: Entry) -> None:
         """The plan drops its KV: vLLM preempts it, and `_preempt_request` tells the books."""
@@ -155,7 +174,7 @@ class Headgate:
     def _headgate_reject(self: Any, entry: Entry) -> None:
         """The policy turns it away: vLLM forgets it, and its client hears so with the next tokens."""
         request = self._headgate_books.requests[entry.id]
-        self._headgate_turned_away.append(request)
+        self._headgate_books.turned_away.append(request)
         self.finish_requests([request.request_id], RequestStatus.FINISHED_IGNORED)
 
     def _headgate_look(self: Any, entry: Entry) -> None:
@@ -163,7 +182,3 @@ class Headgate:
 
     def _headgate_seats(self: Any) -> int:
         return int(getattr(self, "max_num_active_reqs", self.max_num_running_reqs))
-
-    def _headgate_tokens(self: Any, blocks: int) -> int:
-        """Tokens these blocks hold: each token takes a block's share in every group of layers."""
-        return int(blocks * self.block_size // self._headgate_groups)

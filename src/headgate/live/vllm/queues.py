@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
-NOBODY: deque[Request] = deque()  # never changed: what cannot be seen cannot be taken
+
+@dataclass(slots=True)
+class Gate:
+    """Of all queues of an engine. Shut: no request that waits can be seen."""
+
+    shut: bool = False
 
 
 class GatedQueue(RequestQueue):
@@ -19,8 +25,9 @@ class GatedQueue(RequestQueue):
     of order. Its length stays true.
     """
 
-    def __init__(self, inner: RequestQueue) -> None:
+    def __init__(self, inner: RequestQueue, gate: Gate) -> None:
         self._inner = inner
+        self._gate = gate
         self._members: set[Request] = set(inner)
         self.visible: deque[Request] | None = None  # None: everybody; while shut, those the plan names
         self._taken: dict[Request, None] = {}  # in the order they were taken
@@ -47,12 +54,14 @@ class GatedQueue(RequestQueue):
 
     def peek_request(self) -> Request:
         """The next one that may be seen."""
+        self._refuse_if_shut()
         if self.visible is None:
             return self._inner.peek_request()
         return self.visible[0]
 
     def pop_request(self) -> Request:
         """Take the next one that may be seen."""
+        self._refuse_if_shut()
         if self.visible is None:
             request = self._inner.pop_request()
         else:
@@ -93,6 +102,10 @@ class GatedQueue(RequestQueue):
         if self.visible is not None:
             self.visible = deque(request for request in self.visible if request not in gone)
 
+    def _refuse_if_shut(self) -> None:
+        if self._gate.shut:
+            raise IndexError("no request can be seen in this step")
+
     def _settle(self, request: Request) -> None:
         """Somebody taken comes back before the gate opened: make good the walk we had saved."""
         if request in self._taken:
@@ -104,9 +117,9 @@ class GatedQueue(RequestQueue):
         self._inner.remove_requests(again)
 
     def __bool__(self) -> bool:
-        if self.visible is None:
-            return bool(self._inner)
-        return bool(self.visible)
+        if self._gate.shut:
+            return False
+        return bool(self._inner if self.visible is None else self.visible)
 
     def __len__(self) -> int:
         return len(self._inner) - len(self._taken)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from vllm.v1.request import Request
@@ -13,7 +12,7 @@ from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.core.request import Slo
 from headgate.live.engine.live import Live
-from headgate.live.engine.step_in_flight import Chunk, StepInFlight
+from headgate.live.engine.step_in_flight import Chunk
 from headgate.live.vllm.lookup import Lookup
 from headgate.live.vllm.seams import PROMOTE
 
@@ -34,14 +33,16 @@ class RequestMap:
         self._promises = promises
         self._unready: dict[str, Request] = {}  # blocked, or between two inputs of a session
         self._aside: dict[str, Request] = {}  # no room for its adapter
-        self._flights: dict[int, tuple[StepInFlight, Any]] = {}  # by the output they came with, which is kept
+        self.turned_away: list[Request] = []  # their clients are told with the next tokens
+        self.speculates = bool(scheduler.num_spec_tokens)
         self._next = 0
         self._by_priority = scheduler.policy.value == "priority"
         self._in_order = True
         self._lookup = Lookup(scheduler)
         self._pool = scheduler.kv_cache_manager.block_pool
         self._blocks: int = scheduler._headgate_blocks
-        self._tokens: Callable[[int], int] = scheduler._headgate_tokens
+        self._block: int = scheduler.block_size
+        self._groups: int = scheduler._headgate_groups
         self._promote = next(getattr(scheduler, name) for name in PROMOTE if hasattr(scheduler, name))
 
     # -- comings and goings -------------------------------------------------------------------------
@@ -149,9 +150,10 @@ class RequestMap:
         self.holding.pop(entry.id, None)
         self._live.ledger.recount(entry, tokens)
         self._live.left(entry, how)
-        for _, output in self._flights.values():
-            if name in output.num_scheduled_tokens:
-                self._live.wasted(output.num_scheduled_tokens[name])
+        for flight in self._live.flights:
+            scheduled = flight.output.num_scheduled_tokens
+            if name in scheduled:
+                self._live.wasted(scheduled[name])
 
     def evicted(self, request: Request) -> None:
         entry = self.entries.get(request.request_id)
@@ -180,11 +182,12 @@ class RequestMap:
                 self._unready[request.request_id] = request
         chunks = tuple(self._chunks(scheduled)) if ledger.prefilling else ()
         decodes = len(scheduled) - len(chunks)
-        flight = live.ran(chunks, decodes, partial(self._decodes, scheduled))
+        strays = decodes and (ledger.held or decodes != ledger.rolling)  # others ran than the ledger thinks
+        flight = live.ran(chunks, decodes, self._decodes(scheduled) if strays else None)
         if seen:
-            self._look_at_refused(seen, decodes, sum(chunk.tokens for chunk in chunks))
+            self._look_at_refused(seen, decodes, sum([chunk.tokens for chunk in chunks]))
         if flight is not None:
-            self._flights[id(output)] = flight, output
+            flight.output = output
 
     def _look_at_refused(self, seen: list[Request], decodes: int, prompts: int) -> None:
         """The first prompt that vLLM tried and did not admit had no room: the policy may have counted on more
@@ -217,11 +220,12 @@ class RequestMap:
 
     def done(self, output: Any) -> bool:
         """The tokens of that step are known. False: it was empty."""
-        known = self._flights.pop(id(output), None)
-        if known is None:
-            return False
-        self._live.done(known[0], self._tokens(self._blocks - self._pool.get_num_free_blocks()))
-        return True
+        for flight in self._live.flights:
+            if flight.output is output:
+                held: int = self._blocks - self._pool.get_num_free_blocks()
+                self._live.done(flight, held * self._block // self._groups)
+                return True
+        return False
 
     def recount(self, scheduled: dict[str, int]) -> None:
         """With speculation a decode may have got several tokens in the step."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Final
 
-from headgate.core.fleet import Fleet, Replica
+from headgate.core.build import quick
+from headgate.core.fleet import Fleet, Move, Replica, Routing, Stage
 from headgate.core.request import Request
 
-SPARE = 64  # rows of the heap beyond some per engine before it is made anew
+CHOICES: Final = 40  # bits of a key for the number of a choice, below its load
+CLOSED: Final = 1 << 100  # a key above all others
+
+
+def one_move(id: int, engine: int, stage: Stage) -> Routing:
+    """The answer that moves this request."""
+    return quick(Routing, ((quick(Move, (id, engine, stage)),), (), inf, ()))
 
 
 class Assigned:
@@ -18,15 +26,18 @@ class Assigned:
     Where engines take whatever they are sent, no request ever waits in one.
     """
 
-    def __init__(self, engines: Iterable[int], has_room: Callable[[Replica], bool]) -> None:
+    def __init__(self, engines: Iterable[int], decodes: bool = False) -> None:
+        """They wait for a place for their prompt, or for their decode."""
         self._lines: dict[int, OrderedDict[int, Request]] = {engine: OrderedDict() for engine in engines}
-        self._has_room = has_room
+        self._decodes = decodes
         self._given: dict[int, int] = {}  # request: its line
         self._touched: list[int] = []  # engines on which something has changed
 
     def give(self, request: Request, engine: int, first: bool = False) -> None:
         """It waits for that engine, behind the others or before them."""
-        line = self._lines.setdefault(engine, OrderedDict())
+        line = self._lines.get(engine)
+        if line is None:
+            line = self._lines[engine] = OrderedDict()
         line[request.id] = request
         if first:
             line.move_to_end(request.id, last=False)
@@ -71,58 +82,62 @@ class Assigned:
             self._touched.pop()
         return None
 
+    def _has_room(self, replica: Replica) -> bool:
+        return replica.seats > 0 if self._decodes else replica.idle
+
 
 class Loads:
     """What every engine of a pool has to carry; the least loaded is found without looking at all of them.
 
-    A heap in which one row of each engine counts, never above what the engine has now. A load that rises
-    leaves its row behind until that comes up; only one that falls below its row writes another. Of equals,
-    the one that was chosen longest ago. `only` says which engines may be chosen; the others are counted.
+    A tree of minima over one key per engine. Of equals, the one that was chosen longest ago, then the first.
+    `only` says which engines may be chosen; the others are counted.
     """
 
     def __init__(self, engines: Sequence[int]) -> None:
-        self.load = dict.fromkeys(engines, 0)
+        self.load: list[int] = []
         self.total = 0
-        self._chosen = dict.fromkeys(engines, 0)  # the number of the choice that fell on it
+        self._chosen: list[int] = []  # the number of the choice that fell on it
         self._choices = 0
-        self._rows = {engine: (0, 0, engine) for engine in engines}  # those that count
-        self._order = [*self._rows.values()]
+        self.only(engines, max(engines) + 1)
 
     def add(self, engine: int, weight: int) -> None:
         """Its load changes by so much."""
         self.load[engine] += weight
         self.total += weight
-        if weight < 0 and engine in self._rows and (row := self._row(engine)) < self._rows[engine]:
-            self._rows[engine] = row
-            heappush(self._order, row)
-            if len(self._order) > SPARE + 8 * len(self.load):
-                self._order = [*self._rows.values()]
-                heapify(self._order)
+        if self._tree[self._size + engine] != CLOSED:
+            self._set(engine)
 
     def only(self, engines: Sequence[int], known: int) -> None:
         """These may be chosen, of `known` engines in all; whoever is new has no load."""
-        for engine in range(known):
-            self.load.setdefault(engine, 0)
-            self._chosen.setdefault(engine, 0)
-        self._rows = {engine: self._row(engine) for engine in engines}
-        self._order = sorted(self._rows.values())
+        new = [0] * (known - len(self.load))
+        self.load += new
+        self._chosen += new
+        self._size = 1 << (len(self.load) - 1).bit_length()
+        self._tree = [CLOSED] * (2 * self._size)  # the root is 1, below n are 2n and 2n + 1
+        for engine in engines:
+            self._set(engine)
 
     def least(self) -> int:
         """The engine with the least load; it counts as chosen."""
-        order, rows = self._order, self._rows
-        while True:
-            row = order[0]
-            engine = row[2]
-            if row is not rows[engine]:
-                heappop(order)  # another one counts
-            elif row == (now := self._row(engine)):
-                break
-            else:
-                rows[engine] = now
-                heapreplace(order, now)
+        tree, place = self._tree, 1
+        while place < self._size:
+            place *= 2
+            if tree[place + 1] < tree[place]:
+                place += 1
+        engine = place - self._size
         self._choices += 1
         self._chosen[engine] = self._choices
+        self._set(engine)
         return engine
 
-    def _row(self, engine: int) -> tuple[int, int, int]:
-        return self.load[engine], self._chosen[engine], engine
+    def _set(self, engine: int) -> None:
+        """Its key has changed, and so may the minima above it."""
+        tree, place = self._tree, self._size + engine
+        tree[place] = (self.load[engine] << CHOICES) + self._chosen[engine]
+        while place > 1:
+            place >>= 1
+            left, right = tree[2 * place], tree[2 * place + 1]
+            least = left if left <= right else right
+            if tree[place] == least:
+                return
+            tree[place] = least

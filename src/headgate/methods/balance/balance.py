@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import cycle, islice
+from typing import Final
 from zlib import crc32
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
-from headgate.core.fleet import STAY, Fleet, Move, RoutePolicy, Routing
+from headgate.core.fleet import STAY, Fleet, Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.methods.balance.assigned import Assigned, Loads
+from headgate.methods.balance.assigned import Assigned, Loads, one_move
 from headgate.methods.balance.prefix_index import UNKNOWN, Sharing
 from headgate.methods.fluid.placement import Draw
 
+WHOLE: Final = Stage.WHOLE
 POINTS = 64  # of each engine on the ring
 TOO_FULL = 1.25  # times the mean load, beyond which an engine passes its sessions on
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Balance(RoutePolicy):
     """Chooses an engine when a request arrives; it is sent there as soon as there is room.
 
@@ -39,7 +44,7 @@ class Balance(RoutePolicy):
         self.open: Sequence[int] = range(engines)  # those that may be chosen
         self.loads = Loads(range(engines))
         self._weights: dict[int, tuple[int, int]] = {}  # request: its weight and engine
-        self._lines = Assigned(range(engines), lambda replica: replica.idle)
+        self._lines = Assigned(range(engines))
 
     def choose(self, request: Request) -> int:
         """The engine that shall serve it."""
@@ -61,14 +66,15 @@ class Balance(RoutePolicy):
 
     def moved(self, request: Request, move: Move, now: float) -> None:
         """The driver may have sent it elsewhere, or sent one that another router left between engines."""
-        if request.id not in self._weights:
-            self._weigh(request, move.replica)
-        engine, weight = self._weights[request.id]
-        if engine != move.replica:
-            self._weights[request.id] = move.replica, weight
+        id, to, _ = move
+        if id not in self._weights:
+            self._weigh(request, to)
+        engine, weight = self._weights[id]
+        if engine != to:
+            self._weights[id] = to, weight
             self.loads.add(engine, -weight)
-            self.loads.add(move.replica, weight)
-            self._lines.drop(request.id)
+            self.loads.add(to, weight)
+            self._lines.drop(id)
             self._lines.touch(engine)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
@@ -89,7 +95,7 @@ class Balance(RoutePolicy):
     def route(self, fleet: Fleet) -> Routing:
         """A request whose engine has room, in the order of assignment."""
         found = self._lines.next(fleet)
-        return STAY if found is None else Routing((Move(*found),))
+        return STAY if found is None else one_move(*found, WHOLE)
 
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
         """Those who are on an engine weigh there; those who wait are given to one."""
@@ -135,6 +141,7 @@ class Balance(RoutePolicy):
         return engine
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RoundRobin(Balance):
     """One engine after the other."""
 
@@ -148,7 +155,14 @@ class RoundRobin(Balance):
         self._next = (self.open[place] + 1) % self.engines
         return self.open[place]
 
+    def ahead(self, requests: int) -> list[int] | None:
+        if type(self) is not RoundRobin:  # a subclass may look at anything
+            return None
+        first = bisect_left(self.open, self._next)
+        return [*islice(cycle((*self.open[first:], *self.open[:first])), requests)]
 
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class AtRandom(Balance):
     """Any engine with the same chance."""
 
@@ -157,9 +171,16 @@ class AtRandom(Balance):
         self.draw = draw
 
     def choose(self, request: Request) -> int:
+        return self._any()
+
+    def _any(self) -> int:
         return self.open[int(self.draw() * len(self.open))]
 
+    def ahead(self, requests: int) -> list[int] | None:
+        return [self._any() for _ in range(requests)] if type(self) is AtRandom else None
 
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LeastLoaded(Balance):
     """The engine with the fewest requests: join the shortest queue."""
 
@@ -168,6 +189,7 @@ class LeastLoaded(Balance):
         return self.loads.least()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LeastPending(LeastLoaded):
     """The engine with the fewest prompt tokens to prefill; a prompt counts in full until it is done."""
 
@@ -182,15 +204,17 @@ class LeastPending(LeastLoaded):
             self._weights[request.id] = engine, 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class PowerOfTwo(AtRandom):
     """Two engines are drawn, the one with fewer requests takes it (Mitzenmacher 2001)."""
 
     def choose(self, request: Request) -> int:
         """The less loaded of two."""
-        first, second = super().choose(request), super().choose(request)
+        first, second = self._any(), self._any()
         return second if self.loads.load[second] < self.loads.load[first] else first
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Affinity(LeastLoaded):
     """Requests of one session keep to one engine, unless that is too full: then the least loaded takes it.
 

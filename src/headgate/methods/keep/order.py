@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import chain
 from typing import NamedTuple
 
 from headgate.core.build import mypyc_attr
@@ -36,14 +35,14 @@ def on_time(jobs: Iterable[Job], start: float, pace: float) -> set[int]:
     clock = start
     kept: set[int] = set()
     longest: list[tuple[int, int]] = []  # heap of (-todo, id)
-    for job in jobs:
-        alone = job.todo * pace
-        if start + alone > job.deadline:  # late even if it ran at once: the rule would drop it itself
+    for deadline, _, number, todo in jobs:
+        alone = todo * pace
+        if start + alone > deadline:  # late even if it ran at once: the rule would drop it itself
             continue
-        kept.add(job.id)
-        heappush(longest, (-job.todo, job.id))
+        kept.add(number)
+        heappush(longest, (-todo, number))
         clock += alone
-        if clock > job.deadline:
+        if clock > deadline:
             tokens, id = heappop(longest)
             kept.discard(id)
             clock += tokens * pace
@@ -122,13 +121,13 @@ class Waiting:
         yield from self._shortest(view, seen, self.in_time(start, pace))
 
     def _shortest(self, view: View, seen: set[int], timely: set[int]) -> Iterator[Request]:
-        jobs, waiting = self._jobs, view.waiting
-        in_time = sorted((jobs[id].todo, jobs[id].arrival, id) for id in timely)
-        late = (row for row in self._by_length if row[2] not in timely)
-        for _, _, id in chain(in_time, late):
-            request = waiting.get(id)
-            if request is not None and id not in seen:
-                yield request
+        waiting = view.waiting
+        for wanted in (True, False):
+            for _, _, id in self._by_length:
+                if (id in timely) is wanted and id not in seen:
+                    request = waiting.get(id)
+                    if request is not None:
+                        yield request
 
     def _favoured(self, now: float) -> int:
         """The earliest deadline, if it was missed by several promises and there is credit; -1: none."""

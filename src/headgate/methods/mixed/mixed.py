@@ -54,9 +54,10 @@ class Mixed(BatchPolicy):
     def plan(self, view: View) -> Plan:
         """All decodes; prompts while seats and budget last."""
         waiting, prefilling, decodes = view.waiting, view.prefilling, len(view.decoding)
-        room = self.budget - decodes * view.limits.decode_width
+        limits = view.limits
+        room = self.budget - decodes * limits.decode_width
         if room < 0:  # only after taking over a fuller engine
-            oldest = islice(view.decoding, self.budget // view.limits.decode_width)
+            oldest = islice(view.decoding, self.budget // limits.decode_width)
             return Plan(frozenset(oldest), budget=self.budget)
         if not waiting and not prefilling:
             return NOBODY_WAITS
@@ -65,7 +66,7 @@ class Mixed(BatchPolicy):
             if room > 0:
                 prompts.append(request.id)
                 room -= request.todo
-        seats = min(self.slots, view.limits.running) - decodes - len(prefilling)
+        seats = min(self.slots, limits.running) - decodes - len(prefilling)
         if seats > 0 and room > 0 and waiting:
             self._admit(view, seats, room, prompts)
         if not prompts:

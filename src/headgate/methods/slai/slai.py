@@ -141,21 +141,23 @@ class Slai(Ordered):
             if not self._entering(view, seats, 1)[0]:
                 return self._everybody(view, self.order.blocked)
         width, budget = view.limits.decode_width, min(self.budget, view.limits.batch_tokens)
-        critical, latest, promised = self._critical(view, budget)
         most = min(self.decodes, (budget - 1) // width)
-        critical = self._earliest(view, critical, most)
+        critical, latest, promised = self._critical(view, budget, most)
+        must = len(view.decoding) if critical is None else len(critical)
         step = _Step(self._cost, view, latest, promised) if self.shrink else _Step(self._cost, view, inf, [])
-        chunk = room = step.most_tokens(len(critical), budget - len(critical) * width)
+        chunk = room = step.most_tokens(must, budget - must * width)
         prompts: list[int] = []
         for request in view.prefilling.values():
             if room > 0:
                 prompts.append(request.id)
                 room -= request.todo
         entering, room = self._entering(view, self._seats(view), room)
-        if room > 0 and len(critical) < len(view.decoding):
-            rest = len(view.decoding) - len(critical)
-            more = min(rest, room // width, most - len(critical))
-            more = step.most_decodes(len(critical), more, chunk - room)
+        if critical is None:
+            return Plan(ALL, (*prompts, *entering), budget, chunk)
+        if room > 0 and must < len(view.decoding):
+            rest = len(view.decoding) - must
+            more = min(rest, room // width, most - must)
+            more = step.most_decodes(must, more, chunk - room)
             if more == rest:  # nobody need be named
                 return Plan(ALL, (*prompts, *entering), budget, chunk)
             first = frozenset(critical)
@@ -174,8 +176,10 @@ class Slai(Ordered):
     def _seats(self, view: View) -> int:
         return min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
 
-    def _critical(self, view: View, budget: int) -> tuple[list[int], float, Promised]:
-        """Decodes that must run now, and when the step must end for all but `Promised` to be in time."""
+    def _critical(self, view: View, budget: int, most: int) -> tuple[list[int] | None, float, Promised]:
+        """Decodes that must run now, at most so many (None: all), and when the step must end for all but
+        `Promised` to be in time.
+        """
         critical: list[int] = []
         others: Promised = []
         if not self._running:
@@ -183,6 +187,11 @@ class Slai(Ordered):
         longest = min(self._running) if self.shrink else inf
         seats = min(self.slots, view.limits.running)
         margin, latest = self.margin.seconds(view, budget, seats, longest), inf
+        if len(self._running) == 1 and longest <= margin and self._known() == len(view.decoding) <= most:
+            if self._served is None:
+                return None, longest + view.oldest_token, others
+            self._running[longest].served(self._served)
+            return None, longest + self._served, others
         for promise, dues in self._running.items():
             if self._served is not None:
                 dues.served(self._served)
@@ -199,7 +208,7 @@ class Slai(Ordered):
                 latest = min(latest, promise + self._served)
         if self._known() != len(view.decoding):  # a live engine's news may be a step late
             critical = [id for id in critical if id in view.decoding]
-        return critical, latest, others
+        return self._earliest(view, critical, most), latest, others
 
     def _earliest(self, view: View, ids: list[int], most: int) -> list[int]:
         """Those of them whose tokens are due first, at most so many."""

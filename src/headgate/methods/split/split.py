@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.fleet import DECODE, PREFILL, STAY, Fleet, Move, Replica, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.methods.balance.assigned import Assigned, Loads
+from headgate.methods.balance.assigned import Assigned, Loads, one_move
+
+WHOLE: Final = Stage.WHOLE
+PROMPT_ONLY: Final = Stage.PREFILL
+DECODE_ONLY: Final = Stage.DECODE
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Split(RoutePolicy):
     """The first `prefill` engines do prompts only, the others outputs only; KV is handed over in between.
 
@@ -34,8 +41,8 @@ class Split(RoutePolicy):
         makers, users = range(prefill), range(prefill, engines)
         self._makers: Sequence[int] = makers
         self._users: Sequence[int] = users
-        self._prompts = Assigned(makers, lambda replica: replica.idle)
-        self._decodes = Assigned(users, lambda replica: replica.seats > 0)
+        self._prompts = Assigned(makers)
+        self._decodes = Assigned(users, decodes=True)
         self._tokens, self._outputs = Loads(makers), Loads(users)
         self._prompt_at: dict[int, tuple[int, int]] = {}  # engine, and the tokens it was given with
         self._decode_at: dict[int, int] = {}
@@ -55,15 +62,16 @@ class Split(RoutePolicy):
 
     def moved(self, request: Request, move: Move, now: float) -> None:
         """Sent whole it asks for no decode place. The driver may have sent one that still waits here."""
-        if move.stage is not Stage.DECODE:
-            self._prompts.drop(request.id)
-            if move.stage is Stage.WHOLE:
+        id, engine, stage = move
+        if stage is not DECODE_ONLY:
+            self._prompts.drop(id)
+            if stage is WHOLE:
                 self._prompt_ended(request)
             return
-        self._decodes.drop(request.id)
-        if self._decode_at.get(request.id) != move.replica:
+        self._decodes.drop(id)
+        if self._decode_at.get(id) != engine:
             self._decode_ended(request)
-            self._weigh_decode(request, move.replica)
+            self._weigh_decode(request, engine)
             self._give_again(())
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
@@ -87,10 +95,10 @@ class Split(RoutePolicy):
 
     def route(self, fleet: Fleet) -> Routing:
         """Decodes first, so that prefill engines get rid of their KV."""
-        found, stage = self._decodes.next(fleet), Stage.DECODE
+        found, stage = self._decodes.next(fleet), DECODE_ONLY
         if found is None:
-            found, stage = self._prompts.next(fleet), Stage.PREFILL
-        return STAY if found is None else Routing((Move(*found, stage),))
+            found, stage = self._prompts.next(fleet), PROMPT_ONLY
+        return STAY if found is None else one_move(*found, stage)
 
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
         """Prompts and outputs in service weigh where they are; those who wait are given to an engine."""
@@ -100,7 +108,7 @@ class Split(RoutePolicy):
                 self._give_decode(place.request)
             elif place.decoding:
                 self._weigh_decode(place.request, place.replica)
-            elif place.stage is Stage.PREFILL:
+            elif place.stage is PROMPT_ONLY:
                 self._weigh_prompt(place.request, place.replica)
         for queue in fleet.queues.values():
             for request in queue.values():

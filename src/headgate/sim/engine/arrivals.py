@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 from headgate.core.ledger import Entry, Ledger, entry_of
 from headgate.workloads.workload import Workload
@@ -22,14 +23,14 @@ class Arrivals:
         self.total = len(workload)
         self.sent = 0
         self.outstanding = 0
-        self._closed = workload.closed
-        self._times: list[float] = workload.arrival.tolist()
+        self.closed = workload.closed
+        self.times: list[float] = workload.arrival.tolist()
         self._clients: list[int] = workload.clients.tolist()
-        self._known = workload.identities()
+        self.known = workload.identities()
         self._now = 0.0
         recorded = hits and workload.contents is None and workload.cached.any()
-        self._cached: list[int] = workload.cached.tolist() if recorded else []
-        self.next_time: float = -inf if self._closed else self._times[0]
+        self.cached: list[int] = workload.cached.tolist() if recorded else []
+        self.next_time: float = -inf if self.closed else self.times[0]
 
     @property
     def pending(self) -> bool:
@@ -37,11 +38,11 @@ class Arrivals:
         return self.sent < self.total
 
     def time_of(self, ahead: float) -> float:
-        """When the `ahead`-th next request arrives (1: the next one); inf if never or not known yet."""
-        if self._closed or ahead == 1:
+        """When the `ahead`-th next request arrives (1: the next one); inf: never, or not known yet."""
+        if ahead == 1 or (self.closed and ahead < inf):
             return self.next_time
         index = self.sent + ahead - 1
-        return self._times[int(index)] if index < self.total else inf
+        return self.times[int(index)] if index < self.total else inf
 
     def take(self, ledger: Ledger) -> Entry:
         """The next request, as a handle of that ledger."""
@@ -49,10 +50,13 @@ class Arrivals:
         self.sent += 1
         self.outstanding += 1
         self._look_ahead()
-        arrival = self._now if self._closed else self._times[id]
-        entry = entry_of(ledger, id, arrival, next(self._known))
-        if self._cached:
-            entry.cached = entry.hit = entry.loose = self._cached[id]
+        arrival = self._now if self.closed else self.times[id]
+        return self._handle(ledger, id, arrival, next(self.known))
+
+    def _handle(self, ledger: Ledger, id: int, arrival: float, known: tuple[Any, ...]) -> Entry:
+        entry = entry_of(ledger, id, arrival, known)
+        if self.cached:
+            entry.cached = entry.hit = entry.loose = self.cached[id]
             entry.todo -= entry.hit
         return entry
 
@@ -60,14 +64,14 @@ class Arrivals:
         """One request has left; in a closed loop its client sends the next."""
         self.outstanding -= 1
         self._now = now
-        if self._closed:
+        if self.closed:
             self._look_ahead()
 
     def _look_ahead(self) -> None:
         """`next_time`: in a closed loop the next one comes at once, or when somebody has left."""
         if self.sent == self.total:
             self.next_time = inf
-        elif not self._closed:
-            self.next_time = self._times[self.sent]
+        elif not self.closed:
+            self.next_time = self.times[self.sent]
         else:
             self.next_time = -inf if self.outstanding < self._clients[self.sent] else inf

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from math import nan
 from typing import Any
 
 from headgate.core.ledger import Entry
@@ -68,7 +69,7 @@ class DelayedEvents(Observer):
         self._stale.append(RequestAsOf(request))
         return self._stale[-1]
 
-    def catch_up(self, dated: Iterable[tuple[Entry, int]] = (), seen: float | None = None) -> None:
+    def catch_up(self, dated: Sequence[tuple[Entry, int]] = (), seen: float = nan) -> None:
         """What has waited; newest tokens of those `dated`, and of how many, were `seen` only now."""
         if not self._news:
             return

@@ -86,17 +86,20 @@ class Launches(Pace):
     def decode_moments(self, decodes: int, context: int, most: int, start: float, stop: float) -> Moments:
         """The `moments` of the same; they are not listed where all steps wait for the GPU."""
         price = fixed, slope, least = self._line(decodes)
-        spent, seconds = self._host_seconds(decodes), max(fixed + slope * context, least)
+        spent, seconds = self._host_seconds(decodes), fixed + slope * context
+        if seconds < least:
+            seconds = least
         if not (self._more or start + spent > self.done or spent > seconds):
             few = needed(most, seconds, self.done, stop) if most >= LONG else most
             if few < LONG:
-                return self._on_the_gpu(price, decodes, context, few, stop)
+                return self._on_the_gpu(price, seconds, decodes, context, few, stop)
         return moments(self._listed(price, decodes, context, most, start, stop))
 
-    def _on_the_gpu(self, price: Price, decodes: int, context: int, most: int, stop: float) -> Moments:
-        """All of them wait for the GPU."""
+    def _on_the_gpu(
+        self, price: Price, seconds: float, decodes: int, context: int, most: int, stop: float
+    ) -> Moments:
+        """All of them wait for the GPU; the first takes so many seconds."""
         fixed, slope, least = price
-        seconds = max(fixed + slope * context, least)
         third = before = last = first = self.done
         read, end, count = context, first + seconds, 1
         second = end

@@ -173,7 +173,7 @@ class Replica(Residents):
             behind += done
         context = ledger.context + decodes if decodes else 0
         start = self.now
-        parts = tuple(Chunk(done, n, n == e.todo) for e, n, done in chosen) if self._pace.by_chunk else ()
+        parts = _parts(chosen) if self._pace.by_chunk else ()
         end = self._pace.prompts_end(start, quick(Shape, (decodes, context, prefill, behind, parts)))
         self._ran_prompts(start, end, decodes, context, prefill, behind)
         for entry, tokens, _ in chosen:
@@ -209,16 +209,20 @@ class Replica(Residents):
             return
         count, first, before, last = self._pace.decode_span(decodes, context, most, start, stop)
         self._moved(count, before, last, decodes)
-        self.hear.counted(start, first, last, count, decodes, context, 0, 0, self._kv_held())
+        kv = self._kv_held()
+        for counter in self.hear.counting:
+            counter.ran(start, first, last, count, decodes, context, 0, 0, kv)
 
     def _ran_prompts(
         self, start: float, end: float, decodes: int, context: int, prefill: int, behind: int
     ) -> None:
         self._moved(1, start, end, decodes)
+        kv = self._kv_held()
         if self.hear.each_end:
-            self.hear.ran(start, [end], decodes, context, prefill, behind, self._kv_held())
-        else:
-            self.hear.counted(start, end, end, 1, decodes, context, prefill, behind, self._kv_held())
+            self.hear.ran(start, [end], decodes, context, prefill, behind, kv)
+            return
+        for counter in self.hear.counting:
+            counter.ran(start, end, end, 1, decodes, context, prefill, behind, kv)
 
     def _moved(self, count: int, last_start: float, end: float, decodes: int) -> None:
         """Clock, KV and lease, after so many steps."""
@@ -358,3 +362,8 @@ class Replica(Residents):
         for hook in self.hear.finished:
             hook(entry, now, how)
         self._on_leave(now)
+
+
+def _parts(chosen: list[tuple[Entry, int, int]]) -> tuple[Chunk, ...]:
+    """The prompts of a step one by one, for costs that ask for them."""
+    return tuple([quick(Chunk, (done, tokens, tokens == entry.todo)) for entry, tokens, done in chosen])

@@ -97,7 +97,7 @@ class Simulator:
                     continue
                 else:
                     return
-            if replica.advance(inf if replica.lease.arrivals == inf and not impatient else self._wake()):
+            if replica.advance(self._wake() if impatient else arrivals.time_of(replica.lease.arrivals)):
                 if arrivals.next_time <= replica.last_start:
                     self._receive(replica.last_start)  # they came before the step that lets others go
                 replica.settle()
@@ -143,14 +143,9 @@ class Simulator:
             self.replica.leave(entry, self.replica.now, End.ABORTED)
 
     def _wake(self) -> float:
-        """The first moment at which something from outside could end the lease."""
-        arrivals = self.replica.lease.arrivals
-        wake = inf if arrivals == inf else self.arrivals.time_of(arrivals)
-        if self._impatient:
-            wake = min(wake, self.arrivals.next_time)
-            if self._timers:
-                wake = min(wake, self._timers[0][0])
-        return wake
+        """The first moment at which somebody may come, give up or be refused."""
+        wake = self.arrivals.next_time
+        return min(wake, self._timers[0][0]) if self._timers else wake
 
     def _wait(self, until: float) -> None:
         """Nothing can run: let time pass to the next event."""

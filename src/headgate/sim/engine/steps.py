@@ -7,11 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from headgate.core.build import compiled
+from headgate.cost.laws.law import Law
 from headgate.cost.model import Shape, StepCost
 
 EARLY: Final = 1e-6  # of a step, and
 ROUNDING: Final = 1e-12  # of the time: what `nearly_done` keeps away from an end
-LONG: Final = 64  # from this many steps on, numpy is faster than plain floats
+LONG: Final = 1 << 40 if compiled() else 64  # from this many steps on, numpy is faster than a loop
 
 
 def step_ends(
@@ -70,10 +72,11 @@ class Pace:
     batch, the host has fallen behind): the cost's `switch`, in seconds per change.
     """
 
-    __slots__ = ("_cost", "_floor", "_more", "_switch", "by_chunk")
+    __slots__ = ("_cost", "_floor", "_law", "_more", "_switch", "by_chunk")
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
+        self._law = cost if isinstance(cost, Law) else None
         self._switch = cost.switch
         own = type(cost).decode_floor is not StepCost.decode_floor
         self._floor = cost.decode_floor if own else None  # asked for at every step, so not without need
@@ -83,7 +86,9 @@ class Pace:
     def prompts_end(self, start: float, shape: Shape) -> float:
         """When a step with prompts ends."""
         self._more = 0.0 if shape.decodes else self._switch
-        return start + self._cost.seconds(shape)
+        if self._law is None:
+            return start + self._cost.seconds(shape)
+        return start + self._law.seconds(shape)
 
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
         """When decode steps end, as `step_ends` says."""
@@ -121,7 +126,10 @@ class Pace:
 
     def _line(self, decodes: int) -> tuple[float, float, float]:
         """The cost's `decode_line` and `decode_floor`, asked once for each run of steps."""
-        fixed, slope = self._cost.decode_line(decodes)
+        if self._law is None:
+            fixed, slope = self._cost.decode_line(decodes)
+        else:
+            fixed, slope = self._law.decode_line(decodes)
         return fixed, slope, self._floor(decodes) if self._floor else 0.0
 
     def nearly_done(self, decodes: int, context: int, steps: int, start: float) -> float:

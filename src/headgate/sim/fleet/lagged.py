@@ -20,6 +20,7 @@ class Seen(NamedTuple):
     waiting: Mapping[int, Request]
     prefilling: Mapping[int, Request]
     decoding: Mapping[int, Request]
+    oldest_token: float
     kv_free: int
     kv_total: int
     kv_shared: int
@@ -98,4 +99,4 @@ class Lagged(BatchPolicy):
         seats = max(1, view.limits.running - self._left)
         limits = view.limits._replace(running=seats)
         held = view.kv_free, view.kv_total, view.kv_shared
-        return Seen(view.now, known, view.prefilling, view.decoding, *held, limits)
+        return Seen(view.now, known, view.prefilling, view.decoding, view.oldest_token, *held, limits)
