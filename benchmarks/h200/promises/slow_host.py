@@ -131,7 +131,7 @@ def options(argv: list[str]) -> argparse.Namespace:
         default=list(HOSTS),
         help="times the card's; uneven: as measured; first-use: and stalls",
     )
-    add("--rates", action="store_true", help=f"the highest rate at which {KEPT:.0%} are kept")
+    add("--rates", action="store_true", help=f"the highest rate at which {KEPT:.0%}% are kept")
     add("--seeds", type=int, default=1)
     add("--first-seed", type=int, default=SEED)
     add("--seconds", type=float, help="of a run (default: 70 as on the GPU; with --rates 600)")
