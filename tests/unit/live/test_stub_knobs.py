@@ -225,10 +225,12 @@ def full(seats: int = 4) -> tuple[StubEngine, Patient]:
 
 def test_a_lease_ends_when_the_seats_change():
     engine, policy = full()
+    engine.scheduler.max_num_running_reqs = 5
+    engine.scheduler.num_waiting_for_streaming_input = 1  # a session has the fifth
     before = policy.asked
     engine.step()
     assert policy.asked == before  # the lease holds
-    engine.scheduler.max_num_running_reqs = 5
+    engine.scheduler.num_waiting_for_streaming_input = 0
     assert "w" in engine.step().num_scheduled_tokens
     assert policy.asked == before + 1 and engine.live.ledger.limits.running == 5
 
