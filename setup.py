@@ -15,6 +15,8 @@ from setuptools import Extension, setup
 COMPILER = "mypy>=2.4,<3"
 RUNTIME = "librt>=0.16,<1"  # numbers as bytes, for compiled code
 DEPENDENCIES = ["numpy>=1.26", "scipy>=1.11", "highspy>=1.7", "pydantic>=2.5", "typer>=0.12", "rich>=13"]
+EXACT = "-ffp-contract=off"  # a * b + c rounded once, gcc's default on ARM, is not what Python gives
+DIRECT = "-fno-semantic-interposition"  # functions of the library may be inlined, nobody replaces them
 # What runs for every step or request. Classes that users subclass and whose class attributes they override
 # (BatchPolicy, Observer, StepCost) and data that pydantic fills stay interpreted.
 MODULES = (
@@ -93,8 +95,8 @@ def extensions() -> list[Extension]:
     files = [str(Path("src", "headgate", f"{name}.py")) for name in MODULES]
     flags = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
     found = mypycify([*flags, *files], opt_level="3", debug_level="0", group_name="headgate")
-    for extension in found:  # a * b + c rounded once, as gcc does on ARM by default, is not what Python gives
-        extension.extra_compile_args.append("-ffp-contract=off")
+    for extension in found:
+        extension.extra_compile_args += EXACT, DIRECT
     return found
 
 
