@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 
-from benchmarks.h200.promises.stalls import RESULTS
+from benchmarks.h200.promises.stalls import RESULTS, show
 from benchmarks.h200.promises.table import Line
 
 ENDING = ".launches.jsonl.gz"
@@ -39,15 +39,5 @@ def rows(stem: str) -> list[tuple[str, ...]]:
     return found
 
 
-def main(stems: list[str]) -> None:
-    """A table of all."""
-    known = sorted(path.name.removesuffix(ENDING) for path in RESULTS.glob(f"*{ENDING}"))
-    for stem in stems:
-        if stem not in known:
-            sys.exit(f"error: no launches of {stem!r} in {RESULTS}; there are {', '.join(known)}")
-    for row in (HEAD, ("---",) * len(HEAD), *(row for stem in stems for row in rows(stem))):
-        print("| " + " | ".join(row) + " |")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    show(sys.argv[1:], ENDING, HEAD, rows)

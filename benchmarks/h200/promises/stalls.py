@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ ENDING = ".requests.jsonl.gz"
 ARMS = ("keep", "slai")
 ALIKE = 0.0012  # seconds between the worst gaps of two requests that saw the same stall
 SAME = 0.5  # seconds between two stalls that are told apart
+HEAD = ("file", "workload", "arm", "at (s)", "requests", "gap (ms)", "inside (simulated)", "most before")
 
 
 class Stall(NamedTuple):
@@ -83,16 +84,17 @@ def rows(stem: str) -> Iterator[tuple[str, ...]]:
                 yield (stem, *what, f"{stall.at:.1f}", str(stall.requests), gap, str(now), str(before))
 
 
-def main(stems: list[str]) -> None:
-    """A table of all stalls."""
-    known = sorted(path.name.removesuffix(ENDING) for path in RESULTS.glob(f"*{ENDING}"))
+def show(
+    stems: list[str], ending: str, head: tuple[str, ...], rows: Callable[[str], Iterable[tuple[str, ...]]]
+) -> None:
+    """One table of all files `STEM` + `ending`."""
+    known = sorted(path.name.removesuffix(ending) for path in RESULTS.glob(f"*{ending}"))
     for stem in stems:
         if stem not in known:
-            sys.exit(f"error: no requests of {stem!r} in {RESULTS}; there are {', '.join(known)}")
-    head = ("file", "workload", "arm", "at (s)", "requests", "gap (ms)", "inside (simulated)", "most before")
+            sys.exit(f"error: no {stem}{ending} in {RESULTS}; there are {', '.join(known)}")
     for row in (head, ("---",) * len(head), *(row for stem in stems for row in rows(stem))):
         print("| " + " | ".join(row) + " |")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    show(sys.argv[1:], ENDING, HEAD, rows)

@@ -8,8 +8,8 @@ FLAG = "--max-cudagraph-capture-size"
 LARGEST, MULTIPLE = 4096, 16  # the largest size measured; vLLM captures every 16 tokens
 WHY = (
     "steps with prompts then run from CUDA graphs; vLLM's own limit is 512 tokens. On an H200 a launch "
-    "beyond it took the host 40 ms, from a graph about 12 ms, and single launches of 100 ms made gaps late. "
-    "Graphs up to 4,096 tokens took 27 s more at the start and 1.6 GiB."
+    "beyond it took the host 40 ms, from a graph 15 ms or less, and single launches of 100 ms made gaps "
+    "late. Graphs up to 4,096 tokens took 27 s more at the start and 1.6 GiB."
 )
 
 

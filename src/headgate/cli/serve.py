@@ -152,12 +152,12 @@ def _limits_said(rest: list[str]) -> str:
 
 def _graphs_said(settings: Settings, rest: list[str]) -> str:
     """What would help a promise between tokens, unless the command line says how graphs are captured."""
+    if not (settings.tbt or any(each.tbt for each in settings.classes.values())):
+        return ""
     from headgate.advisor.graph_size import FLAG, LARGEST, graph_flag
 
     own = {FLAG, "--compilation-config", "-O", "--cudagraph-capture-sizes", "--enforce-eager"}
-    names = {word.partition("=")[0].replace("_", "-") for word in rest}
-    promised = settings.tbt or any(each.tbt for each in settings.classes.values())
-    if not promised or names & own:
+    if own & {word.partition("=")[0].replace("_", "-") for word in rest}:
         return ""
     size = graph_flag(_number(rest, "--max-num-batched-tokens") or LARGEST).value
     return f"headgate: fewer gaps are late with {FLAG} {size} (docs/vllm.md)"
