@@ -138,7 +138,10 @@ def start(asked: Namespace, first: dict[str, Any]) -> Server:
 
 def attach(home: Path) -> Server:
     """The server that an earlier call left running."""
-    known = json.loads((home / "server.json").read_text())
+    try:
+        known = json.loads((home / "server.json").read_text())
+    except OSError:
+        raise SystemExit(f"error: no server was left in {home}; leave --attach out to start one") from None
     server = Server(home, known["pid"], known["port"], SHAPES[known["shape"]], known["plugin"])
     if not _healthy(server.port):
         raise SystemExit(f"error: no server on port {server.port}; leave --attach out to start one")
