@@ -31,6 +31,7 @@ MODULES = (
     "core/seat",
     "core/step_counter",
     "core/watchdog",
+    "estimators/averages",
     "kv/blocks",
     "kv/prefix",
     "kv/runs",
@@ -54,6 +55,7 @@ MODULES = (
     "record/compiled_rows",
     "record/fleet_recorder",
     "record/recorder",
+    "methods/orders",
     "methods/mixed/mixed",
     "methods/balance/assigned",
     "methods/balance/balance",
@@ -75,9 +77,9 @@ MODULES = (
     "live/engine/live",
     "live/engine/step_in_flight",
     "live/engine/tally",
+    "live/vllm/hooks",
     "live/vllm/knobs",
     "live/vllm/lookup",
-    "live/vllm/plugin",
     "live/vllm/request_map",
 )
 

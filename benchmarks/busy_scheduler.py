@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from time import thread_time_ns
 from typing import Any, NamedTuple
@@ -84,6 +84,7 @@ class Meter:
         return taken
 
     def _vllm(self, function: Any) -> Any:
+        @wraps(function)  # headgate reads what it stands before
         def timed(scheduler: Any, *args: Any, **words: Any) -> Any:
             self._turn = VLLM
             began = thread_time_ns()
@@ -103,6 +104,7 @@ class Meter:
         return self._nested(function, OURS, VLLM, 1)
 
     def _nested(self, function: Any, around: str, turn: str, sign: int) -> Any:
+        @wraps(function)
         def timed(scheduler: Any, *args: Any, **words: Any) -> Any:
             if self._turn != around:
                 return function(scheduler, *args, **words)
@@ -119,7 +121,7 @@ class Meter:
 class Busy:
     """A scheduler whose every seat is taken and whose queue never runs empty."""
 
-    def __init__(self, seats: int, folder: Path, load: Load, bare: bool = False) -> None:
+    def __init__(self, seats: int, folder: Path, load: Load, meter: Meter, bare: bool = False) -> None:
         self.seats, self.now, self.load, self.bare = seats, 0.0, load, bare
         self.cost = load_card("linear-h200-qwen3-8b").cost
         self.scheduler = scheduler_for(seats, folder, load, bare)
@@ -130,7 +132,7 @@ class Busy:
                 0.0,
             )  # as quick as the clock it stands for
             self.scheduler._headgate_books.wall = lambda: 0.0
-        self.meter = Meter()
+        self.meter = meter
         self._rng = np.random.default_rng(seats)
         self._shared = self._rng.integers(2, TINY.vocabulary, load.shared).tolist()
         self._flying: deque[tuple[Any, Any, int, str]] = deque()

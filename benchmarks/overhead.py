@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.busy_scheduler import KINDS, Busy, Load, Step
+from benchmarks.busy_scheduler import KINDS, Busy, Load, Meter, Step
 from benchmarks.h200.models import TINY
 
 POLICIES = ("mixed", "eb", "eb-online", "eb+", "slai", "keep:ttft=2,tbt=0.1")
@@ -36,8 +36,9 @@ def measured(seats: int, policy: str, steps: int, tries: int, folder: Path, load
 
     runs = []
     for _ in range(tries):
-        busy = Busy(seats, folder, load, policy == BARE)
-        with busy.meter.watching(Scheduler, Headgate):
+        meter = Meter()
+        with meter.watching(Scheduler, Headgate):  # from the start: headgate remembers vLLM's functions
+            busy = Busy(seats, folder, load, meter, policy == BARE)
             busy.fill()
             busy.follow(policy)
             busy.step()  # its tokens are of a step composed before
@@ -77,7 +78,7 @@ def arm(policy: str, seats: int) -> str:
 
 def profiled(seats: int, policy: str, steps: int, folder: Path, load: Load) -> None:
     """Which functions of ours take the time."""
-    busy = Busy(seats, folder, load)
+    busy = Busy(seats, folder, load, Meter())
     busy.fill()
     busy.follow(policy)
     with cProfile.Profile() as profile:

@@ -68,7 +68,7 @@ class StubEngine:
     def sizes(self) -> dict[str, int]:
         """What every book holds; all zero when nobody is here."""
         books, ledger, live = self.books, self.live.ledger, self.live
-        knobs = self.scheduler._headgate_knobs
+        knobs = self.scheduler._headgate_hooks._knobs
         found = {
             f"ledger.{name}": len(getattr(ledger, name))
             for name in ("waiting", "prefilling", "decoding", "held")
@@ -79,5 +79,5 @@ class StubEngine:
         }
         found |= {"live.flights": len(live.flights), "rolling": ledger.rolling, "context": ledger.context}
         for place, queue in enumerate(knobs._queues):
-            found[f"queue {place}"] = len(queue) + len(queue._members) + len(queue._taken)
+            found[f"queue {place}"] = len(queue) + len(queue.members) + len(queue.taken)
         return found

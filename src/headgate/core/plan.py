@@ -6,6 +6,7 @@ from enum import Enum
 from math import inf
 from typing import Final, NamedTuple
 
+from headgate.core.build import quick
 from headgate.core.ledger import Ledger
 
 
@@ -63,6 +64,13 @@ class Plan(NamedTuple):
         """For messages: of many ids the first few."""
         parts = zip(self._fields, self, strict=True)
         return f"Plan({', '.join(f'{name}={_short(value)}' for name, value in parts)})"
+
+
+def plan_of(
+    decode: Decodes | frozenset[int], prefill: tuple[int, ...], budget: float, chunk: float, until: Until
+) -> Plan:
+    """A plan that evicts and rejects nobody, made quicker than by its own constructor."""
+    return quick(Plan, (decode, prefill, budget, chunk, (), until, ()))
 
 
 def _short(value: object) -> str:

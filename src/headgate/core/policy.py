@@ -13,7 +13,7 @@ from headgate.core.view import View
 
 
 class Steps(NamedTuple):
-    """A run of consecutive steps with the same batch. A live engine reports them one by one."""
+    """A run of consecutive steps with the same batch."""
 
     start: float
     ends: Sequence[float]  # when each step ended
@@ -32,6 +32,9 @@ class End(Enum):
     ABORTED = "aborted"  # its client hung up
     ABANDONED = "abandoned"  # its patience ended in the queue
     REFUSED = "refused"  # it could never fit, or the policy turned it away
+
+
+COMPLETE = (End.STOPPED, End.LIMIT)  # it has all its tokens
 
 
 class Observer:

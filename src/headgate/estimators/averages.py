@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import deque
 from math import exp, fsum, isfinite, sqrt
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Ema:
     """An exponential average by updates: a value's weight halves with every `half_life` later ones.
 
@@ -38,6 +40,7 @@ class Ema:
         return self._value
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TimedEma:
     """An exponential average by time, quick to rise and slow to fall (or the reverse).
 
@@ -70,6 +73,7 @@ class TimedEma:
         return self._value
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Mean:
     """The mean of everything seen."""
 
@@ -88,6 +92,7 @@ class Mean:
         return self._total / self._count if self._count else None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Window:
     """The mean of the last `size` values. Their order does not matter: the sum is exact, rounded once."""
 
@@ -118,6 +123,7 @@ class Window:
         return sqrt(fsum((x - mean) ** 2 for x in self._values) / len(self._values))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Rate:
     """Events per second over the last `size` gaps between them: gaps seen by the seconds they took."""
 

@@ -6,16 +6,18 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from math import inf, isfinite
+from typing import ClassVar
 
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import EACH_STEP, Until
-from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request, uncached
 from headgate.core.view import View
 
 Key = tuple[float, ...]  # compared; the last two are arrival and number, so that no two are equal
 
 
+@mypyc_attr(serializable=True)
 class _Sorted:
     """Requests sorted by a key that never changes: a bisection when one comes or goes, nothing else."""
 
@@ -46,6 +48,7 @@ class _Sorted:
             yield int(keys[index][-1])
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Order(ABC):
     """Which waiting request enters next. Evicted requests come first in every order.
 
@@ -53,7 +56,8 @@ class Order(ABC):
     is ever sorted again.
     """
 
-    blocked = Until(finishes=1, arrivals=1)  # what may bring a head that fits, when this one does not
+    # What may bring a head that fits, when this one does not.
+    blocked: ClassVar[Until] = Until(finishes=1, arrivals=1)
 
     @abstractmethod
     def add(self, request: Request) -> None:
@@ -82,10 +86,11 @@ class Order(ABC):
         """Those that were never evicted."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ByArrival(Order):
     """First come, first served: the order in which the view shows them."""
 
-    blocked = Until(finishes=1)
+    blocked: ClassVar[Until] = Until(finishes=1)
 
     def add(self, request: Request) -> None:
         """Nothing to keep."""
@@ -101,6 +106,7 @@ class ByArrival(Order):
         return iter(())
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ShortestPrompt(Order):
     """The shortest prompt first; every second of waiting makes a prompt count as `ageing` tokens shorter.
 
@@ -126,6 +132,7 @@ class ShortestPrompt(Order):
         return (uncached(request) + self._ageing * request.arrival, request.arrival, request.id)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ByPriority(ShortestPrompt):
     """The most urgent priority first, whatever the others wait; the shortest prompt first among equals."""
 
@@ -133,6 +140,7 @@ class ByPriority(ShortestPrompt):
         return (request.priority, *super()._key(request))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class EarliestDeadline(ShortestPrompt):
     """Requests that must start first to have their first token in time; late ones come after them.
 
@@ -144,7 +152,7 @@ class EarliestDeadline(ShortestPrompt):
     `promise` is for requests that were promised nothing, `pace` the seconds a prompt token takes.
     """
 
-    blocked = EACH_STEP  # the head changes as time passes
+    blocked: ClassVar[Until] = EACH_STEP  # the head changes as time passes
 
     def __init__(self, promise: float, pace: float, ageing: float = 0.0) -> None:
         super().__init__(ageing)
@@ -197,43 +205,27 @@ def order_of(who: str, name: str, ageing: float, promise: float, pace: float) ->
     raise unknown(f"order of {who}", name, ORDERS)
 
 
-class Ordered(BatchPolicy):
-    """A policy that lets prompts in by an order of its own, and keeps a little KV free of them."""
+def entering(view: View, order: Order, watermark: float, seats: int, tokens: int) -> tuple[list[int], int]:
+    """New prompts for so many seats and tokens, as far as their KV is free; and the tokens left over.
 
-    order: Order
-    watermark: float  # share of the KV that no new prompt may take; decodes grow into it
-
-    def arrived(self, request: Request, now: float) -> None:
-        self.order.add(request)
-
-    def admitted(self, request: Request, now: float) -> None:
-        """It waits no longer; if it is ever evicted the view shows it first."""
-        self.order.drop(request)
-
-    def finished(self, request: Request, now: float, how: End) -> None:
-        """It may have left the queue."""
-        self.order.drop(request)
-
-    def _entering(self, view: View, seats: int, tokens: int) -> tuple[list[int], int]:
-        """New prompts for so many seats and tokens, as far as their KV is free; and the tokens left over.
-
-        The first that does not fit holds up those behind it. An empty engine takes anybody.
-        """
-        block, decoding, prefilling = view.limits.block, view.decoding, view.prefilling
-        room = view.kv_free - self.watermark * view.kv_total
-        for request in prefilling.values():
-            room -= request.todo
-        entering: list[int] = []
-        for request in self.order.waiting(view):
-            if seats <= 0 or tokens <= 0:
-                break
-            room -= -(-request.room // block) * block
-            if room < 0 and (entering or decoding or prefilling):
-                break
-            entering.append(request.id)
-            tokens -= request.todo
-            seats -= 1
-        return entering, tokens
+    The first that does not fit holds up those behind it. An empty engine takes anybody. `watermark` is the
+    share of the KV that no new prompt may take.
+    """
+    block, decoding, prefilling = view.limits.block, view.decoding, view.prefilling
+    room = view.kv_free - watermark * view.kv_total
+    for request in prefilling.values():
+        room -= request.todo
+    found: list[int] = []
+    for request in order.waiting(view):
+        if seats <= 0 or tokens <= 0:
+            break
+        room -= -(-request.room // block) * block
+        if room < 0 and (found or decoding or prefilling):
+            break
+        found.append(request.id)
+        tokens -= request.todo
+        seats -= 1
+    return found, tokens
 
 
 def share(who: str, name: str, value: float) -> float:

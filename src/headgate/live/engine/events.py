@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar
 
-from headgate.core.build import mypyc_attr
+from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import one_line
 from headgate.core.ledger import Entry
 from headgate.core.listeners import Listeners
@@ -15,11 +16,18 @@ from headgate.live.engine.step_in_flight import StepInFlight
 
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 NOBODY = Listeners(())
+MOST_AT_ONCE = 16  # steps
+LONGEST_WAIT = 0.25  # seconds from the first of them: metrics are shown that often
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LiveObserver(Observer):
     """What can happen in a live engine besides."""
+
+    reads_gauges: ClassVar[bool] = True  # those that come with each plan
+
+    def gauged(self, gauges: Mapping[str, float], now: float) -> None:
+        """The policy's numbers: after a plan, but only a few times a second."""
 
     def fell_back(self, reason: str, now: float) -> None:
         """The policy was relieved; from now on the engine decides as if we were not there."""
@@ -37,19 +45,29 @@ class Events:
     A policy that raises in a hook is relieved through `relieve`; an observer that raises hears no more. While
     a step is composed with another in flight, observers hear of it only after that other one has ended:
     `waits_for` is that step.
+
+    Steps of the same decodes, one right after the other, are told together, as the simulator does: at the
+    latest before anything else is told, and before the policy is asked for a plan.
     """
 
     def __init__(self, observers: Sequence[Observer], relieve: Callable[[str], None]) -> None:
         self.waits_for: StepInFlight | None = None
-        self._observers = list(observers)
-        self._hear = Listeners(observers)
+        self._listen(list(observers))
         self._tell = NOBODY
         self._relieve = relieve
+        self._ends: list[float] = []  # of the steps that are still to be told
+        self._start = 0.0  # of the first of them
+        self._decodes = self._context = self._kv = 0  # as in `Steps`
 
-    @property
-    def wants_gauges(self) -> bool:
-        """Does anybody listen to plans?"""
-        return bool(self._hear.planned)
+    def _listen(self, observers: list[Observer]) -> None:
+        """These observe from now on."""
+        self._observers, self._hear = observers, Listeners(observers)
+        self.gauged = [o.gauged for o in self._live() if type(o).gauged is not LiveObserver.gauged]
+        self.gauges_of_each = any(
+            not isinstance(o, LiveObserver) or o.reads_gauges
+            for o in observers
+            if type(o).planned is not Observer.planned
+        )
 
     def serve(self, policy: BatchPolicy | None) -> None:
         """Its hooks are called from now on; None: nobody's."""
@@ -57,6 +75,8 @@ class Events:
 
     def of(self, name: str, entry: Entry, when: float | None, now: float) -> None:
         """Something happened to a request; `when` None: at the end of the step that waits."""
+        if self._ends:
+            self.tell()
         mine = getattr(self._tell, name)
         if mine:
             self._to_policy(mine, entry, now if when is None else when)
@@ -67,6 +87,7 @@ class Events:
 
     def finished(self, entry: Entry, now: float, how: End, air: Iterable[StepInFlight]) -> None:
         """A request left; what observers have still to hear of it, with steps in the air, goes first."""
+        self.tell()
         if self._tell.finished:
             self._to_policy(self._tell.finished, entry, now, how)
         for flight in air:
@@ -79,15 +100,47 @@ class Events:
 
     def away(self, entry: Entry, now: float) -> None:
         """It cannot run for now, for a reason of the engine's: to the policy it has given up waiting."""
+        self.tell()
         if self._tell.finished:
             self._to_policy(self._tell.finished, entry, now, End.ABANDONED)
 
     def back(self, entry: Entry) -> None:
         """It can run again: to the policy it has just come."""
+        self.tell()
         if self._tell.arrived:
             self._to_policy(self._tell.arrived, entry, entry.arrival)
 
-    def stepped(self, steps: Steps) -> None:
+    def ran(
+        self, start: float, end: float, decodes: int, context: int, prefill: int, behind: int, kv: int
+    ) -> None:
+        """A step has ended. Decodes alone wait for the next such step, prompts are told at once."""
+        ends = self._ends
+        if ends:
+            if (
+                not prefill
+                and decodes == self._decodes
+                and start == ends[-1]
+                and context == self._context + decodes * len(ends)
+            ):
+                ends.append(end)
+                self._kv = kv
+                if len(ends) >= MOST_AT_ONCE or end - self._start >= LONGEST_WAIT:
+                    self.tell()
+                return
+            self.tell()
+        if prefill:
+            self._stepped(quick(Steps, (start, [end], decodes, context, prefill, behind, kv)))
+            return
+        self._ends, self._start, self._decodes, self._context, self._kv = [end], start, decodes, context, kv
+
+    def tell(self) -> None:
+        """Of all steps that have ended, now."""
+        ends = self._ends
+        if ends:
+            self._ends = []
+            self._stepped(quick(Steps, (self._start, ends, self._decodes, self._context, 0, 0, self._kv)))
+
+    def _stepped(self, steps: Steps) -> None:
         mine = self._tell.stepped
         if mine:
             self._to_policy(mine, steps)
@@ -99,6 +152,7 @@ class Events:
 
     def late(self, flight: StepInFlight, end: float) -> None:
         """What had to wait for the end of this step."""
+        self.tell()
         for name, entry, when in flight.later:
             self._to_all(getattr(self._hear, name), entry, end if when is None else when)
 
@@ -108,15 +162,22 @@ class Events:
             self._to_policy(self._tell.planned, plan, now, gauges)
         self._to_all(self._hear.planned, plan, now, gauges)
 
+    def show(self, gauges: Mapping[str, float], now: float) -> None:
+        """The policy's numbers as they are now."""
+        self._to_all(self.gauged, gauges, now)
+
     def fell_back(self, reason: str, now: float) -> None:
+        self.tell()
         self._to_all([each.fell_back for each in self._live()], reason, now)
 
     def rescued(self, now: float) -> None:
         """Decodes ran in place of prompts the engine refused."""
+        self.tell()
         self._to_all([each.rescued for each in self._live()], now)
 
     def wasted(self, tokens: int, now: float) -> None:
         """Tokens came for a request that had gone."""
+        self.tell()
         self._to_all([each.wasted for each in self._live()], tokens, now)
 
     def _live(self) -> list[LiveObserver]:
@@ -132,8 +193,7 @@ class Events:
     def _silence(self, hook: Callable[..., None]) -> None:
         observer = hook.__self__  # type: ignore[attr-defined]
         LOG.exception("headgate: %s failed and hears no more", type(observer).__name__)
-        self._observers = [each for each in self._observers if each is not observer]
-        self._hear = Listeners(self._observers)
+        self._listen([each for each in self._observers if each is not observer])
 
     def _to_policy(self, hooks: Sequence[Callable[..., None]], *news: object) -> None:
         try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
+from math import inf
 
-from headgate.core.build import quick
 from headgate.core.errors import one_line
 from headgate.core.lease import Lease
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Decodes, Plan, check
-from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.core.policy import COMPLETE, BatchPolicy, End, Observer
 from headgate.core.view import Limits
 from headgate.core.watchdog import Watchdog
 from headgate.live.engine.events import Events, LiveObserver
@@ -23,6 +23,8 @@ __all__ = ["Live", "LiveObserver"]
 PATIENT_DOG = 300.0  # seconds without progress after which a policy is relieved
 RESCUE_STEPS = 16  # decode steps after the engine refused every prompt of a plan
 RESCUE = Plan(ALL)
+NO_GAUGES: dict[str, float] = {}
+GAUGES_EVERY = 0.25  # seconds: metrics are shown that often
 
 
 class Live:
@@ -59,9 +61,11 @@ class Live:
         self._watchdog = Watchdog(watchdog)
         self._evict, self._reject, self._look = evict, reject, look
         self.flights: deque[StepInFlight] = deque()  # composed, tokens not yet known; oldest first
+        self._newest: StepInFlight | None = None  # of those
         self._last_end = 0.0
         self._rescue = 0  # steps it still lasts
         self._last_tokens = LastTokens(self.ledger)
+        self._gauged, self._gauges_due = -inf, inf  # when the policy's numbers were and will be shown
         self.take_over(policy)
 
     @property
@@ -76,8 +80,10 @@ class Live:
 
     def take_over(self, policy: BatchPolicy | None) -> None:
         """Another policy decides from now on; None: the engine itself."""
+        self._news.tell()
         self.policy, self.plan, self.fallen, self._rescue = policy, None, None, 0
         self.lease.ended = True
+        self._gauged, self._gauges_due = -inf, inf
         self._watchdog.forget(self.now)
         self._news.serve(policy)
         if policy is not None and self.occupied:
@@ -123,7 +129,7 @@ class Live:
         self.ledger.leave(entry)
         self.lease.finish()
         self._rescue = 0
-        if how not in (End.STOPPED, End.LIMIT) or not self.occupied:
+        if how not in COMPLETE or not self.occupied:
             self.lease.ended = True
         self._news.finished(entry, self.now, how, self.flights)
 
@@ -143,6 +149,10 @@ class Live:
         """A request left while a step with these tokens of its own was in flight."""
         self._news.wasted(tokens, self.now)
 
+    def tell(self) -> None:
+        """Whoever listens hears now of all steps that have ended."""
+        self._news.tell()
+
     def paused(self) -> None:
         """The engine stands still for a reason of its own: nobody is to blame."""
         self._watchdog.forget(self.now)
@@ -152,8 +162,9 @@ class Live:
     def begin(self, kv_free: int, kv_short: bool = False) -> Plan | None:
         """The plan for the step composed now; None when no policy decides."""
         now, ledger = self.clock() - self.origin, self.ledger
-        if self.flights:
-            self._news.waits_for = newest = self.flights[-1]
+        newest = self._newest
+        if newest is not None:
+            self._news.waits_for = newest
             if not newest.booked:
                 self._book(newest, now, None)
                 for entry in self._last_tokens.due():  # they get none in the next; the engine knows that
@@ -163,11 +174,8 @@ class Live:
         ledger.kv_shared = max(0, ledger.context + half_done - (ledger.kv_total - kv_free))
         if self.policy is None or self.fallen is not None:
             return None
-        if now >= self._watchdog.next_look:
-            starving = self._watchdog.look(ledger, now, sum(self.counts.values()))
-            if starving:
-                self.fall(starving)
-                return None
+        if now >= self._watchdog.next_look and self._starves(now):
+            return None
         if self._rescue and (ledger.decoding or ledger.prefilling):
             self._rescue -= 1
             rescue = RESCUE if ledger.decoding else Plan(NONE, (*ledger.prefilling,))
@@ -176,6 +184,8 @@ class Live:
         elif self.lease.ended or kv_short or now >= self.lease.time:
             self._rescue = 0
             self._ask(self.policy)
+        if now >= self._gauges_due:
+            self._show_gauges(self.policy)
         return self.plan
 
     def ran(self, chunks: tuple[Chunk, ...], decodes: int, who: Iterable[int] | None) -> StepInFlight | None:
@@ -196,20 +206,22 @@ class Live:
         flight = StepInFlight(ledger.now, decodes, context, chunks, rolls)
         self.counts[flight.kind] += 1
         self.flights.append(flight)
+        self._newest = flight
         return flight
 
     def done(self, flight: StepInFlight, kv: int) -> None:
         """Its tokens are known, now; `kv` tokens of KV are held."""
         end = self.clock() - self.origin
-        start = max(flight.start, self._last_end)
+        start = flight.start if flight.start > self._last_end else self._last_end
         self._last_end = end
         self.flights.remove(flight)
+        if flight is self._newest:
+            self._newest = self.flights[-1] if self.flights else None
         prefill = behind = 0
         for chunk in flight.chunks:
             prefill += chunk.tokens
             behind += chunk.behind
-        steps = quick(Steps, (start, [end], flight.decodes, flight.context, prefill, behind, kv))
-        self._news.stepped(steps)
+        self._news.ran(start, end, flight.decodes, flight.context, prefill, behind, kv)
         if not flight.booked:
             self._book(flight, end, end)
         elif flight.later:
@@ -217,13 +229,21 @@ class Live:
 
     # -- the parts of a step ----------------------------------------------------------------------
 
+    def _starves(self, now: float) -> bool:
+        """Does the watchdog relieve the policy?"""
+        starving = self._watchdog.look(self.ledger, now, sum(self.counts.values()))
+        if starving:
+            self.fall(starving)
+        return bool(starving)
+
     def _ask(self, policy: BatchPolicy) -> None:
         """Ask the policy for a plan, check it, and put it into force."""
         ledger = self.ledger
+        self._news.tell()
         try:
             plan = policy.plan(ledger)
             faults = check(plan, ledger) if isinstance(plan, Plan) else [f"{plan!r} is not a Plan"]
-            gauges = policy.gauges() if self._news.wants_gauges else {}
+            gauges = policy.gauges() if self._news.gauges_of_each else NO_GAUGES
         except Exception as error:
             self.fall(one_line(error))
             return
@@ -237,6 +257,20 @@ class Live:
             self._evict(ledger.known(id))
         self._enforce(plan)
         self._news.planned(plan, ledger.now, gauges)
+        if self._news.gauged:
+            self._gauges_due = self._gauged + GAUGES_EVERY
+
+    def _show_gauges(self, policy: BatchPolicy) -> None:
+        """Not with each plan: a mapping of a dozen numbers takes longer than some plans."""
+        self._gauged, self._gauges_due = self.ledger.now, inf
+        if self.fallen is not None:
+            return
+        try:
+            gauges = policy.gauges()
+        except Exception as error:
+            self.fall(one_line(error))
+            return
+        self._news.show(gauges, self.ledger.now)
 
     def _enforce(self, plan: Plan) -> None:
         """Hold and resume decodes as the plan says; a plan for none of them only stops the tick."""

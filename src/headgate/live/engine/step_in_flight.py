@@ -24,7 +24,7 @@ class StepInFlight:
     requests between booking and end waits in `later`.
     """
 
-    __slots__ = ("booked", "chunks", "context", "decodes", "later", "output", "rolls", "start")
+    __slots__ = ("booked", "chunks", "context", "decodes", "later", "output", "rolls", "scheduled", "start")
 
     def __init__(
         self, start: float, decodes: int, context: int, chunks: tuple[Chunk, ...], rolls: bool
@@ -36,6 +36,7 @@ class StepInFlight:
         self.rolls = rolls  # prompts it completes decode on with the others
         self.booked = False
         self.output: Any = None  # the engine's own name for it
+        self.scheduled: Any = None  # tokens, by the engine's names of requests
         self.later: list[tuple[str, Entry, float | None]] = []  # hook, request, time (None: the step's end)
 
     @property

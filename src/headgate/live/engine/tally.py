@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from headgate.core.build import mypyc_attr, quick
 from headgate.core.plan import Plan
@@ -34,6 +34,8 @@ class Tally(LiveObserver):
     A *phase* is a run of steps of one kind. A *stall* is a gap between two tokens of a decode in which the
     engine ran prompts only, or other decodes: what holding decodes costs their readers.
     """
+
+    reads_gauges: ClassVar[bool] = False
 
     def __init__(self, policy: str = "") -> None:
         self.policy = policy
@@ -129,7 +131,7 @@ class Tally(LiveObserver):
         self._move(request.id, WAITING)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        self.left[how.value] += 1
+        self.left[how._value_] += 1  # `value` is a function of the enum
         self._thrown.pop(request.id, None)
         state = self._state.pop(request.id, None)
         if state is not None:
@@ -175,7 +177,7 @@ class Tally(LiveObserver):
 
     def _end_phase(self) -> None:
         if self._phase:
-            self.phase_times.append(Times(self.kind, self._phase))
+            self.phase_times.append(quick(Times, (self.kind, self._phase, 1)))
         self._phase = 0.0
 
     def _stall(self, seconds: float) -> None:
@@ -187,6 +189,10 @@ class Tally(LiveObserver):
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         self.plans += 1
+        if gauges:  # the simulator's; a live engine shows them by `gauged`
+            self.gauges = gauges
+
+    def gauged(self, gauges: Mapping[str, float], now: float) -> None:
         self.gauges = gauges
 
     def fell_back(self, reason: str, now: float) -> None:

@@ -32,6 +32,7 @@ class Watched:
 
     def shutdown(self) -> None:
         super().shutdown()  # type: ignore[misc]
+        self._headgate.tell()  # type: ignore[attr-defined]
         close(self._headgate_watchers)
         if self._headgate_renewals is not None:
             self._headgate_renewals.close()

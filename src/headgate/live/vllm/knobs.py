@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from vllm.v1.request import Request
 
 from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, NONE, Decodes, Plan
 from headgate.live.engine.live import Live
-from headgate.live.vllm.queues import Gate, GatedQueue
+from headgate.live.vllm.queues import NOTHING, Gate, GatedQueue
 from headgate.live.vllm.request_map import RequestMap
 
 DECODES_ONLY = Plan(ALL)
+NOBODY: Final[list[Request]] = []
 SEATS = ("max_num_active_reqs", "max_num_running_reqs")  # the first where there is one
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # which of them exist depends on the release
 
@@ -30,12 +31,12 @@ class Knobs:
         self._ledger = live.ledger
         self._books = books
         self._renew = renew
-        self._pool = scheduler.kv_cache_manager.block_pool
         self._groups: int = scheduler._headgate_groups
         self._block: int = scheduler.block_size
         self._seats = SEATS[0] if hasattr(scheduler, SEATS[0]) else SEATS[1]
         self._requests = books.requests
         self._gate = Gate()
+        self._shut = False  # the gate is
         names = [name for name in QUEUES if hasattr(scheduler, name)]
         for name in names:
             setattr(scheduler, name, GatedQueue(getattr(scheduler, name), self._gate))
@@ -62,14 +63,14 @@ class Knobs:
                 renewal = self._renew()
                 if renewal is not None:
                     live.take_over(renewal.policy)
-        free: int = self._pool.get_num_free_blocks()
+        free = self._books.free_blocks()
         short = free < ledger.rolling * self._groups  # may a decode lack a block?
         plan = live.begin(free * self._block // self._groups, short)
         if plan is None:
-            return []
+            return NOBODY
         if plan is self._quiet and not ledger.prefilling and ledger.decoding:  # most steps
-            self._gate.shut = True
-            return []
+            self._gate.shut = self._shut = True
+            return NOBODY
         if throttled and not scheduler.prefill_capacity_bound and ledger.decoding:
             plan = DECODES_ONLY
         return self.turn(plan)
@@ -88,18 +89,21 @@ class Knobs:
         ledger = self._ledger
         alone = not plan.prefill or plan is self._spent
         if alone and plan.decode is ALL and not ledger.prefilling and ledger.decoding:
-            self._gate.shut = True
+            self._gate.shut = self._shut = True
             if plan.budget < self._budget or plan.chunk < inf:
-                self._limit(plan, [])
+                self._limit(plan, NOBODY)
             elif plan is not DECODES_ONLY:
                 self._quiet = plan
-            return []
+            return NOBODY
         halfway = [ledger.prefilling[id] for id in plan.prefill if id in ledger.prefilling]
         visible = self._visible(plan)
         if not halfway and not visible and ledger.waiting.keys().isdisjoint(plan.prefill):
             self._spent = plan
         for queue in self._queues:
-            queue.shut(visible)
+            if visible and queue.members:
+                queue.shut(visible)
+            else:
+                queue.visible = NOTHING
         self._hold(plan, halfway)
         self._limit(plan, visible)
         if halfway and plan.decode is not NONE:
@@ -115,7 +119,7 @@ class Knobs:
         ledger, requests, holding = self._ledger, self._requests, self._books.holding
         ids = [id for id in plan.prefill if id in ledger.waiting and id not in plan.evict]
         if holding and (ids or not (ledger.decoding or ledger.prefilling)):
-            ids = [*holding, *(id for id in ids if id not in holding)]
+            ids = [*holding, *[id for id in ids if id not in holding]]
         visible = [requests[id] for id in ids]
         if visible and self._scheduler.lora_config:
             return self._with_room_for_adapters(visible)
@@ -127,15 +131,22 @@ class Knobs:
             self._limited = False
             scheduler.max_num_scheduled_tokens = self._budget
             scheduler.scheduler_config.long_prefill_token_threshold = self._longest
-        if self._gate.shut:
-            self._gate.shut = False
+        if self._shut:
+            self._gate.shut = self._shut = False
             return
         for queue in self._queues:
-            queue.open()
-        if self._order is not None:  # the order of admission decides whom vLLM preempts
-            rank = {request: place for place, request in enumerate(self._order)}
-            scheduler.running.sort(key=lambda request: rank.get(request, len(rank)))
+            if queue.taken:
+                queue.open()
+            else:
+                queue.visible = None
+        if self._order is not None:
+            self._restore_order(self._order)
             self._order = None
+
+    def _restore_order(self, order: list[Request]) -> None:
+        """The order of admission decides whom vLLM preempts."""
+        rank = {request: place for place, request in enumerate(order)}
+        self._scheduler.running.sort(key=lambda request: rank.get(request, len(rank)))
 
     def _hold(self, plan: Plan, halfway: list[Entry]) -> None:
         """Who is running and not in the plan sits this step out."""

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 from vllm.v1.request import Request
 
+from headgate.core.build import quick
 from headgate.core.ledger import Entry
 
 GROUP = [0]  # the only one
+NO_BLOCKS: list[Any] = []
 HASH: Callable[[Any], object] = attrgetter("block_hash")  # of a block; None when it was evicted
 HOLDERS: Callable[[Any], int] = attrgetter("ref_cnt")
 
@@ -81,16 +83,19 @@ class Lookup:
     def _look(self, entry: Entry, request: Request, remember: bool) -> bool:
         if getattr(request, "skip_reading_prefix_cache", False):  # it wants logprobs of its prompt
             return False
-        blocks: list[Any] = []
-        hit = 0
+        hit = loose = 0
         if self._pool is None or self._has_first(request):
             groups, hit, *_ = self._coordinator.find_longest_cache_hit(
                 request.block_hashes, request.num_tokens - 1
             )
             blocks = groups[0]
-        if remember:
-            self._head = self._found(request, blocks, hit)
-        loose = [*map(HOLDERS, blocks)].count(0) * self._block
+            loose = [*map(HOLDERS, blocks)].count(0) * self._block
+            if remember:
+                self._head = self._found(request, blocks, hit)
+        elif remember:
+            tokens = request.num_tokens
+            miss = request.block_hashes[0] if tokens > self._block else None
+            self._head = quick(Found, (request, tokens, 0, NO_BLOCKS, NO_BLOCKS, miss))
         if (hit, loose) == (entry.hit, entry.loose):
             return False
         entry.todo += entry.hit - hit

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
+NOTHING: deque[Request] = deque()  # nobody is taken from it or added
+
 
 @dataclass(slots=True)
 class Gate:
@@ -28,21 +30,21 @@ class GatedQueue(RequestQueue):
     def __init__(self, inner: RequestQueue, gate: Gate) -> None:
         self._inner = inner
         self._gate = gate
-        self._members: set[Request] = set(inner)
+        self.members: set[Request] = set(inner)
         self.visible: deque[Request] | None = None  # None: everybody; while shut, those the plan names
-        self._taken: dict[Request, None] = {}  # in the order they were taken
+        self.taken: dict[Request, None] = {}  # in the order they were taken
 
     def shut(self, requests: Iterable[Request]) -> None:
         """From now on only these can be seen, as far as they are here."""
-        members = self._members
+        members = self.members
         self.visible = deque([request for request in requests if request in members])
 
     def open(self) -> None:
         """Everybody can be seen again."""
         self.visible = None
-        if not self._taken:
+        if not self.taken:
             return
-        taken, self._taken = self._taken, {}
+        taken, self.taken = self.taken, {}
         inner = self._inner
         gone = set(taken)
         while gone and inner and inner.peek_request() in gone:
@@ -66,38 +68,38 @@ class GatedQueue(RequestQueue):
             request = self._inner.pop_request()
         else:
             request = self.visible.popleft()
-            self._taken[request] = None
-        self._members.discard(request)
+            self.taken[request] = None
+        self.members.discard(request)
         return request
 
     def add_request(self, request: Request) -> None:
         """It joins; while shut it cannot be seen."""
         self._settle(request)
-        self._members.add(request)
+        self.members.add(request)
         self._inner.add_request(request)
 
     def prepend_request(self, request: Request) -> None:
         self._settle(request)
-        self._members.add(request)
+        self.members.add(request)
         self._inner.prepend_request(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         """They join in front, in the order vLLM's own queue gives them."""
         back = list(requests)
-        again = self._taken.keys() & set(back)
+        again = self.taken.keys() & set(back)
         if again:
             self._forget_taken(again)
-        self._members.update(back)
+        self.members.update(back)
         self._inner.prepend_requests(back)
 
     def remove_request(self, request: Request) -> None:
         self.remove_requests((request,))
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        gone = self._members.intersection(requests)
+        gone = self.members.intersection(requests)
         if not gone:
             return
-        self._members -= gone
+        self.members -= gone
         self._inner.remove_requests(gone)
         if self.visible is not None:
             self.visible = deque(request for request in self.visible if request not in gone)
@@ -108,12 +110,12 @@ class GatedQueue(RequestQueue):
 
     def _settle(self, request: Request) -> None:
         """Somebody taken comes back before the gate opened: make good the walk we had saved."""
-        if request in self._taken:
+        if request in self.taken:
             self._forget_taken({request})
 
     def _forget_taken(self, again: set[Request]) -> None:
         for request in again:
-            del self._taken[request]
+            del self.taken[request]
         self._inner.remove_requests(again)
 
     def __bool__(self) -> bool:
@@ -122,9 +124,9 @@ class GatedQueue(RequestQueue):
         return bool(self._inner if self.visible is None else self.visible)
 
     def __len__(self) -> int:
-        return len(self._inner) - len(self._taken)
+        return len(self._inner) - len(self.taken)
 
     def __iter__(self) -> Iterator[Request]:
-        if not self._taken:
+        if not self.taken:
             return iter(self._inner)
-        return iter([request for request in self._inner if request not in self._taken])
+        return iter([request for request in self._inner if request not in self.taken])

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.v1.request import Request
 
+from headgate.core.build import quick
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.core.request import Slo
@@ -40,6 +41,8 @@ class RequestMap:
         self._in_order = True
         self._lookup = Lookup(scheduler)
         self._pool = scheduler.kv_cache_manager.block_pool
+        queue = getattr(self._pool, "free_block_queue", None)
+        self._free: Any = queue if hasattr(queue, "num_free_blocks") else None
         self._blocks: int = scheduler._headgate_blocks
         self._block: int = scheduler.block_size
         self._groups: int = scheduler._headgate_groups
@@ -140,10 +143,11 @@ class RequestMap:
         """It is gone, with that many output tokens."""
         name = request.request_id
         entry = self.entries.get(name)
-        if entry is not None and (name in self._unready or name in self._aside):
-            self._live.back(entry)  # it left while it was away
-        self._unready.pop(name, None)
-        self._aside.pop(name, None)
+        if self._unready or self._aside:
+            if entry is not None and (name in self._unready or name in self._aside):
+                self._live.back(entry)  # it left while it was away
+            self._unready.pop(name, None)
+            self._aside.pop(name, None)
         if entry is None:
             return
         del self.entries[name], self.requests[entry.id]
@@ -151,7 +155,7 @@ class RequestMap:
         self._live.ledger.recount(entry, tokens)
         self._live.left(entry, how)
         for flight in self._live.flights:
-            scheduled = flight.output.num_scheduled_tokens
+            scheduled = flight.scheduled
             if name in scheduled:
                 self._live.wasted(scheduled[name])
 
@@ -170,6 +174,11 @@ class RequestMap:
 
     # -- steps --------------------------------------------------------------------------------------
 
+    def free_blocks(self) -> int:
+        """Of KV. Where vLLM's counter is where it has always been, its function need not be called."""
+        free: int = self._pool.get_num_free_blocks() if self._free is None else self._free.num_free_blocks
+        return free
+
     def ran(self, output: Any, seen: list[Request]) -> None:
         """Read from vLLM's answer what the step holds; `seen` are the waiting ones it could look at."""
         live, ledger, scheduled = self._live, self._live.ledger, output.num_scheduled_tokens
@@ -182,12 +191,13 @@ class RequestMap:
                 self._unready[request.request_id] = request
         chunks = tuple(self._chunks(scheduled)) if ledger.prefilling else ()
         decodes = len(scheduled) - len(chunks)
-        strays = decodes and (ledger.held or decodes != ledger.rolling)  # others ran than the ledger thinks
+        # Have others run than the ledger thinks?
+        strays = decodes > 0 and (len(ledger.held) > 0 or decodes != ledger.rolling)
         flight = live.ran(chunks, decodes, self._decodes(scheduled) if strays else None)
         if seen:
             self._look_at_refused(seen, decodes, sum([chunk.tokens for chunk in chunks]))
         if flight is not None:
-            flight.output = output
+            flight.output, flight.scheduled = output, scheduled
 
     def _look_at_refused(self, seen: list[Request], decodes: int, prompts: int) -> None:
         """The first prompt that vLLM tried and did not admit had no room: the policy may have counted on more
@@ -222,7 +232,7 @@ class RequestMap:
         """The tokens of that step are known. False: it was empty."""
         for flight in self._live.flights:
             if flight.output is output:
-                held: int = self._blocks - self._pool.get_num_free_blocks()
+                held = self._blocks - self.free_blocks()
                 self._live.done(flight, held * self._block // self._groups)
                 return True
         return False
@@ -247,7 +257,7 @@ class RequestMap:
             if tokens:
                 computed = request.num_computed_tokens
                 left = request.num_tokens - computed if request.is_prefill_chunk else 0
-                chunks.append(Chunk(entry, tokens, computed - tokens, left))
+                chunks.append(quick(Chunk, (entry, tokens, computed - tokens, left)))
         return chunks
 
     def _decodes(self, scheduled: dict[str, int]) -> list[int]:

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError, unknown
-from headgate.core.policy import End, Steps
+from headgate.core.policy import COMPLETE, End, Steps
 from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
@@ -27,6 +27,7 @@ GATES = ("forecast", "paper", "fit")
 SEATS = ("forecast", "planned", "fixed")
 GATE_OF, SEATS_OF = {"paper": "paper", "literal": "paper"}, {"paper": "planned", "literal": "fixed"}
 NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper's public code
+LEARNED_AT_ONCE = 64  # requests that left
 LEAST_SEATS = 16  # and a tenth of the most: fewer would starve the engine
 
 
@@ -86,6 +87,8 @@ class AdaptiveExclusive(Exclusive):
         self._completed = OutputHazard(window)  # these alone, in full, as the paper fits them
         self._prompts = Window(window)
         self._computed = Window(window)  # of those, what no cache had
+        # Not yet in these, which only a plan reads: iterations, whether it ended, when; prompt, computed.
+        self._unlearned: list[tuple[int, bool, int, int, int]] = []
         self._running: dict[int, Request] = {}  # those that decode
         self._iterations = 0
         self._left = 0  # completions since the last plan
@@ -130,14 +133,24 @@ class AdaptiveExclusive(Exclusive):
         decoded = request.generated - 1  # the prompt brought the first token
         if decoded < 1:
             return
-        self._hazard.update(decoded, how in (End.STOPPED, End.LIMIT), self._iterations)
-        self._completed.update(decoded, how in (End.STOPPED, End.LIMIT))
-        self._prompts.update(request.prompt)
-        self._computed.update(uncached(request))
+        ended = how in COMPLETE
+        self._unlearned.append((decoded, ended, self._iterations, request.prompt, uncached(request)))
         self._left += 1
-        if self._left >= self.review and len(self._hazard) >= self.warm and self._memory:
+        due = self._left >= self.review and self._memory is not None
+        if due or len(self._unlearned) >= LEARNED_AT_ONCE:
+            self._learn()
+        if due and len(self._hazard) >= self.warm:
             self._left = 0
             self._plan_anew()
+
+    def _learn(self) -> None:
+        """Several requests one after the other: the first of them pays for what the caches have lost."""
+        for decoded, ended, at, prompt, computed in self._unlearned:
+            self._hazard.update(decoded, ended, at)
+            self._completed.update(decoded, ended)
+            self._prompts.update(prompt)
+            self._computed.update(computed)
+        self._unlearned = []
 
     # -- what it plans ------------------------------------------------------------------------------
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil, inf
 
-from headgate.core.build import mypyc_attr
+from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import InputError, unknown
-from headgate.core.plan import Plan
+from headgate.core.plan import Plan, Until
 from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
@@ -154,8 +154,10 @@ class ExclusivePlus(BatchPolicy):
         surge = max(1.0, self._surge - self._demand + 1)
         if until.finishes <= self._left and until.arrivals <= surge:
             return plan
-        finishes, arrivals = min(until.finishes, self._left), min(until.arrivals, surge)
-        return plan._replace(until=until._replace(finishes=finishes, arrivals=arrivals))
+        steps, time, arrivals, prefills, finishes = until
+        until = quick(Until, (steps, time, min(arrivals, surge), prefills, min(finishes, self._left)))
+        decode, prefill, budget, chunk, evict, _, reject = plan
+        return quick(Plan, (decode, prefill, budget, chunk, evict, until, reject))
 
     def _decide(self, now: float) -> None:
         """Which mode is wanted from now on."""
@@ -198,6 +200,6 @@ class ExclusivePlus(BatchPolicy):
         return max(1, min(self.slots, fit))
 
     def _count(self, now: float, by: int) -> None:
-        self._smoothed.update(min(self._demand, self.slots), max(0.0, now - self._seen))
+        self._smoothed.update(float(min(self._demand, self.slots)), max(0.0, now - self._seen))
         self._seen = max(self._seen, now)
         self._demand += by

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from itertools import islice
 from math import inf
 
-from headgate.core.build import mypyc_attr
+from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import InputError, unknown
-from headgate.core.plan import ALL, NONE, Plan
+from headgate.core.plan import ALL, EACH_STEP, NONE, Plan, plan_of
 from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
@@ -17,13 +17,14 @@ from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.keep.learned import LearnedCost
 from headgate.methods.keep.order import Waiting
 from headgate.methods.keep.prices import Load, Prices, Prompts
-from headgate.methods.keep.step import Chooser, Kind, Now, Step
+from headgate.methods.keep.step import APART, DECODES, Chooser, Now, Step
 from headgate.methods.keep.trust import Trust
 from headgate.methods.mixed.mixed import NO_PLACE_LEFT, NOBODY_WAITS
 
-DECODES = Plan(ALL)
+DECODES_ALONE = Plan(ALL)
 UNPROMISED = 2.0  # seconds between tokens of decodes without a promise, where others have one
 SAMPLE = 2048  # prompt tokens: the chunk from which the pace of prompts is taken
+SAMPLED = Prompts([(0, SAMPLE)]).first(SAMPLE)
 LEAST_SHARE = 0.1  # of the time that prompts have at least, for that pace
 REFUSE = ("never", "predicted")
 LOOK = 4  # steps with prompts beside decodes, one after the other, before decodes run alone to time a launch
@@ -112,7 +113,6 @@ class Keep(BatchPolicy):
         self._promised += self._has_promise(request)
 
     def admitted(self, request: Request, now: float) -> None:
-        self.plain.admitted(request, now)
         self._waiting.drop(request)
         self._waiting.admitted(request, now)
 
@@ -158,16 +158,15 @@ class Keep(BatchPolicy):
         self._prices.slow.overlaps = True
         start = steps.ends[-2] if len(steps.ends) > 1 else steps.start
         read = steps.context + (len(steps.ends) - 1) * steps.decodes
-        gpu = self._prices.decodes(Load(steps.decodes, read))
+        gpu = self._prices.decodes(quick(Load, (steps.decodes, read)))
         self._prices.slow.saw(steps.ends[-1] - start, step.launch, gpu)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         """The step is composed: count what decodes have waited for it."""
-        self.plain.planned(plan, now, gauges)
         step = self._step
         if plan.decode is not NONE or step is None or not self._decoding:
             self._since, self._pieces, self._newest = 0.0, 0, 0.0
-            self._last = None if step is None or step.kind is Kind.DECODES else step.seconds
+            self._last = None if step is None or step.kind is DECODES else step.seconds
             self._together = 0 if self._last is None else self._together + 1
         else:
             if self._pieces:
@@ -175,8 +174,8 @@ class Keep(BatchPolicy):
             self._since += step.seconds
             self._newest = step.seconds
             self._pieces += 1
-        if step is not None and step.kind is not Kind.DECODES and self._decoding:
-            self._apart = step.kind is Kind.APART
+        if step is not None and step.kind is not DECODES and self._decoding:
+            self._apart = step.kind is APART
             if not step.kept:
                 self.trust.excuse()
 
@@ -202,7 +201,9 @@ class Keep(BatchPolicy):
 
     def _gap(self) -> float:
         """Seconds that may pass between two tokens, after the margin."""
-        tightest = min(self._gaps, default=inf)
+        tightest = inf
+        for gap in self._gaps:
+            tightest = min(tightest, gap)
         return self.trust.value * (UNPROMISED if tightest == inf else tightest)
 
     # -- what it decides ----------------------------------------------------------------------------
@@ -221,23 +222,23 @@ class Keep(BatchPolicy):
             return NOBODY_WAITS
         if not view.prefilling and not self.refuse and decodes >= min(self.slots, view.limits.running):
             return NO_PLACE_LEFT
-        now = Now(_load(view), self._gap(), self._since, self._apart, self._newest, self._last)
+        now = quick(Now, (_load(view), self._gap(), self._since, self._apart, self._newest, self._last))
         reject = self._hopeless(view, now) if self.refuse else ()
         prompts = self._candidates(view, now, budget, frozenset(reject))
-        plan = self._compose(view, prompts, now, budget) if prompts else DECODES
+        plan = self._compose(view, prompts, now, budget) if prompts else DECODES_ALONE
         return plan._replace(reject=reject) if reject else plan
 
     def _compose(self, view: View, prompts: list[Request], now: Now, budget: int) -> Plan:
         """The chosen step as a plan."""
         decodes, width = now.load.decodes, view.limits.decode_width
-        parts = Prompts((each.prompt + each.generated - each.todo, each.todo) for each in prompts)
         if decodes and self._pieces >= MOST_PIECES:
-            return DECODES
+            return DECODES_ALONE
+        parts = Prompts([(each.prompt + each.generated - each.todo, each.todo) for each in prompts])
         step = self._chooser.choose(now, parts, budget, budget - decodes * width)
-        if step.kind is Kind.DECODES or (step.kind is Kind.APART and not self._due(view, parts.total, step)):
-            return DECODES
+        if step.kind is DECODES or (step.kind is APART and not self._due(view, parts.total, step)):
+            return DECODES_ALONE
         if self._together >= LOOK and self._prices.sticks_out(now.load, step.launch):
-            return DECODES  # beside prompts no step waits for a launch, and nothing would be learned
+            return DECODES_ALONE  # beside prompts no step waits for a launch, and nothing would be learned
         self._step = step
         ids, room = [], step.tokens
         for request in prompts:
@@ -245,9 +246,8 @@ class Keep(BatchPolicy):
                 break
             ids.append(request.id)
             room -= request.todo
-        if step.kind is Kind.APART:
-            return Plan(NONE if decodes else ALL, tuple(ids), budget, step.tokens)
-        return Plan(ALL, tuple(ids), budget, step.tokens)
+        held = step.kind is APART and decodes
+        return plan_of(NONE if held else ALL, tuple(ids), budget, step.tokens, EACH_STEP)
 
     def _due(self, view: View, total: int, step: Step) -> bool:
         """Should prompts run apart now? Not while all of them may still wait for others to share the step."""
@@ -309,7 +309,7 @@ class Keep(BatchPolicy):
 
     def _pace(self, now: Now) -> float:
         """Seconds a prompt token takes while there is a backlog, decodes between included."""
-        token = self._prices.alone(Prompts([(0, SAMPLE)]).first(SAMPLE)) / SAMPLE
+        token = self._prices.alone(SAMPLED) / SAMPLE
         if not now.load.decodes:
             return token
         return token * now.gap / max(now.gap - self._prices.decodes(now.load), LEAST_SHARE * now.gap)
@@ -319,12 +319,12 @@ def _load(view: View) -> Load:
     """Decodes and what they read: the KV held less that of half-done prompts, and half a block each."""
     decodes = len(view.decoding)
     if not decodes:
-        return Load(0, 0)
+        return quick(Load, (0, 0))
     held = view.kv_total - view.kv_free + view.kv_shared
     for request in view.prefilling.values():
         held -= request.prompt + request.generated - request.todo
     held -= decodes * (view.limits.block - 1) // 2
-    return Load(decodes, max(decodes, held + decodes))
+    return quick(Load, (decodes, max(decodes, held + decodes)))
 
 
 def _check(ttft: float | None, tbt: float | None, patience: float, watermark: float) -> None:

@@ -81,7 +81,7 @@ class Prices:
         """Host time of a step with these prompts, as usual."""
         if self.host is None:
             return 0.0
-        return self.host.seconds(Shape(decodes, 0, cut.tokens, cut.behind, cut.chunks))
+        return self.host.seconds(quick(Shape, (decodes, 0, cut.tokens, cut.behind, cut.chunks)))
 
     def slow_launch(self, decodes: int, cut: Cut) -> float:
         """The same when the host is slow."""

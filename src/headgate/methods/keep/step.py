@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from headgate.core.build import mypyc_attr
+from headgate.core.build import mypyc_attr, quick
 from headgate.methods.keep.prices import Cut, Load, Prices, Prompts
 
 LEAST = 64  # prompt tokens of a step whose promise cannot be kept at all
@@ -22,6 +22,11 @@ class Kind(Enum):
     APART = "apart"  # prompts alone; decodes keep their KV
     TOGETHER = "together"
     DECODES = "decodes"
+
+
+APART: Final = Kind.APART  # an enum looks its members up
+TOGETHER: Final = Kind.TOGETHER
+DECODES: Final = Kind.DECODES
 
 
 class Step(NamedTuple):
@@ -58,10 +63,12 @@ def lag(launch: float, usual: float, decodes: float, last: float) -> float:
 
 def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
     """The most tokens that fit, to `NEAR`; 0 when not even `least` do. More tokens never fit better."""
-    if most < least or not fits(least):
+    if most < least:
         return 0
-    if fits(most):
+    if fits(most):  # as it mostly is
         return most
+    if most == least or not fits(least):
+        return 0
     low, high = least, most
     while high - low > NEAR:
         middle = (low + high) // 2
@@ -94,7 +101,7 @@ class Chooser:
         prices, load = self._prices, now.load
         most = min(budget, prompts.total)
         if not load.decodes:
-            return Step(Kind.APART, most, prices.alone(prompts.first(most)))
+            return quick(Step, (APART, most, prices.alone(prompts.first(most)), True, 0.0))
         beside = min(beside, prompts.total)
         least = min(LEAST, prompts.total)
         alone = self._apart(now, prompts, least, most)
@@ -102,17 +109,17 @@ class Chooser:
         kept = bool(alone or mixed)
         if not kept:
             if now.since > 0:
-                return Step(Kind.DECODES, 0, prices.decodes(load))
+                return quick(Step, (DECODES, 0, prices.decodes(load), True, 0.0))
             alone, mixed = min(least, budget), max(0, min(least, beside))
         apart = self._cheaper_apart(now, prompts, alone, mixed)
         if apart and not alone:
-            return Step(Kind.DECODES, 0, prices.decodes(load))
-        kind, tokens = (Kind.APART, alone) if apart else (Kind.TOGETHER, mixed)
+            return quick(Step, (DECODES, 0, prices.decodes(load), True, 0.0))
+        kind, tokens = (APART, alone) if apart else (TOGETHER, mixed)
         if kept:
             tokens = self._graphed(load, prompts, kind, tokens)
         cut = prompts.first(tokens)
-        launch = prices.launch(0 if kind is Kind.APART else load.decodes, cut)
-        return Step(kind, tokens, self._price(load, cut, kind), kept, launch)
+        launch = prices.launch(0 if kind is APART else load.decodes, cut)
+        return quick(Step, (kind, tokens, self._price(load, cut, kind), kept, launch))
 
     def _apart(self, now: Now, prompts: Prompts, least: int, most: int) -> int:
         """The most prompt tokens that may run alone before the next decode step."""
@@ -124,7 +131,7 @@ class Chooser:
 
         def fits(tokens: int) -> bool:
             cut = prompts.first(tokens)
-            after = prices.decodes(Load(load.decodes + cut.done, load.context + cut.length))
+            after = prices.decodes(quick(Load, (load.decodes + cut.done, load.context + cut.length)))
             launch = prices.slow_launch(0, cut)
             late = lag(launch, prices.launch(0, cut), before, last) + stalled(now, launch)
             return now.since + prices.alone(cut) + after + late <= now.gap
@@ -169,7 +176,7 @@ class Chooser:
         Beyond the largest graph kernels are launched one by one. That matters only while the host takes
         longer than the GPU.
         """
-        beside = load.decodes if kind is Kind.TOGETHER else 0
+        beside = load.decodes if kind is TOGETHER else 0
         fewer = self._prices.graph - beside
         if not LEAST <= fewer < tokens:
             return tokens
@@ -183,4 +190,4 @@ class Chooser:
         return fewer if rates[0] > rates[1] else tokens
 
     def _price(self, load: Load, cut: Cut, kind: Kind) -> float:
-        return self._prices.alone(cut) if kind is Kind.APART else self._prices.together(load, cut)
+        return self._prices.alone(cut) if kind is APART else self._prices.together(load, cut)

@@ -6,9 +6,9 @@ from itertools import islice
 from math import inf
 from typing import ClassVar
 
-from headgate.core.build import mypyc_attr, quick
+from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
-from headgate.core.plan import ALL, Plan, Until
+from headgate.core.plan import ALL, EACH_STEP, Plan, Until, plan_of
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Request
 from headgate.core.view import View
@@ -72,8 +72,8 @@ class Mixed(BatchPolicy):
         if not prompts:
             return NO_PLACE_LEFT
         if len(prompts) == len(waiting) + len(prefilling):  # the same until a request arrives
-            return quick(Plan, (ALL, tuple(prompts), self.budget, inf, (), ARRIVAL, ()))
-        return Plan(ALL, tuple(prompts), self.budget)
+            return plan_of(ALL, tuple(prompts), self.budget, inf, ARRIVAL)
+        return plan_of(ALL, tuple(prompts), self.budget, inf, EACH_STEP)
 
     def _admit(self, view: View, seats: int, room: int, prompts: list[int]) -> None:
         """Add new prompts in the order of the queue; none if the first cannot fit before one leaves."""

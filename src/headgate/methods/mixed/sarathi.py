@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from headgate.core.errors import unknown
 from headgate.core.plan import ALL, Plan
+from headgate.core.policy import End
+from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.methods.mixed.mixed import NOBODY_WAITS, Mixed
-from headgate.methods.orders import Ordered, order_of, share
+from headgate.methods.orders import entering, order_of, share
 
 KNOWN_ORDERS = ("arrival", "shortest", "priority")
 
 
-class Sarathi(Ordered, Mixed):
+class Sarathi(Mixed):
     """Mixed batching with an order for new prompts and a watermark of KV that they may not take.
 
     Only prompts that have not started are ordered; one that has is never overtaken.
@@ -39,11 +41,22 @@ class Sarathi(Ordered, Mixed):
         ageing: float = 0.0,
         watermark: float = 0.01,
     ) -> None:
-        Mixed.__init__(self, slots, budget)
+        super().__init__(slots, budget)
         if order not in KNOWN_ORDERS:
             raise unknown("order of sarathi", order, KNOWN_ORDERS)
         self.order = order_of("sarathi", order, ageing, promise=1.0, pace=0.0)
         self.watermark = share("sarathi", "watermark", watermark)
+
+    def arrived(self, request: Request, now: float) -> None:
+        self.order.add(request)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """It waits no longer; if it is ever evicted the view shows it first."""
+        self.order.drop(request)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It may have left the queue."""
+        self.order.drop(request)
 
     def plan(self, view: View) -> Plan:
         """All decodes; half-done prompts, then new ones in order while seats, budget and KV last."""
@@ -58,7 +71,7 @@ class Sarathi(Ordered, Mixed):
                 room -= request.todo
         half_done = len(prompts)
         seats = min(self.slots, view.limits.running) - decodes - len(prefilling)
-        prompts += self._entering(view, seats, room)[0]
+        prompts += entering(view, self.order, self.watermark, seats, room)[0]
         if not prompts:
             return Plan(ALL, until=self.order.blocked)
         if half_done == len(prompts) and not view.waiting:  # the same until a request arrives

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite, log
 
-from headgate.core.build import mypyc_attr
+from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import InputError, unknown
 from headgate.core.policy import Steps
 from headgate.core.view import View
@@ -88,7 +88,7 @@ class Margin:
         decodes = len(view.decoding)
         tokens = max(1, budget - decodes * view.limits.decode_width)
         held = view.kv_total - view.kv_free + view.kv_shared + decodes
-        return self._cost.seconds(Shape(decodes, held, tokens, behind(view)))
+        return self._cost.seconds(quick(Shape, (decodes, held, tokens, behind(view), ())))
 
 
 def behind(view: View) -> int:

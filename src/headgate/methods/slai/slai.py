@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import nsmallest
 from math import inf
 
-from headgate.core.build import mypyc_attr
+from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import InputError
-from headgate.core.plan import ALL, Plan, Until
-from headgate.core.policy import End, Steps
+from headgate.core.plan import ALL, EACH_STEP, Plan, Until, plan_of
+from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import Shape, StepCost
-from headgate.methods.orders import Ordered, order_of, share
+from headgate.methods.orders import entering, order_of, share
 from headgate.methods.slai.due_dates import LAST, DueDates
 from headgate.methods.slai.margins import Margin, behind
 
@@ -24,10 +24,11 @@ COARSE = 32  # the largest chunk is found to this part of the budget
 Promised = list[tuple[float, DueDates]]  # decodes by promise
 NOBODY_WAITS = Until(arrivals=1)
 NO_SEAT = Until(finishes=1)
+ALL_UNTIL = {until: Plan(ALL, until=until) for until in (NOBODY_WAITS, NO_SEAT)}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class Slai(Ordered):
+class Slai(BatchPolicy):
     """Give tokens first to decodes that would be late otherwise, then run prompts, then the other decodes.
 
     A decode is *critical* when its next token is due within `offset` steps. Each step takes: critical
@@ -88,6 +89,7 @@ class Slai(Ordered):
         self._cost = cost
         self._between = between_tokens
         self._running: dict[float, DueDates] = {}  # those that decode, by their promise
+        self._known = 0  # how many those are
         self._served: float | None = None  # when all of them last got a token together
 
     def gauges(self) -> Mapping[str, float]:
@@ -96,25 +98,35 @@ class Slai(Ordered):
 
     # -- events -------------------------------------------------------------------------------------
 
+    def arrived(self, request: Request, now: float) -> None:
+        self.order.add(request)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """It waits no longer; if it is ever evicted the view shows it first."""
+        self.order.drop(request)
+
     def prefilled(self, request: Request, now: float) -> None:
         """It decodes from now on."""
-        self._running.setdefault(self._promise(request), DueDates()).join(request)
+        promise = self._promise(request)
+        dues = self._running.get(promise)
+        if dues is None:
+            dues = self._running[promise] = DueDates()
+        self._known -= len(dues)
+        dues.join(request)
+        self._known += len(dues)
 
     def evicted(self, request: Request, now: float) -> None:
         """It does not decode any more."""
         self._forget(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        super().finished(request, now, how)
+        self.order.drop(request)
         self._forget(request)
 
     def stepped(self, steps: Steps) -> None:
         """Learn how long steps are, and whether all requests got a token."""
         self.margin.ran(steps)
-        self._served = steps.ends[-1] if steps.decodes == self._known() else None
-
-    def _known(self) -> int:
-        return sum(map(len, self._running.values()))
+        self._served = steps.ends[-1] if steps.decodes == self._known else None
 
     def _promise(self, request: Request) -> float:
         promise = request.slo.between_tokens
@@ -123,9 +135,11 @@ class Slai(Ordered):
     def _forget(self, request: Request) -> None:
         promise = self._promise(request)
         dues = self._running.get(promise)
-        if dues:
+        if dues is not None:
+            self._known -= len(dues)
             dues.leave(request)
-            if not dues:
+            self._known += len(dues)
+            if not len(dues):
                 del self._running[promise]
 
     # -- what it decides ----------------------------------------------------------------------------
@@ -138,7 +152,7 @@ class Slai(Ordered):
             seats = self._seats(view)
             if seats <= 0:
                 return self._everybody(view, NO_SEAT)
-            if not self._entering(view, seats, 1)[0]:
+            if not entering(view, self.order, self.watermark, seats, 1)[0]:
                 return self._everybody(view, self.order.blocked)
         width, budget = view.limits.decode_width, min(self.budget, view.limits.batch_tokens)
         most = min(self.decodes, (budget - 1) // width)
@@ -151,26 +165,27 @@ class Slai(Ordered):
             if room > 0:
                 prompts.append(request.id)
                 room -= request.todo
-        entering, room = self._entering(view, self._seats(view), room)
+        new, room = entering(view, self.order, self.watermark, self._seats(view), room)
+        prompts += new
         if critical is None:
-            return Plan(ALL, (*prompts, *entering), budget, chunk)
+            return plan_of(ALL, tuple(prompts), budget, chunk, EACH_STEP)
         if room > 0 and must < len(view.decoding):
             rest = len(view.decoding) - must
             more = min(rest, room // width, most - must)
             more = step.most_decodes(must, more, chunk - room)
             if more == rest:  # nobody need be named
-                return Plan(ALL, (*prompts, *entering), budget, chunk)
+                return plan_of(ALL, tuple(prompts), budget, chunk, EACH_STEP)
             first = frozenset(critical)
             others = [id for id in view.decoding if id not in first]
             critical += self._earliest(view, others, more)
         decode = ALL if len(critical) == len(view.decoding) else frozenset(critical)
-        return Plan(decode, (*prompts, *entering), budget, chunk)
+        return plan_of(decode, tuple(prompts), budget, chunk, EACH_STEP)
 
     def _everybody(self, view: View, until: Until) -> Plan:
         """Every decode, or as many as a step may have."""
         most = min(self.decodes, self.budget // view.limits.decode_width)
         if len(view.decoding) <= most:
-            return Plan(ALL, until=until)
+            return ALL_UNTIL.get(until) or Plan(ALL, until=until)
         return Plan(frozenset(self._earliest(view, [*view.decoding], most)), budget=self.budget)
 
     def _seats(self, view: View) -> int:
@@ -187,7 +202,7 @@ class Slai(Ordered):
         longest = min(self._running) if self.shrink else inf
         seats = min(self.slots, view.limits.running)
         margin, latest = self.margin.seconds(view, budget, seats, longest), inf
-        if len(self._running) == 1 and longest <= margin and self._known() == len(view.decoding) <= most:
+        if len(self._running) == 1 and longest <= margin and self._known == len(view.decoding) <= most:
             if self._served is None:
                 return None, longest + view.oldest_token, others
             self._running[longest].served(self._served)
@@ -206,7 +221,7 @@ class Slai(Ordered):
                 others.append((promise, dues))
             else:
                 latest = min(latest, promise + self._served)
-        if self._known() != len(view.decoding):  # a live engine's news may be a step late
+        if self._known != len(view.decoding):  # a live engine's news may be a step late
             critical = [id for id in critical if id in view.decoding]
         return self._earliest(view, critical, most), latest, others
 
@@ -248,7 +263,7 @@ class _Step:
         return self._most(0, more, lambda joining: self._takes(decodes + joining, tokens))
 
     def _takes(self, decodes: int, tokens: int) -> float:
-        return self._seconds(Shape(decodes, int(self._each * decodes), tokens, self._behind))
+        return self._seconds(quick(Shape, (decodes, int(self._each * decodes), tokens, self._behind, ())))
 
     def _allow(self, latest: float) -> None:
         self._allowance = (latest - self._now) * TRUSTED

@@ -1,0 +1,117 @@
+"""What is called in every step: plan, turn the knobs, call vLLM's `schedule` once, read the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import Request, RequestStatus
+
+from headgate.core.errors import one_line
+from headgate.core.policy import End
+from headgate.live.engine.events import LOG
+from headgate.live.engine.live import Live
+from headgate.live.vllm.knobs import NOBODY, Knobs
+from headgate.live.vllm.refusals import tell_refused
+from headgate.live.vllm.request_map import RequestMap
+
+UNPAUSED, PAUSED_ALL = PauseState.UNPAUSED, PauseState.PAUSED_ALL
+STOPPED, LIMIT = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
+ENDS = {
+    RequestStatus.FINISHED_REPETITION: End.LIMIT,  # its own limit on repeating itself
+    RequestStatus.FINISHED_IGNORED: End.REFUSED,
+}
+
+
+class Hooks:
+    """Around vLLM's two functions of a step, and guards for the others. `broken`: our part has failed, and is
+    left out.
+
+    No part of vLLM's scheduler, so that it can be compiled: its attributes are found without a look-up.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        live: Live,
+        books: RequestMap,
+        knobs: Knobs,
+        schedule: Callable[..., Any],
+        update: Callable[..., Any],
+    ) -> None:
+        self.broken = False
+        self._scheduler = scheduler
+        self._live, self._books, self._knobs = live, books, knobs
+        self._schedule, self._update = schedule, update  # vLLM's own
+
+    def schedule(self, throttle_prefills: Any = False) -> Any:
+        """Have vLLM compose a step as the policy plans it."""
+        state, vllm = self._scheduler._pause_state, self._schedule
+        if state is not UNPAUSED:
+            self.guarded(self._live.paused)
+        if self.broken or state is PAUSED_ALL:
+            return vllm(throttle_prefills) if throttle_prefills else vllm()
+        knobs = self._knobs
+        seen = NOBODY
+        try:
+            seen = knobs.prepare(bool(throttle_prefills))
+        except Exception as error:
+            self._failed(error)
+        try:
+            output = vllm(throttle_prefills) if throttle_prefills else vllm()
+        finally:
+            knobs.restore()
+        if not self.broken:
+            try:
+                self._books.ran(output, seen)
+            except Exception as error:
+                self._failed(error)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """The tokens of a step are known."""
+        books = self._books
+        ran = False
+        if not self.broken:
+            try:
+                ran = books.done(scheduler_output)
+            except Exception as error:
+                self._failed(error)
+        result = self._update(scheduler_output, model_runner_output)
+        if ran and books.speculates:
+            self.guarded(books.recount, scheduler_output.num_scheduled_tokens)
+        if books.turned_away:
+            turned_away, books.turned_away = books.turned_away, []
+            tell_refused(turned_away, result)
+        return result
+
+    def freed(self, request: Request) -> None:
+        """A request is gone."""
+        if self.broken:
+            return
+        try:
+            status = request.status
+            how = End.STOPPED if status is STOPPED else End.LIMIT if status is LIMIT else None
+            how = how or ENDS.get(status, End.ABORTED)
+            self._books.left(request, how, request.num_output_tokens)
+        except Exception as error:
+            self._failed(error)
+
+    def guarded(self, part: Callable[..., Any], *args: Any) -> None:
+        """Do our part; if it fails, never again."""
+        if self.broken:
+            return
+        try:
+            part(*args)
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """Called where it was caught. The hooks of every step catch by themselves: a call less each."""
+        self.broken = True
+        with suppress(Exception):
+            LOG.exception("headgate failed; vLLM goes on without it")
+            self._live.fall(f"internal error: {one_line(error)}")
+        self._knobs.restore()
