@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from functools import wraps
 from importlib import import_module
 
 import pytest
@@ -40,6 +41,18 @@ def test_a_missing_method_is_named(monkeypatch, name):
 def test_a_renamed_argument_is_named(monkeypatch, name):
     monkeypatch.setattr(Scheduler, name, lambda self, other: None)
     _one_line(f"{name} lacks the argument {seams.METHODS[name][0]}")
+
+
+def test_a_new_argument_of_schedule_is_named(monkeypatch):
+    schedule = Scheduler.schedule
+
+    @wraps(schedule)
+    def longer(self, throttle_prefills=False, hurry=False):
+        return schedule(self, throttle_prefills)
+
+    longer.__signature__ = inspect.signature(longer, follow_wrapped=False)
+    monkeypatch.setattr(Scheduler, "schedule", longer)
+    _one_line("Scheduler.schedule asks for hurry")
 
 
 def test_another_way_to_look_into_the_cache_is_named(monkeypatch):

@@ -31,7 +31,7 @@ class Ema:
         """Equal values, n of them."""
         for _ in range(n):
             before = self._value
-            self._value = x if before is None else before + self._weight * (x - before)
+            self._value = float(x) if before is None else before + self._weight * (x - before)
             if self._value == before:  # a fixed point: further equal values change nothing
                 break
 
@@ -61,7 +61,7 @@ class TimedEma:
         for _ in range(n):
             before = self._value
             if before is None:
-                self._value = x
+                self._value = float(x)
                 continue
             constant = self._rising if x > before else self._falling
             self._value = before + (1 - exp(-seconds / constant)) * (x - before)

@@ -10,6 +10,8 @@ import pytest
 
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.view import Limits
+from headgate.methods.names import Exclusive
+from stub_engine import StubEngine
 from stub_scheduler import plug_in
 
 BLOCK, BLOCKS = 16, 6
@@ -105,3 +107,39 @@ def test_a_head_that_did_not_change_costs_no_full_look_up():
     assert cache.asked == 1
     cache.found[2].ref_cnt = 0  # its last holder has left
     assert lookup.look_at_head(entry, request) and entry.loose == BLOCK and cache.asked == 1
+
+
+class Looks:
+    """Stands for the look-up: counts, and finds something or nothing."""
+
+    def __init__(self, found_nothing: bool) -> None:
+        self.found_nothing, self.asked = found_nothing, 0
+
+    def look(self, entry: Entry, request: Any) -> bool:
+        return False
+
+    def look_at_head(self, entry: Entry, request: Any) -> bool:
+        self.asked += 1
+        return False
+
+
+@pytest.mark.parametrize("found_nothing", [True, False])
+def test_decodes_alone_do_not_look_again_at_a_head_that_had_nothing(found_nothing):
+    """It has a seat, and the policy lets it wait: what prompts, arrivals or departures bring is looked up."""
+    engine = StubEngine(Exclusive(slots=8, refill=7))
+    engine.books._lookup = looks = Looks(found_nothing)
+    engine.add("first", 20, 60)
+    engine.add("second", 20, 12)
+    for _ in range(4):
+        engine.step()
+    engine.add("head", 20, 20)
+    engine.step()
+    before = looks.asked
+    for _ in range(4):
+        engine.step()
+    assert looks.asked - before == (0 if found_nothing else 4)
+    while "second" in engine.scheduler.requests:
+        engine.step()
+    before = looks.asked
+    engine.step()
+    assert looks.asked > before

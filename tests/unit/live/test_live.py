@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
-from headgate.live.engine.live import RESCUE_STEPS, LiveObserver
+from headgate.live.engine.live import GAUGES_EVERY, RESCUE_STEPS, LiveObserver
 from headgate.methods.names import BATCH, Exclusive, Mixed
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.engine import Engine
@@ -240,3 +241,69 @@ def test_times_are_those_of_the_step_whose_tokens_are_told():
     first_step_ends = log.steps[0][0]
     assert recorder.tables()["requests"]["first_token"].tolist() == [first_step_ends, first_step_ends]
     assert [step[0] for step in log.steps] == sorted(step[0] for step in log.steps)
+
+
+class Attentive(Mixed):
+    """Has it heard of every step that has ended, whenever it is asked or told of something else?"""
+
+    heard = together = 0
+
+    def stepped(self, steps):
+        assert len(steps.ends) == 1 or not steps.prefill
+        self.heard += len(steps.ends)
+        self.together = max(self.together, len(steps.ends))
+
+    def up_to_date(self):
+        counts, air = self.live.counts, len(self.live.flights)
+        assert self.heard == sum(counts.values()) - counts["empty"] - air
+
+    def plan(self, view):
+        self.up_to_date()
+        return super().plan(view)
+
+    def finished(self, request, now, how):
+        self.up_to_date()
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in-turn", "ahead"])
+def test_steps_are_told_together_but_before_anything_else(ahead):
+    log, policy = Log(), Attentive(slots=4, budget=64)
+    toy = ToyEngine(ENGINE, policy, small(output=20), (log,), ahead)
+    policy.live = toy.live
+    toy.run()
+    assert toy.live.fallen is None
+    assert policy.together > 1 and policy.heard == len(log.steps)
+
+
+class Counted(Mixed):
+    """How many plans it has made is its gauge."""
+
+    plans = 0
+
+    def plan(self, view):
+        self.plans += 1
+        return super().plan(view)
+
+    def gauges(self):
+        return {"plans": self.plans}
+
+
+class Gauges(LiveObserver):
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, float]] = []
+
+    def gauged(self, gauges, now):
+        self.seen.append((now, gauges["plans"]))
+
+
+def test_gauges_are_shown_a_few_times_a_second_and_the_last_are_not_forgotten():
+    engine = Engine(Line(0.01, 0.0, 0.0, 0.0, 0.0), 4000, 200, 64, 4, 4)
+    shown, policy = Gauges(), Counted(slots=4, budget=64)
+    work = Workload.of(
+        [20] * 12, [50 + 7 * row for row in range(12)], arrival=[0.02 * row for row in range(12)]
+    )
+    toy = ToyEngine(engine, policy, work, (shown,), ahead=True)
+    toy.run()
+    times, plans = zip(*shown.seen, strict=True)
+    assert min(b - a for a, b in pairwise(times)) >= GAUGES_EVERY
+    assert len(plans) < policy.plans == plans[-1]

@@ -79,11 +79,23 @@ class Events:
             self.tell()
         mine = getattr(self._tell, name)
         if mine:
-            self._to_policy(mine, entry, now if when is None else when)
+            try:
+                for hook in mine:
+                    hook(entry, now if when is None else when)
+            except Exception as error:
+                self._relieve(one_line(error))
         if self.waits_for is not None and name != "arrived":
             self.waits_for.later.append((name, entry, when))
             return
-        self._to_all(getattr(self._hear, name), entry, now if when is None else when)
+        self._about(name, entry, now if when is None else when)
+
+    def _about(self, name: str, entry: Entry, when: float) -> None:
+        """Observers hear of a request; `_to_all` would build a tuple for each."""
+        for hook in getattr(self._hear, name):
+            try:
+                hook(entry, when)
+            except Exception:
+                self._silence(hook)
 
     def finished(self, entry: Entry, now: float, how: End, air: Iterable[StepInFlight]) -> None:
         """A request left; what observers have still to hear of it, with steps in the air, goes first."""
@@ -95,7 +107,7 @@ class Events:
             for item in mine:
                 name, _, when = item
                 flight.later.remove(item)
-                self._to_all(getattr(self._hear, name), entry, now if when is None else when)
+                self._about(name, entry, now if when is None else when)
         self._to_all(self._hear.finished, entry, now, how)
 
     def away(self, entry: Entry, now: float) -> None:
@@ -154,7 +166,7 @@ class Events:
         """What had to wait for the end of this step."""
         self.tell()
         for name, entry, when in flight.later:
-            self._to_all(getattr(self._hear, name), entry, end if when is None else when)
+            self._about(name, entry, end if when is None else when)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         """A new plan is in force."""

@@ -10,7 +10,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from headgate.core.errors import one_line
-from headgate.core.policy import End
+from headgate.core.policy import COMPLETE, End
 from headgate.live.engine.events import LOG
 from headgate.live.engine.live import Live
 from headgate.live.vllm.knobs import NOBODY, Knobs
@@ -18,7 +18,8 @@ from headgate.live.vllm.refusals import tell_refused
 from headgate.live.vllm.request_map import RequestMap
 
 UNPAUSED, PAUSED_ALL = PauseState.UNPAUSED, PauseState.PAUSED_ALL
-STOPPED, LIMIT = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
+STOPPED, CAPPED = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
+END_STOPPED, END_LIMIT = COMPLETE
 ENDS = {
     RequestStatus.FINISHED_REPETITION: End.LIMIT,  # its own limit on repeating itself
     RequestStatus.FINISHED_IGNORED: End.REFUSED,
@@ -93,8 +94,12 @@ class Hooks:
             return
         try:
             status = request.status
-            how = End.STOPPED if status is STOPPED else End.LIMIT if status is LIMIT else None
-            how = how or ENDS.get(status, End.ABORTED)
+            if status is CAPPED:
+                how = END_LIMIT
+            elif status is STOPPED:
+                how = END_STOPPED
+            else:
+                how = ENDS.get(status, End.ABORTED)
             self._books.left(request, how, request.num_output_tokens)
         except Exception as error:
             self._failed(error)

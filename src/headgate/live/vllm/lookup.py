@@ -46,6 +46,12 @@ class Lookup:
         self._pool = _chained(self._coordinator, self._block)
         self._head: Found | None = None  # of the next in turn
 
+    @property
+    def found_nothing(self) -> bool:
+        """Was nothing of the next in turn in the cache?"""
+        head = self._head
+        return head is not None and not head.blocks
+
     def look_at_head(self, entry: Entry, request: Request) -> bool:
         """As `look`, of the request that is asked for at every step: as long as its first missing block stays
         away, only the blocks that were found can have changed.

@@ -39,6 +39,7 @@ class RequestMap:
         self._next = 0
         self._by_priority = scheduler.policy.value == "priority"
         self._in_order = True
+        self._look_again = True  # prompts ran, or a request came or left, since the head was looked up
         self._lookup = Lookup(scheduler)
         self._pool = scheduler.kv_cache_manager.block_pool
         queue = getattr(self._pool, "free_block_queue", None)
@@ -64,6 +65,7 @@ class RequestMap:
         if entry is None:
             entry = self._entry(request)
         entry.todo, entry.hit, entry.loose = max(1, request.num_tokens - request.num_computed_tokens), 0, 0
+        self._look_again = True
         self._lookup.look(entry, request)
         if known is None:
             live.arrive(entry)
@@ -112,8 +114,12 @@ class RequestMap:
     def _look_at_head(self) -> None:
         """The next in turn sees what is in the cache now."""
         live, ledger = self._live, self._live.ledger
-        if not live.lease.ended and len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
-            return  # it has no seat: what there is of it changes nothing
+        if not live.lease.ended:
+            if not self._look_again and self._lookup.found_nothing:
+                return  # decodes alone bring none of a prompt that had nothing there
+            if len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
+                return  # it has no seat: what there is of it changes nothing
+        self._look_again = False
         for entry in ledger.waiting.values():
             if self._lookup.look_at_head(entry, self.requests[entry.id]):
                 live.lease.ended = True
@@ -152,6 +158,7 @@ class RequestMap:
             return
         del self.entries[name], self.requests[entry.id]
         self.holding.pop(entry.id, None)
+        self._look_again = True
         self._live.ledger.recount(entry, tokens)
         self._live.left(entry, how)
         for flight in self._live.flights:
@@ -162,6 +169,7 @@ class RequestMap:
     def evicted(self, request: Request) -> None:
         entry = self.entries.get(request.request_id)
         if entry is not None:
+            self._look_again = True
             self._live.evicted(entry)
             self._in_order = False
 
@@ -190,6 +198,8 @@ class RequestMap:
                 self._away(request)
                 self._unready[request.request_id] = request
         chunks = tuple(self._chunks(scheduled)) if ledger.prefilling else ()
+        if chunks:
+            self._look_again = True
         decodes = len(scheduled) - len(chunks)
         # Have others run than the ledger thinks?
         strays = decodes > 0 and (len(ledger.held) > 0 or decodes != ledger.rolling)

@@ -25,6 +25,7 @@ METHODS = {
     "_handle_stopped_request": ("request",),
     "_is_blocked_waiting_status": ("status",),
 }
+PASSED_ON = ("self", "throttle_prefills")  # of `schedule`
 PROMOTE = ("_handle_blocked_waiting_request", "_try_promote_blocked_waiting_request")  # one of them
 QUEUE = (
     "add_request", "pop_request", "peek_request", "prepend_request", "prepend_requests",
@@ -105,5 +106,7 @@ def _methods(base: type) -> Iterator[str]:
         for argument in wanted:
             if argument not in has:
                 yield f"Scheduler.{name} lacks the argument {argument}"
+        if name == "schedule":
+            yield from (f"Scheduler.schedule asks for {it}" for it in has if it not in PASSED_ON)
     if not any(hasattr(base, name) for name in PROMOTE):
         yield f"Scheduler has none of {', '.join(PROMOTE)}"
