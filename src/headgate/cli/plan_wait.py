@@ -13,7 +13,7 @@ from headgate.cli.output import check_json, check_report
 from headgate.cli.pages import Report, tell
 from headgate.experiment.settings import Experiment
 
-EXAMPLES = """Thresholds of WAIT and Nested WAIT for this card and traffic, and their memory.
+EXAMPLES = """Thresholds of WAIT and Nested WAIT, and the memory they need.
 
 Prints the fluid equilibrium, thresholds per stage (fractional and, where
 they fit, whole), segments for outputs nobody can predict, and the memory
