@@ -47,7 +47,7 @@ def wait(
     found = plan_wait(words, wishes)
     setup = assumed(words, arrivals_said(words, "a share of what the card carries"), run=False)
     outside = outside_said(words, MIXED, min(found.mix.rate, found.most))
-    tell(wait_page(found, sys.argv[1:]), found.as_dict(), json, report, setup, outside)
+    tell(wait_page(found, sys.argv[1:]), found.as_dict(), json, report, setup, outside, found.alarm)
 
 
 wait.__doc__ = EXAMPLES
