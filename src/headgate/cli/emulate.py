@@ -54,7 +54,7 @@ def _check(options: Options) -> None:
         importlib.import_module("headgate.live.emulate.serve")
     except ImportError as error:
         raise InputError(
-            f'emulate needs the package {error.name}; pip install "headgate[emulate]", in a clone ".[emulate]"'
+            f'emulate needs package {error.name}; pip install "headgate[emulate]", in a clone ".[emulate]"'
         ) from None
     from headgate.live.emulate.faults import read_fault
     from headgate.live.emulate.made import Made

@@ -110,7 +110,7 @@ def _need_packages() -> None:
         importlib.import_module("headgate.live.route.app")
     except ImportError as error:
         raise InputError(
-            f'route needs the package {error.name}; pip install "headgate[route]", in a clone ".[route]"'
+            f'route needs package {error.name}; pip install "headgate[route]", in a clone ".[route]"'
         ) from None
 
 
