@@ -22,6 +22,8 @@ BODIES = {
     "millions of fields in a field": (b'{"x":{', b'"%d":0,', b'"z":0}}'),
     "millions of objects in a list": (b'{"messages":[', b'{"a":0},', b"0]}"),
     "millions of texts with a colon": (b'{"x":[', b'":",', b"0]}"),
+    "millions of texts with a bracket": (b'{"x":[', b'["["],', b"0]}"),
+    "brackets and quotes that never end": (b'{"x":', b'[{"', b""),
     "names that are read, in a list": (b'{"x":[', b",".join(NAMES) + b",", b"0]," + OWN + b"}"),
     "names that are read, in objects": (b'{"x":[', b"{" + OWN + b"},", b"0]," + OWN + b"}"),
 }

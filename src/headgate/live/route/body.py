@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
@@ -12,10 +11,9 @@ from headgate.live.route.answers import RefusedError
 
 DEPTH = 64
 FIELDS = 10_000  # of the body itself, not of what is in it; each takes 0.6 us of the event loop
-TEXT = re.compile(rb'"[^"]*+"')
 NOT_STRUCTURE = bytes(sorted(set(range(256)) - set(b'[]{}":')))
 STEP = bytes.maketrans(b'[{]}":', b"\x01\x01\xff\xff\x00\x00")  # what a character adds to the depth, as int8
-BLOCK = 1 << 16  # brackets and colons that are looked at together
+BLOCK = 1 << 16  # of them that are looked at together
 LOOKED_AT = (
     "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens",
     "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
@@ -147,17 +145,19 @@ def _is_small(body: bytes) -> bool:
 def _count_fields(body: bytes) -> int:
     """Fields of the body itself. Refuses deep nesting and too many fields before anything is made of them."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, NOT_STRUCTURE)
-    structure = TEXT.sub(b"", plain.replace(b'""', b""))
-    depth = fields = 0
-    for start in range(0, len(structure), BLOCK):
-        block = structure[start : start + BLOCK]
-        depths = depth + np.frombuffer(block.translate(STEP), dtype=np.int8).cumsum(dtype=np.int32)
+    marks, steps = np.frombuffer(plain, dtype=np.uint8), np.frombuffer(plain.translate(STEP), dtype=np.int8)
+    depth = fields = text = 0
+    for start in range(0, len(plain), BLOCK):
+        block = marks[start : start + BLOCK]
+        texts = (text + (block == ord('"')).cumsum(dtype=np.uint8)) & 1  # 1 from a quote to the next one
+        outside = texts == 0
+        depths = depth + (steps[start : start + BLOCK] * outside).cumsum(dtype=np.int32)
         if int(depths.max()) > DEPTH:
             raise RefusedError(400, "depth", f"the body nests deeper than {DEPTH} levels")
-        fields += int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8)[depths == 1] == ord(":")))
+        fields += int(np.count_nonzero((block == ord(":")) & outside & (depths == 1)))
         if fields > FIELDS:
             raise RefusedError(400, "fields", f"the body has more than {FIELDS} fields")
-        depth = int(depths[-1])
+        depth, text = int(depths[-1]), int(texts[-1])
     return fields
 
 

@@ -1,4 +1,5 @@
 import json
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 import headgate.live.route.body as body_module
 from headgate.live.route.answers import RefusedError
-from headgate.live.route.body import DEPTH, FIELDS, UNBOUNDED, read_body
+from headgate.live.route.body import BLOCK, DEPTH, FIELDS, UNBOUNDED, read_body
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -107,7 +108,8 @@ VALUES = st.recursive(
 )
 
 
-@given(st.lists(st.tuples(KEYS, VALUES)))
-def test_fields_are_counted_exactly(pairs: list[tuple[str, object]]) -> None:
+@given(st.lists(st.tuples(KEYS, VALUES)), st.sampled_from([1, 2, 7, BLOCK]))
+def test_fields_are_counted_exactly(pairs: list[tuple[str, object]], block: int) -> None:
     body = "{" + ", ".join(f"{json.dumps(key)} : {json.dumps(value)}" for key, value in pairs) + "}"
-    assert body_module._count_fields(body.encode()) == len(pairs)
+    with mock.patch.object(body_module, "BLOCK", block):
+        assert body_module._count_fields(body.encode()) == len(pairs)
