@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from headgate.cli.flags import PANELS
+
 VERBATIM = "\b\n"  # begins a paragraph of examples, as click has it
 EXAMPLE = re.compile(r"  headgate .*")
 CONTINUED = re.compile(r" \\\n +")
@@ -88,7 +90,8 @@ def _filled(text: str, width: int, first: str, others: str) -> str:
 
 
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    """What a command has of its own comes before the settings of runs."""
+    panels: dict[str, list[tuple[str, str]]] = {}
     for each in command.get_params(ctx):
         record = each.get_help_record(ctx)
         if record is not None:  # None: hidden
@@ -96,10 +99,11 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
             panels.setdefault(getattr(each, "rich_help_panel", None) or panel, []).append(_row(each, *record))
     labels = [label for rows in panels.values() for label, _ in rows]
     indent = 4 + max(len(label) for label in labels if len(label) <= LONGEST)
-    for panel, rows in panels.items():
-        if rows:
+    order = ["Arguments", "Options", *(panel for panel in panels if panel not in PANELS), *PANELS]
+    for panel in dict.fromkeys(order):
+        if panels.get(panel):
             with formatter.section(panel):
-                for label, text in rows:
+                for label, text in panels[panel]:
                     formatter.write(
                         _filled(text, formatter.width, f"  {label}  ".ljust(indent), " " * indent)
                     )

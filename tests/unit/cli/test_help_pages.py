@@ -43,3 +43,9 @@ def test_long_examples_are_broken_before_options():
 def test_a_switch_that_can_be_off_takes_one_place():
     page = CliRunner().invoke(app, ["doctor", "--help"]).output
     assert "--[no-]seams " in page and "--no-seams" not in page
+
+
+def test_what_a_command_has_of_its_own_comes_first():
+    page = CliRunner().invoke(app, ["plan", "capacity", "--help"]).output
+    heads = re.findall(r"^(\w+):$", page, re.MULTILINE)
+    assert heads == ["Arguments", "Options", "Search", "Policy", "Engine", "Lengths", "Load", "Trace"]
