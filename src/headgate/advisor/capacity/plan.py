@@ -12,6 +12,7 @@ from headgate.advisor.capacity.found import Found, at_the_edge, given_up
 from headgate.advisor.capacity.lengthening import REQUESTS, Lengthening
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Chosen, Contender, Progress
+from headgate.advisor.graph_size import small_graphs
 from headgate.advisor.set_up import set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
@@ -84,6 +85,7 @@ def plan_capacity(
     ideal, limited = start.bounds()
     chosen, notes = choose(policies, settings, engine)
     notes += start.notes(fleet=False)
+    notes += small_graphs(engine, levels, (each.policy for each in chosen.values()))
     droppable = frozenset(chosen) - frozenset(policies)
     length = Lengthening(start, chosen, levels, ideal.rate, droppable, folder)
     searched = length.search(progress)
