@@ -52,7 +52,7 @@ def main() -> int:
         pins = ROOT / "requirements-dev.txt"
         subprocess.run([bin / "pip", "install", "--quiet", "--constraint", pins, *NEEDED], check=True)
         suites = [str(ROOT / suite) for suite in SUITES]
-        pytest = [bin / "pytest", "-c", ROOT / "pyproject.toml", "-n", "2"]
+        pytest: list[str | Path] = [bin / "pytest", "-n", "2", "-c", ROOT / "pyproject.toml"]
         if subprocess.run([*pytest, *suites], cwd=folder).returncode:
             wrong.append(f"tests fail: {', '.join(SUITES)}")
     for line in wrong:
