@@ -43,5 +43,7 @@ def main(model: str, dtype: str = "auto") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("name a model: python serve_with_vllm.py MODEL [DTYPE]")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     main(*sys.argv[1:])

@@ -108,7 +108,8 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """The names under which headings can be reached, as the site makes them."""
+    """The names under which headings can be reached, as the site makes them, and anchors of their own."""
     heads = re.findall(r"^#+ +(.*?)\s*$", FENCE.sub("", text), re.M)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head) for head in heads]
-    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in plain}
+    named = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in plain}
+    return named.union(re.findall(r'<a id="([^"]+)"></a>', text))

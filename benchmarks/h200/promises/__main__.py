@@ -198,7 +198,7 @@ def main(argv: list[str]) -> None:
     try:
         for text in asked.loads:
             parse(text)
-        server = attach(asked.home) if asked.attach else start(asked, settings(asked, asked.arms[0]))
+        server = attach(asked) if asked.attach else start(asked, settings(asked, asked.arms[0]))
     except InputError as error:
         sys.exit(f"error: {error}")
     try:

@@ -24,6 +24,7 @@ SCHEDULER = "headgate.vllm.scheduler"
 WATCHED = "benchmarks.h200.promises.watch.scheduler"
 MODEL = "shape"
 SHAPES = {"qwen3-8b": models.QWEN3_8B, "qwen3-30b-a3b": models.QWEN3_30B_A3B, "tiny": models.TINY}
+FLAGS = ("model", "graph", "budget", "slots", "model_len", "api_servers", "watch", "no_plugin", "flags")
 START = 900.0  # seconds at most
 SWITCH = 60.0  # seconds at most until the plug-in has read its settings again
 READ_AGAIN = "settings read again"
@@ -124,9 +125,9 @@ def start(asked: Namespace, first: dict[str, Any]) -> Server:
             start_new_session=True,
         )
     server = Server(home, child.pid, port, shape, not asked.no_plugin)
-    (home / "server.json").write_text(
-        json.dumps({"pid": child.pid, "port": port, "shape": name, "plugin": server.plugin})
-    )
+    flags = {key: getattr(asked, key) for key in FLAGS}
+    known = {"pid": child.pid, "port": port, "shape": name, "plugin": server.plugin, "flags": flags}
+    (home / "server.json").write_text(json.dumps(known))
     end = time.monotonic() + START
     while not _healthy(port):
         if child.poll() is not None or time.monotonic() > end:
@@ -136,12 +137,14 @@ def start(asked: Namespace, first: dict[str, Any]) -> Server:
     return server
 
 
-def attach(home: Path) -> Server:
-    """The server that an earlier call left running."""
+def attach(asked: Namespace) -> Server:
+    """The server that an earlier call left running; `asked` then says what that call said of it."""
+    home: Path = asked.home
     try:
         known = json.loads((home / "server.json").read_text())
     except OSError:
         raise SystemExit(f"error: no server was left in {home}; leave --attach out to start one") from None
+    vars(asked).update(known["flags"])
     server = Server(home, known["pid"], known["port"], SHAPES[known["shape"]], known["plugin"])
     if not _healthy(server.port):
         raise SystemExit(f"error: no server on port {server.port}; leave --attach out to start one")

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,13 +22,14 @@ COUNTS = ("num_device_alloc", "num_device_free", "num_alloc_retries", "num_sync_
 
 def scheduler(**given: Any) -> Any:
     """As `headgate.vllm.scheduler`."""
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-
     from headgate.vllm import scheduler as make
 
     watch = Watch((Path(os.environ["HEADGATE_CONFIG"]).parent / FILE).open("w", buffering=1))
-    GPUModelRunner.execute_model = watch.execute(GPUModelRunner.execute_model)
-    GPUModelRunner.sample_tokens = watch.sample(GPUModelRunner.sample_tokens)
+    new = given["vllm_config"].use_v2_model_runner  # not for every model: Qwen3's experts have the older one
+    module = "vllm.v1.worker.gpu.model_runner" if new else "vllm.v1.worker.gpu_model_runner"
+    runner = import_module(module).GPUModelRunner
+    runner.execute_model = watch.execute(runner.execute_model)
+    runner.sample_tokens = watch.sample(runner.sample_tokens)
     return make(**given)
 
 

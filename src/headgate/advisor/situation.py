@@ -144,7 +144,7 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
     means = float(prompts.mean()), float(decodes.mean())
     lengths = Lengths(*means, float(prompts.std()), float(decodes.std()))
     notes = [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
-    if engine.prefix_cache and (hits := _hits(workload, engine, kv_tokens)).any():
+    if engine.prefix_cache and (hits := prefix_hits(workload, engine, kv_tokens)).any():
         computed = prompts - hits
         lengths = lengths._replace(uncached=(float(computed.mean()), float(computed.std())))
         notes.append(CACHED if workload.contents is not None else RECORDED)
@@ -167,7 +167,7 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
     )
 
 
-def _hits(workload: Workload, engine: Engine, kv_tokens: float) -> NDArray[np.int64]:
+def prefix_hits(workload: Workload, engine: Engine, kv_tokens: float) -> NDArray[np.int64]:
     """Cached tokens of the requests that the engine would take."""
     blocks = int(kv_tokens // engine.block) if isfinite(kv_tokens) else ENDLESS
     return found_again(workload, engine.block, blocks)[workload.prompt < engine.longest]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from typing import Any
 
 import typer
 
@@ -17,6 +18,7 @@ from headgate.cli.compare import compare
 from headgate.cli.demo import demo
 from headgate.cli.doctor import doctor
 from headgate.cli.emulate import emulate
+from headgate.cli.help import Application
 from headgate.cli.plan import plan
 from headgate.cli.report import report
 from headgate.cli.reproduce import reproduce
@@ -34,10 +36,8 @@ INTERRUPTED = 130  # exit code, as shells have it
 # Typer brings its own copy of click from some version on; this is the base of all usage errors in either.
 UsageFault = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
-app = typer.Typer(
+app = Application(
     help="headgate decides when the prefill and decode work of an LLM run on a GPU.",
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -78,7 +78,7 @@ def main() -> None:
     _replace_closed_streams()
     _take_colours_off()
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="headgate", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # newer releases of typer make this of an interrupt, without a word
             _say("interrupted", INTERRUPTED)
@@ -97,12 +97,17 @@ def main() -> None:
     except Exception as error:
         if not isinstance(error, UsageFault):
             raise
-        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        path = str(getattr(getattr(error, "ctx", None), "command_path", None) or "").split(" ")[1:]
-        code = (
-            _say(f"{message}; see {' '.join(['headgate', *path, '--help'])}", 2) if message else 2
-        )  # the help was shown instead
+        code = _refuse(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(error: Any) -> int:
+    """A wrong command line, or a group without a command, which shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+        return 2
+    path = str(getattr(getattr(error, "ctx", None), "command_path", None) or "headgate")
+    return _say(f"{error.format_message().rstrip('.')}; see {path} --help", 2)
 
 
 def _replace_closed_streams() -> None:

@@ -14,13 +14,13 @@ from headgate.cli.progress import bar
 from headgate.cli.searches import Cache, Levels, Policies, asked
 from headgate.experiment.settings import Experiment
 
-EXAMPLES = """The policy, flags and engines that keep a promise, and the lines to paste.
+EXAMPLES = """Say which policy, flags and engines keep your latency promises.
 
-Tries policies (mixed, keep, slai and eb+ unless --policy names others) with several max_num_seqs and
-max_num_batched_tokens on short runs, then the best flags of each on long ones, and the fewest engines
-where one does not bear the load: a trace's own, --scale-rate or --rate. Plain vLLM at its own best flags and
-at its defaults stands beside the answer. Answers are kept under ~/.cache/headgate, so that a second
-question is quick. A level is METRIC=TIME@STATISTIC:CLASS, as for `headgate plan capacity`.
+Prints the lines to paste. Tries policies (mixed, keep, slai and eb+ unless --policy names others) with
+several max_num_seqs and max_num_batched_tokens on short runs, then the best flags of each on long ones, and
+the fewest engines where one does not bear the load: a trace's own, --scale-rate or --rate. Plain vLLM at
+its own best flags and at its defaults stands beside the answer. Answers are kept under ~/.cache/headgate,
+so that a second question is quick. A level is METRIC=TIME@STATISTIC:CLASS, as for `headgate plan capacity`.
 
 \b
 Examples:

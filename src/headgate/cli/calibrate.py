@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headgate.cost.fit.about import About
     from headgate.cost.fit.steps import StepTable
 
-EXAMPLES = """Write a cost card: how long steps take on your GPU, with your model and settings.
+EXAMPLES = """Measure how long steps take on your GPU and write a cost card.
 
 With MODEL, a vLLM engine is started in this process and taken through a grid of
 batch shapes (decodes, prompts, both, changes between them) in some minutes. Or

@@ -8,18 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from headgate.cli.help import Application
 from headgate.cli.output import check_json, write_json
 from headgate.cli.pages import said_to
 from headgate.core.errors import InputError
 from headgate.record.whole_file import write_whole
 
-card = typer.Typer(
-    help="Cost cards: derive one for any model and GPU without measuring, or list and show what there is.",
-    no_args_is_help=True,
-    add_completion=False,
+card = Application(
+    help="Derive a cost card without measuring; list and show cards.",
 )
 
-DERIVE = """Derive a cost card from a model's config, a GPU and the degree of parallelism.
+DERIVE = """Derive a cost card from a model's config, a GPU and parallelism.
 
 Nothing is measured. Matrix products, attention, experts and all-reduce are
 priced by laws fitted to public operator tables, corrected by a calibrated card;
@@ -89,7 +88,7 @@ def derive(
 def list_all(
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
 ) -> None:
-    """List the cards that ship, and the models and GPUs that cards can be derived for."""
+    """List cards, and the models and GPUs to derive cards for."""
     from headgate.cost.card import list_cards, load_card
     from headgate.cost.derive.gpus import GPUS, MEASURED
     from headgate.cost.derive.models import MODELS
@@ -117,7 +116,7 @@ def show(
     name: Annotated[str, typer.Argument(help="a card by name, path or derived:MODEL@GPU")],
     json: Annotated[str | None, typer.Option(help="the card as JSON, to a file or - for stdout")] = None,
 ) -> None:
-    """Show what steps take on a card, its limits, where its numbers come from and its expected error."""
+    """Show step times, limits, origin and expected error of a card."""
     from headgate.cost.card import load_card
 
     check_json(json)

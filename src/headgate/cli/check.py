@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from headgate.experiment.laws import Trial
 
 INDENT = " " * 13
-EXAMPLES = """Try the laws every policy or router must keep, on one of them in many small random worlds.
+EXAMPLES = """Test whether a policy or router of your own keeps the laws.
 
-The laws of policies: everybody is served and every plan makes sense; the same history gives the same plans;
-asking twice changes nothing; leases are honest; an engine that gives less breaks nothing; it can take over
-half-way. The laws of routers: every move makes sense and every request is served or leaves; the same history
-gives the same moves. Exit code 1 when one is broken.
-In pytest: headgate.experiment.laws.try_laws and headgate.experiment.router_laws.try_router_laws.
+Runs it in many small random worlds. The laws of policies: everybody is served and every plan makes sense;
+the same history gives the same plans; asking twice changes nothing; leases are honest; an engine that gives
+less breaks nothing; it can take over half-way. The laws of routers: every move makes sense and every
+request is served or leaves; the same history gives the same moves. Exit code 1 when one is broken. In
+pytest: headgate.experiment.laws.try_laws and headgate.experiment.router_laws.try_router_laws.
 
 \b
 Examples:

@@ -33,10 +33,11 @@ class Chosen(NamedTuple):
 
 MOST_SEEDS = 10_000
 
-EXAMPLES = """Serve the same requests under several policies and print paired differences with intervals.
+EXAMPLES = """Serve the same requests under several policies, side by side.
 
-The first policy is the baseline. With several seeds, runs are paired by seed; with one, by request.
-With --engines, routers are compared in the same way, or every router with every policy.
+Prints paired differences with intervals. The first policy is the baseline. With several seeds, runs are
+paired by seed; with one, by request. With --engines, routers are compared in the same way, or every router
+with every policy.
 
 \b
 Examples:

@@ -26,7 +26,7 @@ def demo(
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-demo)")] = None,
     report: Report = None,
 ) -> None:
-    """Ten minutes of real conversations on an H200, under several policies. No GPU needed.
+    """Ten minutes of real traffic under several policies; no GPU.
 
     Serves a bundled slice of the Azure 2023 conversation trace with Qwen3-8B step times measured on an H200:
     mixed batching (vLLM's default), prefill-first (vLLM v0), exclusive batches with three thresholds, and

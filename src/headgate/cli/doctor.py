@@ -33,10 +33,11 @@ def doctor(
         bool, typer.Option(help="import vLLM and look at what we rely on; takes a while")
     ] = True,
 ) -> None:
-    """Say which versions are here, what there is to choose from, and what would run inside vLLM.
+    """Say what is installed, and what would run inside vLLM.
 
-    Lists policies and routers of installed packages too (entry points headgate.policies, headgate.routers).
-    Exit code 1 when something of vLLM, of the settings or of such a package is not as it should be.
+    Lists what there is to choose from, also policies and routers of installed packages (entry points
+    headgate.policies, headgate.routers). Exit code 1 when something of vLLM, of the settings or of such a
+    package is not as it should be.
 
     Example: headgate doctor --json -
     """

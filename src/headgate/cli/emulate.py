@@ -18,10 +18,11 @@ from headgate.cost.card import renamed
 from headgate.live.emulate.options import SERVER, Options
 from headgate.settings_base import checked
 
-EXAMPLES = """Answer as a loaded vLLM would, without a GPU: step times of a card, the real scheduling policy.
+EXAMPLES = """Answer as a loaded vLLM server would, without a GPU.
 
-Serves /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /health, /metrics and more, as vLLM 0.32
-does. Needs the packages aiohttp and msgspec (the extra `emulate`).
+Steps take as long as a card says, and the scheduling policy is the real one. Serves /v1/completions,
+/v1/chat/completions, /v1/models, /tokenize, /health, /metrics and more, as vLLM 0.32 does. Needs the
+packages aiohttp and msgspec (the extra `emulate`).
 
 \b
 Examples:
@@ -53,7 +54,7 @@ def _check(options: Options) -> None:
         importlib.import_module("headgate.live.emulate.serve")
     except ImportError as error:
         raise InputError(
-            f'the emulator needs the package {error.name}; pip install "headgate[emulate]"'
+            f'emulate needs package {error.name}; pip install "headgate[emulate]", in a clone ".[emulate]"'
         ) from None
     from headgate.live.emulate.faults import read_fault
     from headgate.live.emulate.made import Made

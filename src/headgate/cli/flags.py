@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BeforeValidator
@@ -128,6 +128,8 @@ def flag_type(field: FieldInfo) -> Any:
         metadata += more
     if any(isinstance(each, BeforeValidator) and each.func is seconds for each in metadata):
         return str
+    if get_origin(base) is Literal:  # checked by the settings; typer knows it from 0.19 on
+        return type(get_args(base)[0])
     return list[str] if (get_origin(base) or base) in (dict, tuple) else base
 
 

@@ -10,6 +10,7 @@ import typer
 
 from headgate.advisor.settings import CostSettings, SearchSettings
 from headgate.cli.flags import takes_settings
+from headgate.cli.help import Application
 from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, resting_on, said_to, save_page, tell
 from headgate.cli.plan_capacity import capacity
@@ -20,13 +21,11 @@ from headgate.cli.searches import Levels, asked
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
 
-plan = typer.Typer(
-    help="Plan: when to refill, which mode wins, what to set in plain vLLM, the rate a policy sustains.",
-    no_args_is_help=True,
-    add_completion=False,
+plan = Application(
+    help="Plan thresholds, flags of plain vLLM, capacity and fleets.",
 )
 
-THRESHOLD = """When to refill, and which batches serve more at this load: exclusive or mixed.
+THRESHOLD = """When to refill; whether mixed or exclusive batches serve more.
 
 Takes the settings of a run (a card and a workload, or a trace), or step costs
 as plain numbers. Without a load (--clients, --rate, a trace's own times) the

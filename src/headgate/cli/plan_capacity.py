@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RATE, ENGINES = "rate", "engines"
 
-EXAMPLES = """The largest rate under service levels, or the fewest engines for a load.
+EXAMPLES = """The largest rate or the fewest engines for service levels.
 
 λ* is the rate beyond which every policy falls behind. Each policy is simulated
 at rates between zero and λ*, by bracketing, with several seeds in parallel.

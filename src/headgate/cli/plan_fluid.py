@@ -13,12 +13,12 @@ from headgate.cli.output import check_json, check_report
 from headgate.cli.pages import Report, tell
 from headgate.experiment.settings import Experiment
 
-EXAMPLES = """Split a fleet between prompts and decodes: whom to serve, and what one more engine adds.
+EXAMPLES = """Split a fleet between prompts and decodes; what an engine adds.
 
-Solves the steady-state linear program of gate-and-route for classes of
-requests: --class flags, the classes of an experiment file with --rate, a
-trace cut into classes by prompt and output length, or the log of a router.
-Rates are those of the whole fleet. One percent of a price, a seat or a step time: what it changes.
+Says which requests to serve. Solves the steady-state linear program of gate-and-route for classes of
+requests: --class flags, the classes of an experiment file with --rate, a trace cut into classes by prompt
+and output length, or the log of a router. Rates are those of the whole fleet. One percent of a price, a
+seat or a step time: what it changes.
 
 \b
 Examples:

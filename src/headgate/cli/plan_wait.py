@@ -13,7 +13,7 @@ from headgate.cli.output import check_json, check_report
 from headgate.cli.pages import Report, tell
 from headgate.experiment.settings import Experiment
 
-EXAMPLES = """Thresholds of WAIT and Nested WAIT for this card and traffic, and their memory.
+EXAMPLES = """Thresholds of WAIT and Nested WAIT, and the memory they need.
 
 Prints the fluid equilibrium, thresholds per stage (fractional and, where
 they fit, whole), segments for outputs nobody can predict, and the memory
@@ -47,7 +47,7 @@ def wait(
     found = plan_wait(words, wishes)
     setup = assumed(words, arrivals_said(words, "a share of what the card carries"), run=False)
     outside = outside_said(words, MIXED, min(found.mix.rate, found.most))
-    tell(wait_page(found, sys.argv[1:]), found.as_dict(), json, report, setup, outside)
+    tell(wait_page(found, sys.argv[1:]), found.as_dict(), json, report, setup, outside, found.alarm)
 
 
 wait.__doc__ = EXAMPLES

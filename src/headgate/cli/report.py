@@ -16,7 +16,7 @@ from headgate.core.errors import InputError, unknown
 if TYPE_CHECKING:
     from headgate.report.runs.scenes import Scene
 
-EXAMPLES = """Show runs in one HTML file that needs nothing else: no network, no program but a browser.
+EXAMPLES = """Show runs in one HTML file that needs nothing but a browser.
 
 Takes run folders, folders of them (what compare, demo and sweep write), and step traces of a live
 engine (.jsonl). Runs on the same requests are compared; runs at several loads are drawn against load.

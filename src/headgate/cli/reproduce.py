@@ -11,9 +11,10 @@ from headgate.cli.output import check_json, check_report, write_json
 from headgate.cli.pages import Report, tell
 from headgate.cli.progress import bar
 
-EXAMPLES = """Run a published experiment in the simulator: published number, ours, ratio, and why they differ.
+EXAMPLES = """Run a published experiment; print published and our numbers.
 
-Without a name, lists the experiments. Nothing is written unless --json says where.
+A table has the published number, ours, their ratio, and why they differ. Without a name, lists the
+experiments. Nothing is written unless --json says where.
 
 \b
 Examples:

@@ -13,11 +13,11 @@ from headgate.core.errors import InputError
 if TYPE_CHECKING:
     from headgate.live.route.config import Config
 
-EXAMPLES = """Route requests to several vLLM servers with any of headgate's routers. OpenAI-compatible.
+EXAMPLES = """Route requests to several vLLM servers; OpenAI-compatible.
 
-Streams pass byte for byte. Requests wait in the router, not in the engines; failed calls are tried elsewhere
-before the first token; hang-ups reach the engine. Needs aiohttp, msgspec and prometheus-client (the extra
-`route`). Metrics, books and drain are on the address of --admin.
+With any of headgate's routers. Streams pass byte for byte. Requests wait in the router, not in the engines;
+failed calls are tried elsewhere before the first token; hang-ups reach the engine. Needs aiohttp, msgspec
+and prometheus-client (the extra `route`). Metrics, books and drain are on the address of --admin.
 
 \b
 Examples:
@@ -26,8 +26,8 @@ Examples:
   headgate route --config fleet.toml --check
   headgate route --config fleet.toml --router density-deep --card cal-h200-qwen3-8b
   headgate route --engine http://a:8000 --engine http://b:8000 --router split:prefill=1
-  headgate route --new-key alice                    a key, and its line for the key file
-  headgate route --demo                             four emulated engines, a load and a live view; no GPU
+  headgate route --new-key alice  # a key, and its line for the key file
+  headgate route --demo  # four emulated engines, a load and a live view
 """
 FRONT, POLICY = "Front", "Router"
 
@@ -110,7 +110,7 @@ def _need_packages() -> None:
         importlib.import_module("headgate.live.route.app")
     except ImportError as error:
         raise InputError(
-            f'the router needs the package {error.name}; pip install "headgate[route]"'
+            f'route needs package {error.name}; pip install "headgate[route]", in a clone ".[route]"'
         ) from None
 
 

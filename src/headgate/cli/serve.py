@@ -31,9 +31,10 @@ ON, OFF = "--async-scheduling", "--no-async-scheduling"
 PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
 
 
-EXAMPLES = """Run `vllm serve MODEL` with a headgate policy; options that are not ours go to vLLM untouched.
+EXAMPLES = """Run `vllm serve MODEL` with a headgate policy.
 
-vLLM's own --config goes behind --: headgate serve MODEL --policy mixed -- --config vllm.yaml
+Options that are not ours go to vLLM untouched. vLLM's own --config goes behind --: headgate serve MODEL
+--policy mixed -- --config vllm.yaml
 
 \b
 Examples:

@@ -29,7 +29,7 @@ MOST_SEEDS = 1000
 LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, so these come first
 RECORD = "sweep.json"  # marks a folder that a sweep may go on in
 
-EXAMPLES = """Run a grid: several values of a setting, several policies, several seeds, on all cores.
+EXAMPLES = """Run a grid of settings, policies and seeds on all cores.
 
 --over takes any setting of a run (rate, clients, scale-rate, slots, budget, prompt, ...) or a parameter of
 the policies (refill, ...). The load, else the first setting, is the x-axis of the report. An interrupted

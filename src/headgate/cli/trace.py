@@ -15,7 +15,7 @@ from headgate.experiment.settings import Experiment, experiment
 
 CONVERT = "convert"
 
-EXAMPLES = """Read the step trace of a live engine and say what happened, as `simulate` does for virtual ones.
+EXAMPLES = """Read the step trace of a live engine and say what happened.
 
 The run folder has the same tables, so whatever reads simulated runs reads it too. A trace that is still
 being written, or whose last line was cut off, is read as far as it goes. A trace of `headgate route` is

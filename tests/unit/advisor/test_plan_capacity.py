@@ -48,6 +48,17 @@ def test_what_a_plan_says():
     assert document["bound"]["rate"] == plan.ideal.rate
 
 
+def test_graphs_that_confine_keep_are_named():
+    words = {"card": "cal-h200-qwen3-30b-a3b", "graph": 512, "requests": 40}
+    for policy, levels, said in (
+        ("keep", "ttft=2s@p90,tbt=100ms", True),
+        ("keep", "ttft=2s@p90", False),
+        ("slai", "ttft=2s@p90,tbt=100ms", False),
+    ):
+        plan = planned((policy,), levels, SearchSettings(seeds=1, precision=0.3), **words)
+        assert any("steps of at most 512 tokens" in note for note in plan.notes) == said
+
+
 def test_a_sustained_rate_is_sustained_and_a_little_more_is_not():
     plan = planned(levels="ttft=100ms@p90", options=SearchSettings(seeds=1, precision=0.01))
     found = plan.found[0]

@@ -215,3 +215,14 @@ def test_memory_that_cuts_requests_is_advised_for_whole_ones(change, load):
     assert plan(words | {"kv_tokens": enough}).need <= enough
     with pytest.raises(InputError):
         plan(words | {"kv_tokens": int(0.9 * enough)})
+
+
+def test_the_first_lines_say_that_the_prefix_cache_is_not_counted():
+    shared = {"rate": 5.0, "requests": 400, "shared_prefix": "1024:4", "prompt": 100, "output": 50}
+    found = plan(shared)
+    assert 0.8 < found.cached < 1 and found.as_dict()["ignored_prefix_hits"] == found.cached
+    assert plan(shared | {"prefix_cache": False}).alarm == "" == plan(shared | {"shared_prefix": None}).alarm
+    words = ["plan", "wait", "--rate", "5", "--requests", "400", "--shared-prefix", "1024:4"]
+    said = CliRunner().invoke(app, [*words, "--prompt", "100", "--output", "50"]).output
+    assert f"would find {100 * found.cached:.0f} %" in said
+    assert said.index("The prefix cache is not counted") < said.index("Card cal-h200-qwen3-8b")

@@ -128,6 +128,25 @@ def test_steps_are_priced_with_the_engines_largest_graph():
         assert policy._prices.graph == expected
 
 
+@pytest.mark.parametrize(
+    ("graph", "words", "said"),
+    [
+        (512, {"tbt": 0.1}, True),
+        (512, {"classes": {"chat": {"tbt": 0.1}}}, True),
+        (512, {"tbt": 0.5}, False),  # launches fit
+        (512, {}, False),
+        (4096, {"tbt": 0.1}, False),  # a step of that many tokens takes most of the gap
+        (512, {"tbt": 0.1, "policy": "slai"}, False),
+    ],
+)
+def test_small_graphs_that_confine_keep_are_named(graph, words, said, caplog):
+    settings = Settings(card="cal-h200-qwen3-30b-a3b", any_card=True, **words)
+    with caplog.at_level(logging.WARNING, "vllm.headgate"):
+        build_policy(settings, **ENGINE, graph=graph)
+    found = [record.getMessage() for record in caplog.records]
+    assert any("steps of at most 512 tokens" in text and "a gap of 90 ms" in text for text in found) == said
+
+
 def test_auto_is_keep_which_is_eb_plus_until_a_promise_comes():
     policy, parameters = build_policy(Settings(card=CARD), **ENGINE)
     assert isinstance(policy, Keep)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from headgate.core.errors import InputError
 from headgate.cost.error_bar import throughput_error
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds.capacity import Bound
+from headgate.methods.keep.confined import confined
 from headgate.methods.make import make_policy, policy_parameters, split_name
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
@@ -84,6 +86,8 @@ def plan_capacity(
     ideal, limited = start.bounds()
     chosen, notes = choose(policies, settings, engine)
     notes += start.notes(fleet=False)
+    if any(each.policy == "keep" for each in chosen.values()):
+        notes += filter(None, [confined(engine.cost, _tightest(levels))])
     droppable = frozenset(chosen) - frozenset(policies)
     length = Lengthening(start, chosen, levels, ideal.rate, droppable, folder)
     searched = length.search(progress)
@@ -98,6 +102,11 @@ def plan_capacity(
     interrupted = bool(left)
     named, where = start.card.name, start.workload
     return CapacityPlan(named, where, engine, *parts, interrupted=interrupted, error=error)
+
+
+def _tightest(levels: tuple[Level, ...]) -> float:
+    """The shortest gap between tokens that is promised to anybody."""
+    return min((level.limit for level in levels if level.metric == "tbt"), default=inf)
 
 
 def choose(policies: Sequence[str], settings: Experiment, engine: Engine) -> tuple[Chosen, list[str]]:

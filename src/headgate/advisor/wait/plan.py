@@ -8,7 +8,7 @@ from math import inf, isfinite
 from typing import Any
 
 from headgate.advisor.settings import WaitSettings
-from headgate.advisor.situation import enough
+from headgate.advisor.situation import enough, prefix_hits, served_lengths
 from headgate.advisor.wait.given import check_given
 from headgate.advisor.wait.mix import Mix, candidates, check_wishes, gathered_mix, scaled, windows
 from headgate.core.errors import InputError
@@ -42,6 +42,13 @@ from headgate.methods.wait.nested import (
 )
 from headgate.methods.wait.segments import Segments
 from headgate.sim.engine.engine import Engine
+from headgate.workloads.workload import Workload
+
+WHOLE_PROMPTS = (
+    "The prefix cache is not counted: it would find {:.0f} % of the prompt tokens, but every prompt is "
+    "planned as computed and held whole. The card carries more than this plan says, with less memory; check "
+    "the thresholds with headgate simulate."
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,12 @@ class WaitPlan:
     nested: Nested | None
     why_not_nested: str
     notes: tuple[str, ...]
+    cached: float = 0.0  # share of the prompt tokens that a prefix cache finds, which the plan ignores
+
+    @property
+    def alarm(self) -> str:
+        """What the first lines must say of the prefix cache."""
+        return WHOLE_PROMPTS.format(100 * self.cached) if self.cached else ""
 
     @property
     def need(self) -> float:
@@ -139,6 +152,7 @@ class WaitPlan:
             "rate": self.mix.rate,
             "most_rate": self.most,
             "load": self.mix.rate / self.most,
+            "ignored_prefix_hits": self.cached,
             "fluid": {**self.fluid._asdict(), "work": offered(self.mix.parts)},
             "pace": {"shortest": self.pace.shortest, "longest": self.pace.longest},
             "wait": {
@@ -199,9 +213,18 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
         nested=nested,
         why_not_nested=why_not_nested,
         notes=notes,
+        cached=_cached(workload, engine),
     )
     check_given(plan)
     return plan
+
+
+def _cached(workload: Workload, engine: Engine) -> float:
+    """Share of the prompt tokens that a cache of this size finds when requests come one after the other."""
+    if not engine.prefix_cache:
+        return 0.0
+    hits, (prompts, _) = prefix_hits(workload, engine, engine.kv_tokens), served_lengths(workload, engine)
+    return float(hits.sum() / prompts.sum())
 
 
 def _pace(lines: Lines, mix: Mix, engine: Engine) -> Pace:

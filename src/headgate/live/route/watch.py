@@ -88,15 +88,16 @@ class Watch:
             async with asyncio.timeout(self.health.timeout):
                 good = await self._get(engine, "/health") is not None
                 metrics = await self._get(engine, "/metrics") if good else None
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-            good, metrics = False, None
-        was = engine.healthy
+            why = "/health does not answer 200"
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            good, metrics, why = False, None, str(error) or f"no answer within {self.health.timeout:g} s"
+        was = engine.healthy if engine.probed else None
         engine.failed_probes = 0 if good else engine.failed_probes + 1
         if good or engine.failed_probes >= self.health.fails or not engine.probed:
             engine.healthy = good
         engine.probed = True
         if was != engine.healthy:
-            log.warning("engine %d is %s", engine.id, "up" if good else "down")
+            log.warning("engine %d, %s, is %s", engine.id, engine.url, "up" if good else f"down: {why}")
         if metrics is not None:
             try:
                 self._scraped(engine, metrics)

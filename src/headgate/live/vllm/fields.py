@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from math import inf
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
@@ -81,6 +82,11 @@ class Settings(SettingsModel):
         some of 108 ms. At most a fifth of a promise goes to delivery.
         """
         return None if promise is None else promise - min(self.delivery, MOST_DELIVERY * promise)
+
+    def tightest(self) -> float:
+        """The shortest gap that the engine must keep for anybody; infinite where none is promised."""
+        promised = (self.tbt, *(each.tbt for each in self.classes.values()))
+        return min((self.within(each) or inf for each in promised), default=inf)
 
     def learns(self) -> bool:
         """Whether step times are learned while serving, for want of a card."""

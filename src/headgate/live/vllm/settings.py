@@ -17,6 +17,7 @@ from headgate.cost.model import StepCost
 from headgate.live.files import MOST_CARD_BYTES, read_regular
 from headgate.live.vllm.fields import LOG, OBSERVE, Floor, Promise, Settings
 from headgate.live.vllm.requests import promises
+from headgate.methods.keep.confined import confined
 from headgate.methods.make import make_policy, policy_class, policy_parameters
 from headgate.settings_base import SettingsModel, checked, parse_toml, underscored
 from headgate.sim.engine.engine import Engine
@@ -122,8 +123,10 @@ def build_policy(
         for warning in (*wrong, *doubts(card, like), *beyond(card, batch_tokens, running, max_model_len)):
             LOG.warning("headgate: %s", warning)
     cost = _cost(card)
-    if card is not None and graph:
-        cost = cost.graphed(graph)
+    if card is not None:
+        cost = cost.graphed(graph) if graph else cost
+        if settings.named()[0] == "keep" and (said := confined(cost, settings.tightest())):
+            LOG.warning("headgate: %s", said)
     return _make(settings, card, Engine(cost, kv_tokens, max_model_len, batch_tokens, running, block))
 
 

@@ -1,9 +1,13 @@
 import json
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import headgate.live.route.body as body_module
 from headgate.live.route.answers import RefusedError
-from headgate.live.route.body import DEPTH, UNBOUNDED, read_body
+from headgate.live.route.body import BLOCK, DEPTH, FIELDS, UNBOUNDED, read_body
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -84,3 +88,28 @@ def test_same_names_deeper_are_no_duplicates() -> None:
 def test_kv_params_where_allowed() -> None:
     asked = read_body(b'{"prompt":"a","kv_transfer_params":{"x":1}}', TEXT, allow_kv_params=True)
     assert not asked.splittable
+
+
+def test_too_many_fields_are_refused_before_anything_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pairs(number: int) -> bytes:
+        return b"{" + b",".join(b'"%d":{"a":0}' % each for each in range(number)) + b"}"
+
+    assert read_body(pairs(FIELDS), TEXT).model == ""
+    assert read(prompt=":" * 2 * FIELDS, inside={str(number): 0 for number in range(2 * FIELDS)})
+    monkeypatch.setattr(body_module, "_TOP", None)
+    with pytest.raises(RefusedError, match="more than 10000 fields") as refused:
+        read_body(pairs(FIELDS + 1), TEXT)
+    assert (refused.value.status, refused.value.reason) == (400, "fields")
+
+
+KEYS = st.sampled_from(["model", 'a"b', "p:{", "\\", "é]", "x"])
+VALUES = st.recursive(
+    st.none() | KEYS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8
+)
+
+
+@given(st.lists(st.tuples(KEYS, VALUES)), st.sampled_from([1, 2, 7, BLOCK]))
+def test_fields_are_counted_exactly(pairs: list[tuple[str, object]], block: int) -> None:
+    body = "{" + ", ".join(f"{json.dumps(key)} : {json.dumps(value)}" for key, value in pairs) + "}"
+    with mock.patch.object(body_module, "BLOCK", block):
+        assert body_module._count_fields(body.encode()) == len(pairs)

@@ -64,6 +64,20 @@ def test_rooms_start_lowered_by_what_others_have_there() -> None:
     run(work())
 
 
+def test_an_engine_that_is_down_from_the_start_is_named_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        async with FakeEngine(never) as sick, FakeEngine(never) as gone:
+            sick.healthy = False
+            gone.kill()
+            async with routed(urls=[sick.url, gone.url]):
+                assert f"{sick.url}, is down: /health does not answer 200" in caplog.text
+                assert f"{gone.url}, is down: Cannot connect" in caplog.text
+
+    run(work())
+
+
 def test_an_engine_with_a_full_queue_gets_nothing_until_the_next_scrape() -> None:
     async def full(call: Call) -> None:
         await call.answer(503, b'{"error": {"type": "Service Unavailable"}}')

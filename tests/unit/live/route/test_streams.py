@@ -225,6 +225,24 @@ def test_a_hang_up_reaches_the_engine(streams: bool, after: int) -> None:
     run(work())
 
 
+def test_a_client_that_ends_its_sending_side_has_hung_up() -> None:
+    async def slow(call: Call) -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with routed(slow) as world:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port)
+            writer.write(post(b'{"prompt": "x"}'))
+            await until(lambda: world.engines[0].seen)
+            writer.write_eof()
+            assert await reader.read() == b""
+            await world.engines[0].seen[0].closed.wait()
+            await world.settled()
+            writer.close()
+
+    run(work())
+
+
 def test_a_hang_up_in_the_queue_never_reaches_an_engine() -> None:
     async def slow(call: Call) -> None:
         await asyncio.Event().wait()

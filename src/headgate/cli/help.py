@@ -1,0 +1,121 @@
+"""Pages of `--help` for 80 columns: options in two columns under the headings of their settings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from headgate.cli.flags import PANELS
+
+VERBATIM = "\b\n"  # begins a paragraph of examples, as click has it
+EXAMPLE = re.compile(r"  headgate .*")
+CONTINUED = re.compile(r" \\\n +")
+DEEPER = " " * 6
+LONGEST = 24  # letters of a label; the text of longer ones begins further right
+WIDEST = 100  # columns, also on wider terminals
+VALUES = re.compile("int|float", re.IGNORECASE)  # names of numbers in any release of typer
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Application(typer.Typer):
+    """A group of commands with such pages."""
+
+    def __init__(self, **settings: Any) -> None:
+        width = {"max_content_width": WIDEST}
+        plain: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "context_settings": width}
+        super().__init__(cls=GroupPage, no_args_is_help=True, **plain, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
+        return super().command(name, cls=CommandPage, **settings)
+
+
+class CommandPage(TyperCommand):
+    """Text is filled, also where its source has line breaks."""
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):
+            formatter.write_paragraph()
+            if paragraph.startswith(VERBATIM):
+                shown = examples(paragraph.removeprefix(VERBATIM), formatter.width - 2)
+                formatter.write(textwrap.indent(shown, "  ") + "\n")
+            else:
+                formatter.write(_filled(paragraph, formatter.width, "  ", "  "))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_options(self, ctx, formatter)
+
+
+class GroupPage(TyperGroup):
+    """Its commands come last."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+def examples(text: str, width: int) -> str:
+    """Long ones are broken before an option, so that a shell reads them as they are."""
+    return EXAMPLE.sub(lambda found: _folded(found[0], width), CONTINUED.sub(" ", text))
+
+
+def _folded(example: str, width: int) -> str:
+    first, *options = re.split(r" (?=--)", example)
+    lines = [first]
+    for option in options:
+        if len(lines[-1]) + len(f" {option} \\") > width:
+            lines.append(DEEPER + option)
+        else:
+            lines[-1] += f" {option}"
+    return " \\\n".join(lines)
+
+
+def _filled(text: str, width: int, first: str, others: str) -> str:
+    filled = textwrap.fill(
+        " ".join(text.split()),
+        width,
+        break_on_hyphens=False,
+        break_long_words=False,
+        initial_indent=first,
+        subsequent_indent=others,
+    )
+    return filled + "\n"
+
+
+def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """What a command has of its own comes before the settings of runs."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for each in command.get_params(ctx):
+        record = each.get_help_record(ctx)
+        if record is not None:  # None: hidden
+            panel = "Arguments" if each.param_type_name == "argument" else "Options"
+            panels.setdefault(getattr(each, "rich_help_panel", None) or panel, []).append(_row(each, *record))
+    labels = [label for rows in panels.values() for label, _ in rows]
+    indent = 4 + max(len(label) for label in labels if len(label) <= LONGEST)
+    order = ["Arguments", "Options", *(panel for panel in panels if panel not in PANELS), *PANELS]
+    for panel in dict.fromkeys(order):
+        if panels.get(panel):
+            with formatter.section(panel):
+                for label, text in panels[panel]:
+                    formatter.write(
+                        _filled(text, formatter.width, f"  {label}  ".ljust(indent), " " * indent)
+                    )
+
+
+def _row(parameter: Any, label: str, text: str) -> tuple[str, str]:
+    """`--[no-]name` for a switch that can be off; else the name, and whether a number or text follows."""
+    name = ", ".join(parameter.opts)
+    if parameter.param_type_name == "argument":
+        return label.split(" ")[0], text
+    if parameter.secondary_opts:
+        return f"--[no-]{name[2:]}", parameter.help + (" (default: yes)" if parameter.default else "")
+    value = label.removeprefix(name).strip()
+    kind = parameter.metavar or ("N" if VALUES.search(value) else "TEXT")
+    return f"{name} {kind}" if value else name, text
