@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headgate.advisor.advise.candidates import PLAIN, formula_budget, promised_gap
+from headgate.advisor.advise.candidates import PLAIN, formula_budget
 from headgate.advisor.capacity.found import Found, at_the_edge, put_together
 from headgate.advisor.capacity.race import Race
-from headgate.advisor.capacity.slo import Level
+from headgate.advisor.capacity.slo import Level, promised_gap
 from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress
 from headgate.advisor.flags import LARGE_GPU, Flag
 from headgate.advisor.gap_budget import FILLED

@@ -52,6 +52,7 @@ def test_graphs_that_confine_keep_are_named():
     words = {"card": "cal-h200-qwen3-30b-a3b", "graph": 512, "requests": 40}
     for policy, levels, said in (
         ("keep", "ttft=2s@p90,tbt=100ms", True),
+        ("keep", "ttft=2s@p90,tpot=100ms", True),
         ("keep", "ttft=2s@p90", False),
         ("slai", "ttft=2s@p90,tbt=100ms", False),
     ):

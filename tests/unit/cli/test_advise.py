@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from types import SimpleNamespace
 
 import pytest
 
-from headgate.advisor.advise.plan import seen_on_gpus
 from headgate.advisor.capacity.trials import Case
 
 SMALL = ["--prompt", 600, "--output", 40, "--seeds", 2, "--jobs", 1, "--requests", 90, "--precision", 0.1]
@@ -89,8 +87,9 @@ def test_a_promise_is_needed(refused):
     refused(["advise", "--prompt", 100, "--output", 10], "advise needs a promise, such as --slo ttft=1s@p95")
 
 
-def test_what_the_gpu_showed_of_keep_is_said_where_it_is_the_answer():
-    keep, slai = (SimpleNamespace(policy=name) for name in ("keep", "slai"))
-    assert seen_on_gpus([slai, keep]) == []
-    (said,) = seen_on_gpus([keep, slai])
-    assert "slai" in said
+def test_graphs_are_simulated_as_printed(headgate):
+    words = [*QUICK, "--cache", "none", "--card", "cal-h200-qwen3-30b-a3b", "--requests", 40, "--seeds", 1]
+    said = "Keep runs prompts in steps of at most"
+    assert said not in flat(headgate(*words).out)
+    small = flat(headgate(*words, "--graph", 256).out)
+    assert "--max-cudagraph-capture-size 256" in small and f"{said} 256 tokens" in small

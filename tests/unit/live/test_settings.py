@@ -135,6 +135,7 @@ def test_steps_are_priced_with_the_engines_largest_graph():
         (512, {"classes": {"chat": {"tbt": 0.1}}}, True),
         (512, {"tbt": 0.5}, False),  # launches fit
         (512, {}, False),
+        (None, {"tbt": 0.1}, False),  # the card's graphs need not be the engine's
         (4096, {"tbt": 0.1}, False),  # a step of that many tokens takes most of the gap
         (512, {"tbt": 0.1, "policy": "slai"}, False),
     ],
@@ -144,7 +145,10 @@ def test_small_graphs_that_confine_keep_are_named(graph, words, said, caplog):
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
         build_policy(settings, **ENGINE, graph=graph)
     found = [record.getMessage() for record in caplog.records]
-    assert any("steps of at most 512 tokens" in text and "a gap of 90 ms" in text for text in found) == said
+    assert (
+        any("steps of at most 512 tokens" in text and "gaps must stay below 90 ms" in text for text in found)
+        == said
+    )
 
 
 def test_auto_is_keep_which_is_eb_plus_until_a_promise_comes():

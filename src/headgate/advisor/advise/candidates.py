@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.advisor.capacity.slo import Level
+from headgate.advisor.capacity.slo import Level, promised_gap
 from headgate.advisor.capacity.trials import Chosen, Contender
 from headgate.advisor.flags import LARGE_GPU
 from headgate.advisor.gap_budget import gap_budget
@@ -47,11 +47,6 @@ def plain_default(start: SetUp) -> tuple[str, Contender]:
     seats, budget = LARGE_GPU
     limits = min(seats, start.card.max_running), min(budget, start.card.max_batch_tokens)
     return label(PLAIN, *limits), Contender(PLAIN, {}, limits)
-
-
-def promised_gap(levels: Sequence[Level]) -> float | None:
-    """The closest promise between tokens."""
-    return min((level.limit for level in levels if level.metric in ("tbt", "tpot")), default=None)
 
 
 def formula_budget(seats: int, start: SetUp, gap: float, bound: Bound) -> int:

@@ -16,6 +16,7 @@ from headgate.advisor.capacity.traffic import Traffic
 from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress, remembered
 from headgate.advisor.engines.plan import FleetFound, plan_engines
 from headgate.advisor.engines.ways import Serving, make_ways
+from headgate.advisor.graph_size import small_graphs, with_graphs
 from headgate.advisor.other_times import OtherTimes, other_question, other_rate
 from headgate.advisor.set_up import SetUp, offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings
@@ -121,6 +122,7 @@ def advise(
     """Every policy with several flags on short runs, the best flags of each on long ones, then fleets."""
     if PLAIN not in policies:
         policies = [PLAIN, *policies]
+    settings = with_graphs(settings, levels)
     start = set_up(without_load(settings), levels, options, REQUESTS)
     load = offered_rate(settings, start.traffic)
     bound, _ = start.bounds()
@@ -133,10 +135,10 @@ def advise(
     final = search.long({name: chosen[name] for name in kept}, first)
     advised = [_advised(found, chosen[found.policy]) for found in final]
     notes = [*start.notes(fleet=False), *_too_short(final, search, start)]
+    notes += small_graphs(start.engine, levels, (each.policy for each in chosen.values()))
     if load is not None:
         advised = [_with_engines(each, load, settings, levels, options, progress, folder) for each in advised]
     ranked = tuple(sorted(advised, key=lambda each: -each.found.rate.value))
-    notes += seen_on_gpus(ranked)
     most = options.most_engines
     advice = Advice(start, levels, bound, load, most, tuple(first), ranked, tuple(notes), search.known)
     return _at_other_times(advice, settings, options, progress, folder)
@@ -158,18 +160,6 @@ def _at_other_times(
     asked = question.settings.model_copy(update={"rate": advice.load, "scale_rate": None})
     again = _with_engines(held, advice.load, asked, advice.levels, question.options, progress, folder)
     return replace(advice, other=other, other_engines=again.engines)
-
-
-# Measured through the HTTP server (benchmarks/h200/README.md); the simulator does not show it.
-KEEP_ON_GPU = (
-    "near capacity on a real H200 keep kept fewer promises than slai (96.9 against 99.7 % at 20 requests/s, "
-    "27 against 64 % at 22): leave headroom, or run slai"
-)
-
-
-def seen_on_gpus(ranked: Sequence[Advised]) -> list[str]:
-    """What a GPU showed of the answer that the simulator does not."""
-    return [KEEP_ON_GPU] if ranked and ranked[0].policy == "keep" else []
 
 
 @dataclass

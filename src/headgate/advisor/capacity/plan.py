@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ from headgate.advisor.capacity.found import Found, at_the_edge, given_up
 from headgate.advisor.capacity.lengthening import REQUESTS, Lengthening
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Chosen, Contender, Progress
+from headgate.advisor.graph_size import small_graphs
 from headgate.advisor.set_up import set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.cost.error_bar import throughput_error
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds.capacity import Bound
-from headgate.methods.keep.confined import confined
 from headgate.methods.make import make_policy, policy_parameters, split_name
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
@@ -86,8 +85,7 @@ def plan_capacity(
     ideal, limited = start.bounds()
     chosen, notes = choose(policies, settings, engine)
     notes += start.notes(fleet=False)
-    if any(each.policy == "keep" for each in chosen.values()):
-        notes += filter(None, [confined(engine.cost, _tightest(levels))])
+    notes += small_graphs(engine, levels, (each.policy for each in chosen.values()))
     droppable = frozenset(chosen) - frozenset(policies)
     length = Lengthening(start, chosen, levels, ideal.rate, droppable, folder)
     searched = length.search(progress)
@@ -102,11 +100,6 @@ def plan_capacity(
     interrupted = bool(left)
     named, where = start.card.name, start.workload
     return CapacityPlan(named, where, engine, *parts, interrupted=interrupted, error=error)
-
-
-def _tightest(levels: tuple[Level, ...]) -> float:
-    """The shortest gap between tokens that is promised to anybody."""
-    return min((level.limit for level in levels if level.metric == "tbt"), default=inf)
 
 
 def choose(policies: Sequence[str], settings: Experiment, engine: Engine) -> tuple[Chosen, list[str]]:

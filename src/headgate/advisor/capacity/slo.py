@@ -71,6 +71,11 @@ def promise(levels: Sequence[Level], kind: str, known: Slo) -> Slo:
     return Slo(tightest(("ttft",), known.first_token), tightest(("tbt", "tpot"), known.between_tokens))
 
 
+def promised_gap(levels: Sequence[Level]) -> float | None:
+    """The closest promise between tokens, to any class."""
+    return min((level.limit for level in levels if level.metric in ("tbt", "tpot")), default=None)
+
+
 class Kept(NamedTuple):
     """How a run stands to its levels: each measured value, and which is worst by its limit."""
 

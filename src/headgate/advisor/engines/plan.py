@@ -20,6 +20,7 @@ from headgate.advisor.engines.ways import Serving, remembered
 from headgate.advisor.fluid.demand import demand
 from headgate.advisor.fluid.pace import make_pace
 from headgate.advisor.fluid.plan import fluid_bound
+from headgate.advisor.graph_size import small_graphs
 from headgate.advisor.set_up import offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings, StepSettings
 from headgate.core.errors import InputError
@@ -161,6 +162,7 @@ def plan_engines(
     memory = remembered(folder, serve, case) if isinstance(serve, Serving) else None
     outcomes = search_fewest(case, ways, searches, seeds, options.workers, progress, memory)
     notes = start.notes(fleet=True)
+    notes += small_graphs(engine, levels, (way.policy for way in ways.values()))
     left = [name for name, search in searches.items() if search.next() is not None]
     notes += [f"interrupted: the search for {name} is unfinished" for name in left]
     tried = {name: search for name, search in searches.items() if search.tried}

@@ -17,7 +17,7 @@ BLOCK = 1 << 16  # of them that are looked at together
 LOOKED_AT = (
     "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens",
     "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
-    "cache_salt", "tools", "prompt_cache_key", "user",
+    "cache_salt", "tools", "prompt_cache_key", "user", "ec_transfer_params", "vllm_xargs",
 )  # fmt: skip
 QUOTED = [(name, b'"%b"' % name.encode()) for name in LOOKED_AT]
 WHOLE_ONLY = frozenset(("kv_transfer_params", "prompt_logprobs", "n", "best_of", "use_beam_search", "echo"))
@@ -29,7 +29,15 @@ class _Metadata(msgspec.Struct):
     named: str | None = msgspec.field(default=None, name="class")
 
 
+class _Handed(msgspec.Struct):
+    """What tells an engine's connectors where to fetch from. vLLM takes it from `vllm_xargs`, too."""
+
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+
+
 _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_HANDED = msgspec.json.Decoder(_Handed | None)
 _ANY = msgspec.json.Decoder()
 _METADATA = msgspec.json.Decoder(_Metadata)
 Fields = dict[str, msgspec.Raw]  # lengths of texts are taken from their raw bytes
@@ -59,8 +67,8 @@ def read_body(body: bytes, path: str, allow_kv_params: bool = False) -> Asked:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise RefusedError(400, "json", "the body is not a JSON object") from None
     _check_duplicates(body, fields, counted)
-    if _value(fields, "kv_transfer_params") is not None and not allow_kv_params:
-        raise RefusedError(400, "kv_params", "kv_transfer_params is not accepted from clients")
+    if not allow_kv_params:
+        _check_handed(fields)
     get = fields.get
     text = get("prompt") or get("messages") or get("input") or ABSENT
     model = _value(fields, "model")
@@ -88,6 +96,17 @@ def _value(fields: Fields, name: str) -> Any:
         return _ANY.decode(raw)
     except (msgspec.DecodeError, ValueError):
         raise RefusedError(400, "json", "the body is not a JSON object") from None
+
+
+def _check_handed(fields: Fields) -> None:
+    """Refuse parameters of connectors, wherever the engine would find them."""
+    try:
+        extra = _HANDED.decode(fields.get("vllm_xargs", b"null"))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise RefusedError(400, "json", "vllm_xargs is not a JSON object") from None
+    for name in _Handed.__struct_fields__:
+        if _value(fields, name) is not None or getattr(extra, name, None) is not None:
+            raise RefusedError(400, "kv_params", f"{name} is not accepted from clients")
 
 
 def _field_class(fields: Fields) -> str | None:

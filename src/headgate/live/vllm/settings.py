@@ -123,8 +123,8 @@ def build_policy(
         for warning in (*wrong, *doubts(card, like), *beyond(card, batch_tokens, running, max_model_len)):
             LOG.warning("headgate: %s", warning)
     cost = _cost(card)
-    if card is not None:
-        cost = cost.graphed(graph) if graph else cost
+    if card is not None and graph:
+        cost = cost.graphed(graph)
         if settings.named()[0] == "keep" and (said := confined(cost, settings.tightest())):
             LOG.warning("headgate: %s", said)
     return _make(settings, card, Engine(cost, kv_tokens, max_model_len, batch_tokens, running, block))

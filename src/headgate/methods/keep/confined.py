@@ -24,6 +24,6 @@ def confined(cost: StepCost, gap: float) -> str | None:
         return None
     return (
         f"keep runs prompts in steps of at most {host.graph:,} tokens, the largest CUDA graph: beyond it a "
-        f"launch may take the host {1000 * launch:.0f} ms, and a gap of {1000 * gap:.0f} ms is promised; a "
+        f"launch may take the host {1000 * launch:.0f} ms, and gaps must stay below {1000 * gap:.0f} ms; a "
         "larger --max-cudagraph-capture-size lets it take more"
     )

@@ -7,10 +7,10 @@ from shlex import quote
 
 import numpy as np
 
-from headgate.advisor.advise.candidates import PLAIN, promised_gap
+from headgate.advisor.advise.candidates import PLAIN
 from headgate.advisor.advise.plan import Advice, Advised
 from headgate.advisor.capacity.found import Found
-from headgate.advisor.capacity.slo import Level
+from headgate.advisor.capacity.slo import Level, promised_gap
 from headgate.advisor.graph_size import FLAG, WHY, graph_flag
 from headgate.cost.error_bar import throughput_error
 from headgate.report.charts.bars import Bar, Bars
@@ -32,6 +32,7 @@ from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_ra
 from headgate.report.runs.origin import plan_page
 from headgate.stats.figures import Spread
 
+SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too."
 CARE = (
     "λ* is the rate no policy exceeds. Flags were chosen on short runs of one seed; rates and intervals are "
     "from long runs, over seeds. Runs are finite, so tails (p99) are optimistic."
@@ -50,7 +51,7 @@ def advice_page(advice: Advice, model: str, command: Sequence[str]) -> Page:
         Section("Flags tried on short runs", (_shorts(advice.first_round),), PAGE_ONLY),
     )
     about = f"card {advice.start.card.name}, {advice.start.workload}"
-    graphs = (f"{FLAG}: {WHY}",) if promised_gap(advice.levels) is not None else ()
+    graphs = (f"{FLAG}: {WHY} {SIMULATED}",) if promised_gap(advice.levels) is not None else ()
     notes = (*map(sentence, advice.notes), *_known(advice), *graphs, CARE)
     return plan_page("Advice", about, answer(advice), sections, notes, command, answer_first=True)
 
@@ -223,7 +224,7 @@ def _limits(advice: Advice, each: Advised) -> str:
     found = f"{shared}--max-num-seqs {each.seats} --max-num-batched-tokens {each.budget}"
     if promised_gap(advice.levels) is None:
         return found
-    return f"{found} \\\n    {FLAG} {graph_flag(each.budget).value}"
+    return f"{found} \\\n    {FLAG} {graph_flag(each.budget, advice.start.settings.graph).value}"
 
 
 def _closest(levels: Sequence[Level], metrics: Sequence[str]) -> float | None:

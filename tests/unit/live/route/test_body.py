@@ -1,4 +1,5 @@
 import json
+from itertools import product
 from unittest import mock
 
 import pytest
@@ -59,6 +60,11 @@ def test_splittable() -> None:
         (b'{"kv_transfer_params":{"remote_host":"x"},"kv_transfer_params":null}', "duplicate"),
         (b'{"prompt":"a","p\\u0072ompt":"b"}', "duplicate"),
         (b'{"kv_transfer_params":{}}', "kv_params"),
+        (b'{"ec_transfer_params":{"a":1}}', "kv_params"),
+        (b'{"vllm_xargs":{"kv_transfer_params":"x"}}', "kv_params"),
+        (b'{"vllm_xargs":{"ec_transfer_param\\u0073":["x"]}}', "kv_params"),
+        (b'{"vllm_xargs":{"kv_transfer_params":"x"},"vllm_xargs":{}}', "duplicate"),
+        (b'{"vllm_xargs":{"a":"\\ud800","kv_transfer_params":"x"}}', "json"),
         (b'{"\\u006bv_transfer_params":{"do_remote_prefill":true}}', "duplicate"),
         (b'{"a":' + b"[" * 65 + b"]" * 65 + b"}", "depth"),
         (b'{"a":' + b"[" * 100_000, "depth"),
@@ -86,6 +92,8 @@ def test_same_names_deeper_are_no_duplicates() -> None:
 
 
 def test_kv_params_where_allowed() -> None:
+    assert read(prompt="a", vllm_xargs={"class": "chat", "more": [1]}, kv_transfer_params=None)
+    assert read(prompt="a", vllm_xargs=None)
     asked = read_body(b'{"prompt":"a","kv_transfer_params":{"x":1}}', TEXT, allow_kv_params=True)
     assert not asked.splittable
 
@@ -113,3 +121,16 @@ def test_fields_are_counted_exactly(pairs: list[tuple[str, object]], block: int)
     body = "{" + ", ".join(f"{json.dumps(key)} : {json.dumps(value)}" for key, value in pairs) + "}"
     with mock.patch.object(body_module, "BLOCK", block):
         assert body_module._count_fields(body.encode()) == len(pairs)
+
+
+def test_what_stands_twice_is_refused_and_nothing_else() -> None:
+    values = ['"x"', '{"model":[":{"]}', '"\\\\\\"model\\":"']
+    fields = [(name, f'"{name}" :{value}') for name in ("model", "a", "é:") for value in values]
+    for chosen in product(fields, repeat=3):
+        body = ("{" + ",".join(text for _, text in chosen) + "}").encode()
+        names = [name for name, _ in chosen]
+        if names.count("model") > 1:
+            with pytest.raises(RefusedError):
+                read_body(body, TEXT)
+        elif len(set(names)) == len(names):
+            read_body(body, TEXT)
