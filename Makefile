@@ -16,6 +16,8 @@ RAY_READY := $(RAY_VENV)/.ready
 # A network that stumbles is tried again.
 export PIP_RETRIES ?= 10
 export PIP_DEFAULT_TIMEOUT ?= 60
+# Where it is set, each of the many processes of a suite would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::Lock::Timeout=600
 
 SOAK ?= 600
@@ -84,7 +86,7 @@ soak-route: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -310,39 +310,39 @@ TESTING: dict[str, Callable[[st.DrawFn, Engine], BatchPolicy]] = {
 POLICIES = {name: draw_policy(name) for name in BATCH}
 
 
+def columns_of(draw: st.DrawFn, rows: int) -> Callable[[Sequence[Any]], list[Any]]:
+    """Columns of so many rows, each value one of a few; a column is one draw, which is most of the time."""
+    drawn = st.binary(min_size=rows, max_size=rows)
+    return lambda values: [values[byte % len(values)] for byte in draw(drawn)]
+
+
 @st.composite
 def workloads(draw: st.DrawFn, impatient: bool = False) -> Workload:
     """A few requests, open or closed loop, with ties in time."""
-    count = draw(st.integers(1, 25), label="requests")
-
-    def column(elements: st.SearchStrategy[Any]) -> list[Any]:
-        return draw(st.lists(elements, min_size=count, max_size=count))
-
+    column = columns_of(draw, draw(st.integers(1, 25), label="requests"))
     columns: dict[str, Any] = {}
     if draw(st.booleans(), label="closed loop"):
-        columns["clients"] = column(st.integers(1, 8))
+        columns["clients"] = column(range(1, 9))
     else:
-        gaps = column(st.sampled_from([0.0, 0.0, 0.3, 1.7, 12.25, 60.5]))
-        columns["arrival"] = np.cumsum(gaps)
+        columns["arrival"] = np.cumsum(column([0.0, 0.0, 0.3, 1.7, 12.25, 60.5]))
     if impatient:
-        columns["patience"] = column(st.sampled_from([np.inf, 0.1, 0.5, 2.5, 20.0]))
-        columns["abort"] = column(st.sampled_from([np.inf, np.inf, 0.1, 3.5, 30.0]))
-    columns["limit"] = column(st.sampled_from([2**31 - 1, 1, 7]))
+        columns["patience"] = column([np.inf, 0.1, 0.5, 2.5, 20.0])
+        columns["abort"] = column([np.inf, np.inf, 0.1, 3.5, 30.0])
+    columns["limit"] = column([2**31 - 1, 1, 7])
     if draw(st.booleans(), label="predicted"):
-        columns["guess"] = column(st.sampled_from([-1, 1, 3, 30, 500]))
-    return Workload.of(column(st.integers(1, 60)), column(st.sampled_from([1, 2, 3, 9, 30, 140])), **columns)
+        columns["guess"] = column([-1, 1, 3, 30, 500])
+    return Workload.of(column(range(1, 61)), column([1, 2, 3, 9, 30, 140]), **columns)
 
 
 @st.composite
 def sharing(draw: st.DrawFn) -> Workload:
     """Few system prompts and conversations, so that most requests share something."""
-    count = draw(st.integers(2, 20), label="requests")
-    row = st.tuples(st.integers(0, 2), st.sampled_from([0, 4, 17]), st.integers(3, 6), st.integers(1, 40))
-    drawn = draw(st.lists(row, min_size=count, max_size=count))
-    rows = [[(a, n), (-1 if b == 6 else b, m)] for a, n, b, m in drawn]
-    gaps = draw(st.lists(st.sampled_from([0.0, 0.0, 1.7, 30.0]), min_size=count, max_size=count))
-    outputs = draw(st.lists(st.sampled_from([1, 2, 9, 40]), min_size=count, max_size=count))
-    prompts = [n + m for _, n, _, m in drawn]
+    column = columns_of(draw, draw(st.integers(2, 20), label="requests"))
+    system, conversation = column([0, 1, 2]), column([3, 4, 5, -1])
+    common, own = column([0, 4, 17]), column(range(1, 41))
+    rows = [[(a, n), (b, m)] for a, n, b, m in zip(system, common, conversation, own, strict=True)]
+    gaps, outputs = column([0.0, 0.0, 1.7, 30.0]), column([1, 2, 9, 40])
+    prompts = [n + m for n, m in zip(common, own, strict=True)]
     return Workload.of(prompts, outputs, arrival=np.cumsum(gaps), contents=Contents.of(rows))
 
 

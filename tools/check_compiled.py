@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from check_wheel import ROOT, install
 
 WORLDS = 50
 SUITES = ("tests/golden", "tests/laws", "tests/differential/test_batch_queue.py")
-NEEDED = ("pytest", "pytest-timeout", "hypothesis", "msgspec")
+NEEDED = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "msgspec")
 
 
 def lines(python: Path, folder: Path, pure: bool) -> list[str]:
@@ -45,12 +46,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         bin = install(wheel, folder).parent
-        compiled, pure = (lines(bin / "python", folder, pure) for pure in (False, True))
+        with ThreadPoolExecutor() as both:
+            compiled, pure = both.map(lambda pure: lines(bin / "python", folder, pure), (False, True))
         wrong = differences(compiled, pure)
         pins = ROOT / "requirements-dev.txt"
         subprocess.run([bin / "pip", "install", "--quiet", "--constraint", pins, *NEEDED], check=True)
         suites = [str(ROOT / suite) for suite in SUITES]
-        if subprocess.run([bin / "pytest", "-c", ROOT / "pyproject.toml", *suites], cwd=folder).returncode:
+        pytest: list[str | Path] = [bin / "pytest", "-n", "2", "-c", ROOT / "pyproject.toml"]
+        if subprocess.run([*pytest, *suites], cwd=folder).returncode:
             wrong.append(f"tests fail: {', '.join(SUITES)}")
     for line in wrong:
         print(line)

@@ -20,12 +20,14 @@ from random import SystemRandom
 import psutil
 
 SRC = Path(__file__).resolve().parents[2] / "src"
-START = 1200.0  # seconds: vLLM imports itself twice, on a machine that may be busy
+START = 1200.0  # seconds: vLLM imports itself two or three times, on a machine that may be busy
 SHOWN = 0.6  # seconds: metrics are shown four times a second
 PATIENCE = 600.0  # seconds for what takes a moment: only what hangs takes so long
 MULTIPROCESSING = "VLLM_ENABLE_V1_MULTIPROCESSING"
 # Settings of this process, or what an engine in it left behind.
 LEFT_BEHIND = ("HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR", "VLLM_DIST_IDENT", MULTIPROCESSING)
+# The model runs in the engine's process, as with one GPU: a third of a start less. On a CPU it has its own.
+ONE_PROCESS = {MULTIPROCESSING: "0", "OMP_NUM_THREADS": "1"}
 MAIN = "from headgate.cli import main; main()"
 SAMPLE = re.compile(r"^(headgate_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 
@@ -51,6 +53,12 @@ class Server:
             text = answer.read().decode()
         return {(name, labels.replace('engine="0"', "").strip(",").replace(",,", ",")): float(value)
                 for name, labels, value in SAMPLE.findall(text)}  # fmt: skip
+
+    def uses(self, policy: str) -> bool:
+        """Whether this policy is in force."""
+        shown = self.metrics().items()
+        return any(f'policy="{policy}"' in labels and value == 1
+                   for (name, labels), value in shown if name == "headgate_info")  # fmt: skip
 
     def until(self, name: str, labels: str, value: float) -> None:
         """Waits until a metric has a value."""
@@ -111,8 +119,8 @@ def free_port() -> int:
             return port
 
 
-def start(command: list[str], scratch: Path, *flags: str) -> Server:
-    """Starts it; does not wait until it serves."""
+def start(command: list[str], scratch: Path, *flags: str, **environ: str) -> Server:
+    """Starts it, with these environment variables; does not wait until it serves."""
     port = free_port()
     small = ["--enforce-eager", "--max-num-batched-tokens", "256", "--block-size", "32", "--port", str(port)]
     small += ["--dtype", "float32", "--served-model-name", "tiny", "--max-model-len", "1024"]
@@ -120,7 +128,7 @@ def start(command: list[str], scratch: Path, *flags: str) -> Server:
     with open(log, "wb") as out:
         child = subprocess.Popen(
             [*command, *flags, *small],
-            env=environment(scratch),
+            env=environment(scratch) | environ,
             cwd=scratch,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -172,9 +180,9 @@ def kill(server: Server) -> None:
 
 
 @contextmanager
-def served(model: Path, scratch: Path, *flags: str) -> Iterator[Server]:
+def served(model: Path, scratch: Path, *flags: str, **environ: str) -> Iterator[Server]:
     """A server for the time of a block."""
-    server = start([sys.executable, "-c", MAIN, "serve", str(model)], scratch, *flags)
+    server = start([sys.executable, "-c", MAIN, "serve", str(model)], scratch, *flags, **environ)
     try:
         wait(server)
         yield server

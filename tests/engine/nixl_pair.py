@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from http_server import Server, environment, free_port, stop, wait
+from http_server import ONE_PROCESS, Server, environment, free_port, stop, wait
 
 LEASE = 8  # seconds
 
@@ -31,7 +31,7 @@ def start(model: Path, scratch: Path, number: int) -> Server:
         "--block-size", "32", "--dtype", "float32", "--served-model-name", "tiny", "--max-model-len", "1024",
         "--enable-force-include-usage", "--kv-transfer-config", json.dumps(transfer),
     ]  # fmt: skip
-    more = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side), "UCX_TLS": "tcp,self,sm", "OMP_NUM_THREADS": "1"}
+    more = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side), "UCX_TLS": "tcp,self,sm", **ONE_PROCESS}
     log = scratch / f"engine-{number}-{port}.log"
     with open(log, "wb") as out:
         child = subprocess.Popen(

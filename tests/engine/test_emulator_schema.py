@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 import tiny
-from http_server import MAIN, PATIENCE, environment, start, stop, wait
+from http_server import MAIN, ONE_PROCESS, PATIENCE, environment, start, stop, wait
 
 VLLM = "import sys; sys.argv[0] = 'vllm'; from vllm.entrypoints.cli.main import main; main()"
 TEMPLATE = "{% for m in messages %}{{m.role}}: {{m.content}}\n{% endfor %}"
@@ -74,7 +74,7 @@ def model(scratch):
 def real(model, scratch):
     server = start(
         [sys.executable, "-c", VLLM, "serve", str(model)], scratch,
-        "--trust-request-chat-template", "--scheduling-policy", "priority",
+        "--trust-request-chat-template", "--scheduling-policy", "priority", **ONE_PROCESS,
     )  # fmt: skip
     try:
         wait(server)

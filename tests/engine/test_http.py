@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 import tiny
-from http_server import MAIN, START, Server, environment, eventually, served, start, stop
+from http_server import MAIN, ONE_PROCESS, START, Server, environment, eventually, served, start, stop
 
 from headgate.core.policy import End
 from headgate.record.tables import ENDS, Run
@@ -193,9 +193,7 @@ def use(server: Server, scratch, policy: str, **words) -> None:
     change(scratch, policy=policy, **words)
     for _ in range(60):
         ask_all(server, 1, 3)
-        shown = server.metrics()
-        if any(f'policy="{policy}"' in labels and value for (name, labels), value in shown.items()
-               if name == "headgate_info"):  # fmt: skip
+        if server.uses(policy):
             return
     raise AssertionError(f"{policy} never came into force: {server.said('headgate')[-5:]}")
 
@@ -261,7 +259,7 @@ def test_a_wrong_option_stops_the_server_at_the_start_with_one_line(model, scrat
         '{"headgate": {"polcy": 1}}',
     ]
     vllm = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
-    server = start(vllm, scratch, *options)
+    server = start(vllm, scratch, *options, **ONE_PROCESS)
     try:
         assert server.child.wait(START) != 0
     finally:

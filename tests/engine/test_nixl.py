@@ -10,11 +10,12 @@ import asyncio
 import json
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import openai
 import pytest
 import tiny
-from http_server import MAIN, START, Server, free_port, start, stop, wait
+from http_server import MAIN, ONE_PROCESS, START, Server, eventually, free_port, start, stop, wait
 
 pytest.importorskip("nixl")
 
@@ -30,26 +31,47 @@ ROLES = {
 POLICIES = {name: {"policy": name, "card": "linear-h200-qwen3-8b"} for name in ("eb+", "slai")}
 
 
-@pytest.fixture(scope="module", params=POLICIES)
-def pair(request, tmp_path_factory):
-    """Two servers of the same kind, each of which can hand over and take."""
-    scratch = tmp_path_factory.mktemp("nixl")
+def settle(scratch: Path, policy: str) -> None:
+    (scratch / "new.json").write_text(json.dumps(POLICIES[policy]))
+    (scratch / "new.json").replace(scratch / "headgate.json")
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("nixl")
+
+
+@pytest.fixture(scope="module")
+def servers(scratch):
+    """Two of the same kind, each of which can hand over and take; every policy has its turn in them."""
+    settle(scratch, next(iter(POLICIES)))
     model = tiny.model(scratch / "model")
-    (scratch / "headgate.json").write_text(json.dumps(POLICIES[request.param]))
+    command = [sys.executable, "-c", MAIN, "serve", str(model), "--config", "headgate.json"]
+    flags = ["--max-num-seqs", str(SEATS), "--kv-transfer-config", json.dumps(ROLES)]
+    environ = {**ONE_PROCESS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two engines must not share one core
     with ExitStack() as stack:
-        servers = []
+        started = []
         for _ in range(2):
-            command = [sys.executable, "-c", MAIN, "serve", str(model), "--config", "headgate.json"]
-            flags = ["--max-num-seqs", str(SEATS), "--kv-transfer-config", json.dumps(ROLES)]
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
-                patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # two engines must not share one core
-                patch.setenv("OMP_NUM_THREADS", "1")
-                servers.append(start(command, scratch, *flags))
-            stack.callback(stop, servers[-1])
-        for server in servers:
+            environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
+            started.append(start(command, scratch, *flags, **environ))
+            stack.callback(stop, started[-1])
+        for server in started:
             wait(server)
-        yield servers
+        yield started
+
+
+@pytest.fixture(scope="module", params=POLICIES)
+def pair(request, servers, scratch):
+    """Both servers under this policy; settings are read between two plans, so somebody must ask."""
+    settle(scratch, request.param)
+
+    def in_force(server: Server) -> bool:
+        asyncio.run(complete(server, 0, 1))
+        return server.uses(request.param)
+
+    for server in servers:
+        eventually(lambda server=server: in_force(server), f"{request.param} in {server.url}")
+    return servers
 
 
 def prompt(number: int) -> str:

@@ -7,7 +7,7 @@ import json
 import openai
 import pytest
 import tiny
-from http_server import served
+from http_server import ONE_PROCESS, served
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def server(tmp_path_factory):
     (scratch / "headgate.json").write_text(json.dumps(settings))
     flags: tuple[str, ...] = ("--config", "headgate.json", "--max-num-seqs", "8")
     flags += ("--chat-template", "{% for each in messages %}{{ each['content'] }}{% endfor %}")
-    with served(tiny.model(scratch / "model"), scratch, *flags) as found:
+    with served(tiny.model(scratch / "model"), scratch, *flags, **ONE_PROCESS) as found:
         yield found
 
 

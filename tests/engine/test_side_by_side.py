@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tiny
-from http_server import PATIENCE, SAMPLE, Server, eventually, served
+from http_server import ONE_PROCESS, PATIENCE, SAMPLE, Server, eventually, served
 
 from headgate.record.live_trace import trace_lines
 from headgate.record.tables import Run
@@ -28,7 +28,7 @@ def server(scratch):
     (scratch / "headgate.json").write_text(json.dumps({**BASE, "policy": "eb", "set": {"refill": 2}}))
     model = tiny.model(scratch / "model")
     flags = ("--config", "headgate.json", "--max-num-seqs", "4", "--data-parallel-size", "2")
-    with served(model, scratch, *flags) as found:
+    with served(model, scratch, *flags, **ONE_PROCESS) as found:
         yield found
 
 

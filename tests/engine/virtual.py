@@ -115,7 +115,7 @@ class Virtual:
             self._run(output)
         self._tell(output)
         plan = self.scheduler._headgate.plan
-        if not scheduled and self.policy.asked and not plan.evict:
+        if not scheduled and self.policy.asked and not (plan.evict or output.preempted_req_ids):
             self.now = max(self.now, min(self.arrivals.next_time, plan.until.time))
             assert self.now < inf, f"nothing runs and nothing else will happen: {plan}"
 
