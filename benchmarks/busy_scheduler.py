@@ -35,6 +35,7 @@ class Load(NamedTuple):
     prompt: int = 256  # tokens of each prompt
     shared: int = 0  # of those, the first that all prompts have in common
     waiting: int | None = None  # requests in the queue; None: a quarter of the seats
+    card: str = "linear-h200-qwen3-8b"  # how long steps take, and what policies know of it
 
     @property
     def longest(self) -> int:
@@ -123,7 +124,7 @@ class Busy:
 
     def __init__(self, seats: int, folder: Path, load: Load, meter: Meter, bare: bool = False) -> None:
         self.seats, self.now, self.load, self.bare = seats, 0.0, load, bare
-        self.cost = load_card("linear-h200-qwen3-8b").cost
+        self.cost = load_card(load.card).cost
         self.scheduler = scheduler_for(seats, folder, load, bare)
         if not bare:
             live = self.scheduler._headgate

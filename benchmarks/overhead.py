@@ -97,10 +97,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--prompt", type=int, default=Load().prompt, help="tokens of each prompt")
     parser.add_argument("--shared", type=int, default=0, help="of those, the first that all have in common")
     parser.add_argument("--waiting", type=int, help="requests that wait (default: a quarter of the seats)")
+    parser.add_argument("--card", default=Load().card, help="cal-h200-qwen3-8b has a host, too")
     parser.add_argument("--profile", action="store_true", help="which functions take the time")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args(argv)
-    load = Load(asked.prompt, asked.shared, asked.waiting)
+    load = Load(asked.prompt, asked.shared, asked.waiting, asked.card)
     found = []
     with tempfile.TemporaryDirectory() as place:
         folder = TINY.write(Path(place))
