@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -37,17 +38,22 @@ def headgate(tmp_path, monkeypatch, capsys):
     return run
 
 
+def _files(folder: Path) -> list[Path]:
+    """All but what Python itself keeps of the modules it has read."""
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
 @pytest.fixture
 def refused(headgate, tmp_path):
     """Asserts that a command is refused: one line on stderr, exit code 2, nothing printed or written."""
 
     def run(args: list[object], *fragments: str) -> str:
-        before = sorted(tmp_path.rglob("*"))
+        before = _files(tmp_path)
         said = headgate(*args)
         assert said.code == 2, said
         assert said.err.startswith("headgate: ") and said.err.count("\n") == 1, said.err
         assert said.out == ""
-        assert sorted(tmp_path.rglob("*")) == before
+        assert _files(tmp_path) == before
         for fragment in fragments:
             assert fragment in said.err
         return said.err
