@@ -78,6 +78,21 @@ def test_an_engine_that_is_down_from_the_start_is_named_with_the_reason(
     run(work())
 
 
+def test_what_a_broken_engine_says_is_one_short_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\x1b[31m no header\n" + b"x" * 3000 + b"\r\n\r\n")
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(broken, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, FakeEngine(never) as other, routed(urls=[f"http://127.0.0.1:{port}", other.url]):
+            said = next(text for text in caplog.messages if "is down" in text)
+            assert said.isprintable() and len(said) < 200
+
+    run(work())
+
+
 def test_an_engine_with_a_full_queue_gets_nothing_until_the_next_scrape() -> None:
     async def full(call: Call) -> None:
         await call.answer(503, b'{"error": {"type": "Service Unavailable"}}')
