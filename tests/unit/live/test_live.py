@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
-from headgate.live.engine.live import GAUGES_EVERY, RESCUE_STEPS, LiveObserver
+from headgate.live.engine.events import SHOWN_EVERY
+from headgate.live.engine.live import RESCUE_STEPS, LiveObserver
 from headgate.methods.names import BATCH, Exclusive, Mixed
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.engine import Engine
@@ -305,5 +306,5 @@ def test_gauges_are_shown_a_few_times_a_second_and_the_last_are_not_forgotten():
     toy = ToyEngine(engine, policy, work, (shown,), ahead=True)
     toy.run()
     times, plans = zip(*shown.seen, strict=True)
-    assert min(b - a for a, b in pairwise(times)) >= GAUGES_EVERY
+    assert min(b - a for a, b in pairwise(times)) >= SHOWN_EVERY
     assert len(plans) < policy.plans == plans[-1]

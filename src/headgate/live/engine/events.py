@@ -17,7 +17,7 @@ from headgate.live.engine.step_in_flight import StepInFlight
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 NOBODY = Listeners(())
 MOST_AT_ONCE = 16  # steps
-LONGEST_WAIT = 0.25  # seconds from the first of them: metrics are shown that often
+SHOWN_EVERY = 0.25  # seconds: metrics are, so nothing for them waits longer
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -136,7 +136,7 @@ class Events:
             ):
                 ends.append(end)
                 self._kv = kv
-                if len(ends) >= MOST_AT_ONCE or end - self._start >= LONGEST_WAIT:
+                if len(ends) >= MOST_AT_ONCE or end - self._start >= SHOWN_EVERY:
                     self.tell()
                 return
             self.tell()

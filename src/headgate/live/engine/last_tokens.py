@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import Final
 
 from headgate.core.ledger import Entry, Ledger
 
-NEVER: Final = 1 << 60  # a tick that does not come
 SPARE = 64  # entries of requests that have left, beside as many as there are decodes
 
 
@@ -19,12 +17,11 @@ class LastTokens:
     of those than decodes: an engine that never asks for `due` (synchronous scheduling) keeps it small too.
     """
 
-    __slots__ = ("_first", "_heap", "_ledger")
+    __slots__ = ("_heap", "_ledger")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._heap: list[tuple[int, int]] = []  # tick, request
-        self._first = NEVER  # the first tick in it
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -37,12 +34,11 @@ class LastTokens:
             heapify(heap)
         else:
             heappush(heap, self._last(entry))
-        self._first = heap[0][0] if heap else NEVER
 
     def due(self) -> Sequence[Entry]:
         """Those that have all their tokens now; each is named once."""
         heap, ledger = self._heap, self._ledger
-        if self._first > ledger.tick:
+        if not heap or heap[0][0] > ledger.tick:
             return ()
         found: dict[int, Entry] = {}
         while heap and heap[0][0] <= ledger.tick:
@@ -53,7 +49,6 @@ class LastTokens:
                 heappush(heap, self._last(entry))
             else:
                 found[entry.id] = entry
-        self._first = heap[0][0] if heap else NEVER
         return list(found.values())
 
     def _last(self, entry: Entry) -> tuple[int, int]:

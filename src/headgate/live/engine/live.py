@@ -14,7 +14,7 @@ from headgate.core.plan import ALL, NONE, Decodes, Plan, check
 from headgate.core.policy import COMPLETE, BatchPolicy, End, Observer
 from headgate.core.view import Limits
 from headgate.core.watchdog import Watchdog
-from headgate.live.engine.events import Events, LiveObserver
+from headgate.live.engine.events import SHOWN_EVERY, Events, LiveObserver
 from headgate.live.engine.last_tokens import LastTokens
 from headgate.live.engine.step_in_flight import Chunk, StepInFlight
 
@@ -24,7 +24,6 @@ PATIENT_DOG = 300.0  # seconds without progress after which a policy is relieved
 RESCUE_STEPS = 16  # decode steps after the engine refused every prompt of a plan
 RESCUE = Plan(ALL)
 NO_GAUGES: dict[str, float] = {}
-GAUGES_EVERY = 0.25  # seconds: metrics are shown that often
 
 
 class Live:
@@ -61,7 +60,6 @@ class Live:
         self._watchdog = Watchdog(watchdog)
         self._evict, self._reject, self._look = evict, reject, look
         self.flights: deque[StepInFlight] = deque()  # composed, tokens not yet known; oldest first
-        self._newest: StepInFlight | None = None  # of those
         self._last_end = 0.0
         self._rescue = 0  # steps it still lasts
         self._last_tokens = LastTokens(self.ledger)
@@ -162,9 +160,8 @@ class Live:
     def begin(self, kv_free: int, kv_short: bool = False) -> Plan | None:
         """The plan for the step composed now; None when no policy decides."""
         now, ledger = self.clock() - self.origin, self.ledger
-        newest = self._newest
-        if newest is not None:
-            self._news.waits_for = newest
+        if self.flights:
+            self._news.waits_for = newest = self.flights[-1]
             if not newest.booked:
                 self._book(newest, now, None)
                 for entry in self._last_tokens.due():  # they get none in the next; the engine knows that
@@ -206,7 +203,6 @@ class Live:
         flight = StepInFlight(ledger.now, decodes, context, chunks, rolls)
         self.counts[flight.kind] += 1
         self.flights.append(flight)
-        self._newest = flight
         return flight
 
     def done(self, flight: StepInFlight, kv: int) -> None:
@@ -215,8 +211,6 @@ class Live:
         start = flight.start if flight.start > self._last_end else self._last_end
         self._last_end = end
         self.flights.remove(flight)
-        if flight is self._newest:
-            self._newest = self.flights[-1] if self.flights else None
         prefill = behind = 0
         for chunk in flight.chunks:
             prefill += chunk.tokens
@@ -258,7 +252,7 @@ class Live:
         self._enforce(plan)
         self._news.planned(plan, ledger.now, gauges)
         if self._news.gauged:
-            self._gauges_due = self._gauged + GAUGES_EVERY
+            self._gauges_due = self._gauged + SHOWN_EVERY
 
     def _show_gauges(self, policy: BatchPolicy) -> None:
         """Not with each plan: a mapping of a dozen numbers takes longer than some plans."""

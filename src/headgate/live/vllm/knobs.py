@@ -36,7 +36,6 @@ class Knobs:
         self._seats = SEATS[0] if hasattr(scheduler, SEATS[0]) else SEATS[1]
         self._requests = books.requests
         self._gate = Gate()
-        self._shut = False  # the gate is
         names = [name for name in QUEUES if hasattr(scheduler, name)]
         for name in names:
             setattr(scheduler, name, GatedQueue(getattr(scheduler, name), self._gate))
@@ -69,7 +68,7 @@ class Knobs:
         if plan is None:
             return NOBODY
         if plan is self._quiet and not ledger.prefilling and ledger.decoding:  # most steps
-            self._gate.shut = self._shut = True
+            self._gate.shut = True
             return NOBODY
         if throttled and not scheduler.prefill_capacity_bound and ledger.decoding:
             plan = DECODES_ONLY
@@ -89,7 +88,7 @@ class Knobs:
         ledger = self._ledger
         alone = not plan.prefill or plan is self._spent
         if alone and plan.decode is ALL and not ledger.prefilling and ledger.decoding:
-            self._gate.shut = self._shut = True
+            self._gate.shut = True
             if plan.budget < self._budget or plan.chunk < inf:
                 self._limit(plan, NOBODY)
             elif plan is not DECODES_ONLY:
@@ -131,8 +130,8 @@ class Knobs:
             self._limited = False
             scheduler.max_num_scheduled_tokens = self._budget
             scheduler.scheduler_config.long_prefill_token_threshold = self._longest
-        if self._shut:
-            self._gate.shut = self._shut = False
+        if self._gate.shut:
+            self._gate.shut = False
             return
         for queue in self._queues:
             if queue.taken:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from headgate.core.build import mypyc_attr, quick
@@ -26,43 +26,33 @@ class Job(NamedTuple):
     todo: int
 
 
-def on_time(jobs: Sequence[Job], start: float, pace: float) -> set[int]:
+def on_time(jobs: Iterable[Job], start: float, pace: float) -> set[int]:
     """Moore and Hodgson's rule: the most prompts that can be done by their deadlines on one machine.
 
     `jobs` come by deadline. The machine is free from `start` on and takes `pace` seconds for a token.
     Whenever a prompt would end late, the longest one so far leaves the set.
     """
-    fit = _if_all_fit(jobs, start, pace)
-    if fit is not None:
-        return fit
     clock = start
     kept: set[int] = set()
-    longest: list[tuple[int, int]] = []  # heap of (-todo, id)
+    longest: list[tuple[int, int]] = []  # (-todo, id); a heap once somebody had to leave
+    dropped = False
     for deadline, _, number, todo in jobs:
         alone = todo * pace
         if start + alone > deadline:  # late even if it ran at once: the rule would drop it itself
             continue
         kept.add(number)
-        heappush(longest, (-todo, number))
+        if dropped:
+            heappush(longest, (-todo, number))
+        else:
+            longest.append((-todo, number))
         clock += alone
         if clock > deadline:
+            if not dropped:
+                heapify(longest)
+                dropped = True
             tokens, id = heappop(longest)
             kept.discard(id)
             clock += tokens * pace
-    return kept
-
-
-def _if_all_fit(jobs: Sequence[Job], start: float, pace: float) -> set[int] | None:
-    """Those the rule keeps where it drops none for another's sake, as it mostly is; None: it drops some."""
-    clock, kept = start, set[int]()
-    for deadline, _, number, todo in jobs:
-        alone = todo * pace
-        if start + alone > deadline:
-            continue
-        clock += alone
-        if clock > deadline:
-            return None
-        kept.add(number)
     return kept
 
 

@@ -113,6 +113,7 @@ class Keep(BatchPolicy):
         self._promised += self._has_promise(request)
 
     def admitted(self, request: Request, now: float) -> None:
+        self.plain.admitted(request, now)
         self._waiting.drop(request)
         self._waiting.admitted(request, now)
 
@@ -163,6 +164,7 @@ class Keep(BatchPolicy):
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         """The step is composed: count what decodes have waited for it."""
+        self.plain.planned(plan, now, gauges)
         step = self._step
         if plan.decode is not NONE or step is None or not self._decoding:
             self._since, self._pieces, self._newest = 0.0, 0, 0.0
