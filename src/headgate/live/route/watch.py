@@ -10,7 +10,6 @@ from statistics import median
 
 import aiohttp
 
-from headgate.live.route.access_log import clean
 from headgate.live.route.config import Health
 from headgate.live.route.scrape import read_load
 from headgate.live.route.upstream import Upstream
