@@ -10,6 +10,7 @@ from statistics import median
 
 import aiohttp
 
+from headgate.live.route.access_log import clean
 from headgate.live.route.config import Health
 from headgate.live.route.scrape import read_load
 from headgate.live.route.upstream import Upstream
@@ -90,11 +91,8 @@ class Watch:
                 metrics = await self._get(engine, "/metrics") if good else None
             why = "/health does not answer 200"
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            good, metrics, why = (
-                False,
-                None,
-                str(error) or f"no answer within {self.health.timeout:g} s",
-            )
+            good, metrics = False, None
+            why = clean(str(error)) or f"no answer within {self.health.timeout:g} s"
         was = engine.healthy if engine.probed else None
         engine.failed_probes = 0 if good else engine.failed_probes + 1
         if good or engine.failed_probes >= self.health.fails or not engine.probed:
