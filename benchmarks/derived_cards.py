@@ -6,8 +6,9 @@ the error bars that rest on them.
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +21,10 @@ from headgate.cost.card import Card, load_card
 from headgate.cost.derive.correct import deployment_of, fit_corrections
 from headgate.cost.derive.derived_card import derive_card
 from headgate.cost.derive.distil import distil
-from headgate.cost.derive.gpus import GPUS, H200, TABLE, left_out
+from headgate.cost.derive.gpus import AS_L40S, GPUS, H200, TABLE, AllReduce, Gpu, left_out
 from headgate.cost.derive.grid import shapes
+from headgate.cost.derive.host import SUM_CONSTANT, SUM_PER_REQUEST
+from headgate.cost.derive.memory import kv_tokens
 from headgate.cost.derive.models import MODELS
 from headgate.cost.derive.step import Deployment, step_seconds
 from headgate.cost.derive.wanted import Wanted
@@ -30,11 +33,13 @@ from headgate.cost.fit.family import seconds
 from headgate.cost.fit.fit import fit
 from headgate.cost.fit.quality import measure
 from headgate.cost.fit.steps import StepTable
-from headgate.cost.laws.work import WorkCost
+from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.sim.engine.of_card import engine_of_card
+from headgate.workloads.arrivals import Poisson
 
 Floats = NDArray[np.float64]
+Priced = Callable[[int, float, float], tuple[WorkTerms, int]]
 
 GRID = Path(__file__).parent / "h200" / "results" / "grid"
 UNSEEN = {
@@ -65,6 +70,59 @@ PUBLISHED_STEPS = {
         8: 96.7,
     },
 }
+
+
+# Steps of three runs in github.com/casys-kaist/LLMServingSim: 300 requests of ShareGPT lengths at 10/s, 2,048
+# tokens a step. From seconds of bench/examples/RTXPRO6000/*/vllm/timeseries.csv and, for the RTX 4090,
+# bench/results/llama-3.1-8b-rtx4090/timeseries.csv in which only decodes ran, and from steps full of prompts;
+# contexts from the KV in use. vLLM 0.28 (4090: 0.19), asynchronous; the two GPUs with NCCL, vLLM's own
+# all-reduce switched off.
+def _prompts(decodes: int, context: int, tokens: int) -> Shape:
+    return Shape(decodes, context, tokens, 0, (Chunk(0, tokens),))
+
+
+PUBLIC_STEPS: dict[tuple[str, str, int, int], dict[Shape, float]] = {
+    ("qwen3-32b", "rtx-pro-6000", 2, 256): {
+        Shape(128, 120_000): 50.0,
+        Shape(128, 137_000): 51.7,
+        Shape(128, 157_000): 53.5,
+        Shape(46, 59_600): 36.1,
+        Shape(30, 45_800): 34.1,
+        Shape(1, 1_500): 27.8,
+        _prompts(30, 30_000, 2018): 272.0,
+        _prompts(70, 60_000, 1978): 282.0,
+    },
+    ("llama-3.1-8b", "rtx-pro-6000", 1, 256): {Shape(128, 139_000): 26.7, Shape(1, 1_500): 11.5},
+    ("llama-3.1-8b", "rtx-4090", 1, 512): {
+        Shape(40, 41_300): 26.0,
+        Shape(28, 41_000): 25.3,
+        Shape(16, 23_000): 20.2,
+        Shape(15, 23_200): 20.0,
+        _prompts(18, 20_000, 2030): 172.0,
+    },
+}
+# The same runs as a whole: mean prompt (less what the prefix cache had) and output tokens, seats, KV tokens,
+# seconds until all were served.
+PUBLIC_SERVED = {
+    "derived:llama-3.1-8b@rtx-pro-6000:graph256": (857, 653, 128, 574_608, 66.0),
+    "derived:qwen3-32b@rtx-pro-6000:tp2:graph256": (794, 665, 128, 462_144, 134.0),
+    "derived:llama-3.1-8b@rtx-4090:util0.9": (857, 653, 256, 41_408, 184.0),
+}
+REAL_KV = {  # KV tokens that vLLM found room for; the first five were measured here
+    "derived:qwen3-8b@h200": 812_144,
+    "derived:qwen3-4b@h200": 870_688,
+    "derived:qwen3-30b-a3b@h200": 762_464,
+    "derived:llama-3.1-8b@h200": 914_592,
+    "derived:qwen3-8b@h200:fp8": 859_216,
+    "derived:llama-3.1-8b@rtx-pro-6000": 574_608,
+    "derived:qwen3-32b@rtx-pro-6000:tp2": 462_144,
+    "derived:llama-3.1-8b@rtx-4090:util0.9": 41_408,
+}
+DEGREES = (2, 4, 8)
+# Mean TPOT in ms of closed loops with Qwen3-32B in bf16 on 2, 4 and 8 H100, vLLM 0.12.0 (synchronous
+# scheduling): src/aiconfigurator/systems/silicon_sample.csv of AIConfigurator, all rows of its source
+# data/h100_sxm/vllm/0.12.0/Qwen_Qwen3-32B.csv.
+PUBLIC_RUNS = Path(__file__).parent / "public" / "h100_qwen3_32b_vllm012.csv"
 
 
 class Errors(NamedTuple):
@@ -134,15 +192,22 @@ def _makespan(card: Card, means: tuple[int, int], seats: int, asynchronous: bool
     return float(run.requests["finished"].max())
 
 
-def published(degree: int) -> Errors:
+def published(degree: int, starts: float = 1.0, slowness: float = 1.0) -> Errors:
     """Laws against published steps of Qwen3-32B on that many B300s, of which only the data sheet is used."""
-    at = Deployment(MODELS["qwen3-32b"], GPUS["b300"], degree, graph=512)
+    gpu = _linked(GPUS["b300"], starts, slowness)
+    at = Deployment(MODELS["qwen3-32b"], gpu, degree, graph=512)
     steps = list(PUBLISHED_STEPS)
     errors = [
         1e3 * step_seconds(at, step.decodes, step.context, step.chunks) / times[degree] - 1
         for step, times in PUBLISHED_STEPS.items()
     ]
     return by_kind(steps, np.array(errors))
+
+
+def _linked(gpu: Gpu, starts: float, slowness: float) -> Gpu:
+    """The GPU with all-reduces that start and send so many times as slowly."""
+    links = {count: AllReduce(starts * own.c0, own.speed / slowness) for count, own in gpu.links.items()}
+    return replace(gpu, links=links)
 
 
 def scaling(degree: int) -> tuple[float, float]:
@@ -180,8 +245,153 @@ def unseen_throughput(name: str, derived: str) -> Floats:
     return np.array(list(_against(real, load_card(derived), True, 500)))
 
 
+def public_engines() -> dict[str, Errors]:
+    """Published steps of engines that no law has seen: real over derived, less one, as a bar has it."""
+    found = {
+        f"b300 tp {degree}": Errors(*(1 / (1 + own) - 1 for own in published(degree)))
+        for degree in (1, *DEGREES)
+    }
+    for (model, gpu, degree, graph), steps in PUBLIC_STEPS.items():
+        found[f"{gpu} tp {degree}"] = _public(
+            Deployment(MODELS[model], GPUS[gpu], degree, graph=graph), steps
+        )
+    return found
+
+
+def before_its_run() -> Errors:
+    """The RTX 4090 as it was derived before its run was looked at: by the efficiencies of an L40S."""
+    steps = PUBLIC_STEPS["llama-3.1-8b", "rtx-4090", 1, 512]
+    return _public(Deployment(MODELS["llama-3.1-8b"], AS_L40S, graph=512), steps)
+
+
+def tabled() -> list[Errors]:
+    """Engines of GPUs with tables, and of several GPUs: none of their steps was fitted."""
+    return [errors for name, errors in public_engines().items() if not name.startswith("rtx-4090")]
+
+
+def by_sheet() -> list[Errors]:
+    """GPUs by their data sheet: the six of the table without their own efficiencies, a B300, the RTX 4090."""
+    models = [[errors for _, errors in left_out_gpus(model)] for model in ("llama-3.1-8b", "mixtral-8x7b")]
+    six = [
+        Errors(*(1 / (1 + np.concatenate(own)) - 1 for own in zip(*pair, strict=True)))
+        for pair in zip(*models, strict=True)
+    ]
+    return [*six, public_engines()["b300 tp 1"], before_its_run()]
+
+
+def _public(at: Deployment, steps: dict[Shape, float]) -> Errors:
+    said = np.array([step_seconds(at, step.decodes, step.context, step.chunks) for step in steps])
+    return by_kind(list(steps), np.array(list(steps.values())) / (1e3 * said) - 1)
+
+
+def nine_in_ten(engines: list[Floats]) -> float:
+    """What nine in ten absolute errors are within, every engine weighing alike."""
+    engines = [own for own in engines if len(own)]
+    size = np.abs(np.concatenate(engines))
+    weight = np.concatenate([np.full(len(own), 1 / len(own)) for own in engines]) / len(engines)
+    order = np.argsort(size)
+    return float(size[order][np.searchsorted(np.cumsum(weight[order]), 0.9 - 1e-9)])
+
+
+def real_kv() -> dict[str, tuple[float, float]]:
+    """Error of the derived KV tokens and the card's bar, both relative to the card."""
+    found = {}
+    for name, real in REAL_KV.items():
+        card = load_card(name)
+        assert card.expected_error is not None and card.expected_error.kv is not None
+        found[name] = real / card.kv_tokens - 1, card.expected_error.kv
+    return found
+
+
+def served() -> dict[str, float]:
+    """Throughput of those runs, real over derived less one; lengths are drawn uniformly about their means."""
+    found = {}
+    for name, (prompt, output, seats, kv, real) in PUBLIC_SERVED.items():
+        engine = headgate.Engine(load_card(name).cost, kv, 32768, 2048, seats)
+        prompts, outputs = headgate.length_law("uniform", prompt), headgate.length_law("uniform", output)
+        spent = []
+        for seed in range(3):
+            asked = headgate.generate(300, seed=seed, arrivals=Poisson(10.0), prompt=prompts, output=outputs)
+            spent.append(float(headgate.simulate(engine, "mixed", asked).requests["finished"].max()))
+        found[name] = float(np.mean(spent)) / real - 1
+    return found
+
+
+class PublicRun(NamedTuple):
+    """A closed loop: prompt and output tokens, clients, and seconds per output token."""
+
+    prompt: int
+    output: int
+    clients: int
+    tpot: float
+
+
+def public_runs(degree: int) -> list[PublicRun]:
+    """Those on that many H100."""
+    with PUBLIC_RUNS.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        PublicRun(
+            int(row["prompt"]), int(row["output"]), int(row["clients"]), float(row[f"tp{degree}"]) / 1e3
+        )
+        for row in rows
+    ]
+
+
+def run_errors(terms: WorkTerms, kv: int, runs: list[PublicRun]) -> Floats:
+    """Derived over real TPOT, less one: how far the real rate is off the derived one."""
+    found = []
+    for each in runs:
+        engine = headgate.Engine(WorkCost(terms), kv, 40960, 8192, 256)
+        count = 3 * each.clients
+        asked = headgate.Workload.of(
+            [each.prompt] * count, [each.output] * count, clients=[each.clients] * count
+        )
+        done = headgate.simulate(engine, "mixed", asked, asynchronous=False).requests
+        mine = np.mean((done["finished"] - done["first_token"]) / (each.output - 1))
+        found.append(float(mine) / each.tpot - 1)
+    return np.array(found)
+
+
+def _h100(degree: int, starts: float = 1.0, slowness: float = 1.0) -> tuple[WorkTerms, int]:
+    """Prices of the GPUs alone, all-reduces with other starts and speeds; KV tokens."""
+    at = Deployment(MODELS["qwen3-32b"], _linked(GPUS["h100-sxm"], starts, slowness), degree, graph=512)
+    kv = kv_tokens(at, 0.9)
+    steps = shapes(kv, 1024, 16384)
+    terms, _ = distil(steps, [step_seconds(at, step.decodes, step.context, step.chunks) for step in steps])
+    return terms, kv
+
+
+def _hosted(degree: int, constant: float, per_request: float) -> tuple[WorkTerms, int]:
+    """The same with what a synchronous host adds."""
+    terms, kv = _h100(degree)
+    paid = terms.per_decode + per_request
+    return replace(terms, constant=terms.constant + constant, per_decode=paid), kv
+
+
+def explained() -> Iterator[tuple[int, str, tuple[float, float], Floats]]:
+    """Two numbers fitted to two of the degrees, and the errors on the third: communication, and a host.
+
+    Simulated times are nearly linear in both, so the fit is one of differences; the errors are simulated.
+    """
+    ways: dict[str, tuple[Priced, tuple[float, float], tuple[float, float]]] = {
+        "all-reduce: starts, slowness": (_h100, (1.0, 1.0), (3.0, 1.0)),
+        "host: seconds a step, a request": (_hosted, (0.0, 0.0), (SUM_CONSTANT, SUM_PER_REQUEST)),
+    }
+    for way, (priced, base, step) in ways.items():
+        moved = [base, (base[0] + step[0], base[1]), (base[0], base[1] + step[1])]
+        seen = {d: [run_errors(*priced(d, *at), public_runs(d)) for at in moved] for d in DEGREES}
+        for held in DEGREES:
+            parts = [seen[degree] for degree in DEGREES if degree != held]
+            slopes = np.concatenate([np.stack([own[1] - own[0], own[2] - own[0]], axis=1) for own in parts])
+            moves = np.linalg.lstsq(slopes, -np.concatenate([own[0] for own in parts]), rcond=None)[0]
+            found = (base[0] + moves[0] * step[0], base[1] + moves[1] * step[1])
+            yield held, way, found, run_errors(*priced(held, *found), public_runs(held))
+
+
 def main() -> None:
     """All tables."""
+    _public_tables()
     print("Held-out calibrated card: median / nine in ten, % of decodes | prompts | mixed | median of all")
     for held in CALIBRATED:
         print(f"  {held:<16}{leave_one_out(held).line()}")
@@ -213,6 +423,36 @@ def main() -> None:
     for model in ("llama-3.1-8b", "mixtral-8x7b"):
         for name, errors in left_out_gpus(model):
             print(f"  {model:<14}{name:<14}{errors.line()}")
+
+
+def _public_tables() -> None:
+    print("Public steps of engines that no law has seen, real over derived less one, %: all of each kind")
+    for name, errors in public_engines().items():
+        shown = (" ".join(f"{100 * each:+.0f}" for each in own) or "-" for own in errors)
+        print(f"  {name:<18}{' | '.join(shown)}")
+    print("Nine in ten are within, every engine alike, %: decodes, prompts, mixed")
+    for name, group in (("other GPUs", tabled()), ("data sheet", by_sheet())):
+        print(
+            f"  {name:<18}" + ", ".join(f"{100 * nine_in_ten([e[k] for e in group]):.0f}" for k in range(3))
+        )
+    print("KV tokens, real over derived less one, and the bar, %")
+    for name, (error, bar) in real_kv().items():
+        print(f"  {name:<40}{100 * error:+.1f}, ±{100 * bar:.1f}")
+    print("Throughput of three public runs, real over derived less one, %")
+    for name, error in served().items():
+        print(f"  {name:<46}{100 * error:+.0f}")
+    print("90 public runs on H100: TPOT derived over real less one, %: mean, nine in ten, worst")
+    for degree in DEGREES:
+        print(f"  tp {degree}, the GPUs alone: {_line(run_errors(*_h100(degree), public_runs(degree)))}")
+    for held, way, found, left in explained():
+        print(f"  tp {held}, {way} {found[0]:.2g}, {found[1]:.2g} from the others: {_line(left)}")
+        if way.startswith("all-reduce"):
+            print(f"        steps on {held} B300 with those: {_line(published(held, *found).every)}")
+
+
+def _line(errors: Floats) -> str:
+    worst = errors[np.argmax(abs(errors))]
+    return f"{100 * errors.mean():+.1f}, {100 * np.quantile(abs(errors), 0.9):.1f}, {100 * worst:+.1f}"
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ class ExpectedError(_Part):
     prefill: Share
     mixed: Share
     throughput: Share  # of saturated engines
+    kv: Share | None = None  # of KV tokens
     source: Text  # what it was found from
 
     @property
@@ -174,6 +175,7 @@ class Card(_Part):
         """The card as it stands in a file."""
         document = self.model_dump(mode="json")
         optional = (
+            (document["expected_error"] or {"kv": 0.0}, ("kv",)),
             (document, (*LAWS, "send", "host", "expected_error")),
             (document["region"], ("behind",)),
             (document["provenance"], (*MEASURED, *DERIVED)),

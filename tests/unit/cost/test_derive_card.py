@@ -7,6 +7,7 @@ import pytest
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card, parse_card
 from headgate.cost.derive.derived_card import derive_card
+from headgate.cost.derive.host import SUM_CONSTANT, SUM_PER_REQUEST
 from headgate.cost.derive.memory import most_running
 from headgate.cost.derive.models import MODELS
 from headgate.cost.derive.named import card_named, parse
@@ -59,7 +60,7 @@ def test_kv_memory_is_that_of_the_calibrated_engines(model):
 def test_limits_follow_from_memory():
     tight, roomy = load_card("derived:llama-3.1-70b@h100-sxm:tp2"), load_card(LLAMA)
     assert tight.kv_tokens < 0.1 * roomy.kv_tokens
-    assert tight.max_running == most_running(tight.kv_tokens) < roomy.max_running == 1024
+    assert tight.max_running == most_running(tight.kv_tokens) == roomy.max_running == 1024
     assert tight.max_model_len == tight.kv_tokens < roomy.max_model_len == 131_072
     half = load_card(f"{LLAMA}:kv-fp8")
     assert half.kv_tokens == pytest.approx(2 * roomy.kv_tokens, abs=32)
@@ -99,7 +100,7 @@ def test_data_sheets_make_prices_assumptions_and_bars_wider():
 
 def test_a_gpu_by_three_numbers_of_its_data_sheet():
     mine, table = load_card("derived:qwen3-8b@312tf-2.04tb-80gb"), load_card("derived:qwen3-8b@a100-sxm")
-    assert mine.expected_error.throughput == 0.25 and mine.gpu == "312tf-2.04tb-80gb"
+    assert mine.expected_error.throughput == 0.40 and mine.gpu == "312tf-2.04tb-80gb"
     step = Shape(64, 64 * 1024)
     assert mine.cost.unhosted().seconds(step) == pytest.approx(table.cost.unhosted().seconds(step), rel=0.2)
     with pytest.raises(InputError, match="no GPU has these numbers"):
@@ -163,3 +164,25 @@ def test_corrections_of_a_calibrated_card():
     for other in ("derived:qwen3-8b@h200", "linear-h200-qwen3-8b"):
         with pytest.raises(InputError, match="not a calibrated card"):
             derive_card(wanted, [load_card(other)])
+
+
+def test_a_synchronous_engine_pays_for_its_host():
+    plain, summed = load_card(LLAMA), load_card(f"{LLAMA}:sync")
+    assert plain.host is not None and summed.host is None
+    step = Shape(64, 64 * 1024)
+    paid = summed.cost.seconds(step) - plain.cost.unhosted().seconds(step)
+    assert paid == pytest.approx(SUM_CONSTANT + 64 * SUM_PER_REQUEST)
+    assert (
+        summed.name == f"{LLAMA}:sync"
+        and summed.provenance.numbers["host.added_to_a_step"].origin == "published"
+    )
+    assert "add :sync" in error_bar(plain)[0] and "add :sync" not in error_bar(summed)[0]
+    engine = Likeness(settings={"asynchronous scheduling": "False"})
+    assert any("asynchronous scheduling True" in line for line in doubts(plain, engine))
+    assert not any("asynchronous" in line for line in doubts(summed, engine))
+
+
+def test_kv_memory_has_a_bar_by_the_room_that_is_left():
+    tight, roomy = load_card("derived:llama-3.1-8b@rtx-4090"), load_card("derived:llama-3.1-8b@h200")
+    assert roomy.expected_error.kv < 0.02 < 0.2 < tight.expected_error.kv
+    assert "KV memory within ±1.2 %" in error_bar(roomy)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from headgate.cost.derive.transformer import Transformer
 from headgate.cost.laws.host import HostTerms
@@ -20,11 +20,23 @@ SHOWN_UNGRAPHED = 0.5  # of launching kernel by kernel, seen in step times
 GRAPH = 512  # tokens of vLLM's largest CUDA graph, from 256 seats on
 
 
+# What the host of a synchronous engine adds to every step, from the 90 public runs on 2 to 8 H100 of
+# benchmarks/derived_cards.py: the same seconds on 2, 4 and 8 GPUs.
+SUM_CONSTANT, SUM_PER_REQUEST = 1.2e-3, 61e-6
+
+
 def host_prior(model: Transformer, graph: int) -> HostTerms:
     """What an asynchronous engine's host takes for a step. Synchronous engines add it to the GPU's time."""
     dense = model.layers - model.expert_layers
     ungraphed = DENSE_LAYER * dense + EXPERT_LAYER * model.expert_layers
     return HostTerms(CONSTANT, PER_REQUEST, PROMPTS, float(f"{ungraphed:.4g}"), graph)
+
+
+def with_synchronous_host(terms: WorkTerms) -> WorkTerms:
+    """Prices of an engine that composes a step when the one before it has ended: GPU and host add up."""
+    return replace(
+        terms, constant=terms.constant + SUM_CONSTANT, per_decode=terms.per_decode + SUM_PER_REQUEST
+    )
 
 
 def with_host(terms: WorkTerms, host: HostTerms) -> WorkTerms:

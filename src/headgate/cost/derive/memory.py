@@ -8,7 +8,7 @@ from headgate.cost.derive.step import Deployment
 UTILISATION = 0.92  # vLLM's default from 0.22 on
 WORKSPACE = 2.5e9  # bytes of activations and CUDA graphs on one GPU; 2.3 to 2.7 on the three calibrated cards
 BLOCK = 16
-SHORTEST = 256  # KV tokens of a request, at least, if all seats are to be taken
+WORKSPACE_OFF = 1.5e9  # bytes by which that was off at most on eight engines: benchmarks/derived_cards.py
 MOST_RUNNING = 1024  # decodes of the largest step that was ever compared with a measurement
 
 
@@ -25,10 +25,8 @@ def kv_tokens(at: Deployment, utilisation: float) -> int:
     KV heads fewer than GPUs are copied, so their bytes do not shrink further. Layers with a window are
     counted like the others.
     """
-    model = at.model
     room = utilisation * at.gpu.memory - WORKSPACE - weight_bytes(at)
-    each = 2 * model.bytes_per_kv * model.layers / at.pipeline * at.kv_heads * model.head_size
-    tokens = int(room / each) // BLOCK * BLOCK
+    tokens = int(room / _kv_bytes(at)) // BLOCK * BLOCK
     if tokens < 16 * BLOCK:
         need = (weight_bytes(at) + WORKSPACE) / utilisation
         raise InputError(
@@ -38,6 +36,17 @@ def kv_tokens(at: Deployment, utilisation: float) -> int:
     return tokens
 
 
+def kv_error(at: Deployment, tokens: int) -> float:
+    """Relative error of those KV tokens if the workspace is off as far as it ever was."""
+    return min(1.0, WORKSPACE_OFF / (tokens * _kv_bytes(at)))
+
+
 def most_running(tokens: int) -> int:
-    """Requests that may run at once: as many as hold a short context each, in multiples of 8."""
-    return max(1, min(MOST_RUNNING, tokens // SHORTEST // 8 * 8))
+    """Requests that may run at once: vLLM takes any `max_num_seqs` for which every request has a block."""
+    return min(MOST_RUNNING, tokens // BLOCK)
+
+
+def _kv_bytes(at: Deployment) -> float:
+    """Of one token on one GPU."""
+    model = at.model
+    return 2 * model.bytes_per_kv * model.layers / at.pipeline * at.kv_heads * model.head_size

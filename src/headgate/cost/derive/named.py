@@ -13,7 +13,8 @@ from headgate.cost.derive.derived_card import derive_card
 from headgate.cost.derive.wanted import BF16, FP8, Wanted
 
 FORM = (
-    "write derived:MODEL@GPU, then :tp4, :ep4, :fp8, :kv-fp8, :util0.9, :graph1024 or :approximate as needed"
+    "write derived:MODEL@GPU, then :tp4, :ep4, :fp8, :kv-fp8, :util0.9, :graph1024, :sync or :approximate as "
+    "needed"
 )
 NUMBER = {"tp": "tensor", "pp": "pipeline", "ep": "expert", "graph": "graph"}
 LONGEST = 500  # characters of a name
@@ -50,6 +51,8 @@ def _with(wanted: Wanted, word: str, text: str) -> Wanted:
         return replace(wanted, dtype=word)
     if word == f"kv-{FP8}":
         return replace(wanted, kv_dtype=FP8)
+    if word == "sync":
+        return replace(wanted, synchronous=True)
     if word == "approximate":
         return replace(wanted, approximate=True)
     raise InputError(f"card {text[:80]!r}: {word[:40]!r} is not known; {FORM}")

@@ -288,7 +288,7 @@ def _bars(
         kind: bar(kind, getattr(prior, kind)) for kind in KINDS if kind in ("decode", "prefill", "mixed")
     }
     rates = round(min(prior.throughput, max(SURE, 2 * total, max(kinds.values()) / 2)), 3)
-    return ExpectedError(**kinds, throughput=rates, source=f"held-out steps of {source}")
+    return ExpectedError(**kinds, throughput=rates, kv=prior.kv, source=f"held-out steps of {source}")
 
 
 def _numbers(known: Provenance, terms: WorkTerms, source: str) -> dict[str, Number] | None:

@@ -34,6 +34,7 @@ class Wanted:
     utilisation: float = UTILISATION
     graph: int = GRAPH  # tokens of the engine's largest CUDA graph
     approximate: bool = False
+    synchronous: bool = False  # the engine composes a step only when the one before it has ended
 
     @property
     def name(self) -> str:
@@ -46,6 +47,7 @@ class Wanted:
         parts += [f"kv-{self.kv_dtype}"] if self.kv_dtype != BF16 else []
         parts += [f"util{self.utilisation:g}"] if self.utilisation != UTILISATION else []
         parts += [f"graph{self.graph}"] if self.graph != GRAPH else []
+        parts += ["sync"] if self.synchronous else []
         parts += ["approximate"] if self.approximate else []
         return ":".join(parts)
 
