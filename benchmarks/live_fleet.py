@@ -163,6 +163,11 @@ async def live(given: argparse.Namespace, card: Path, workload: Workload, router
         return worth / given.seconds, served / len(workload)
 
 
+def tokens(row: int, count: int) -> list[int]:
+    """A prompt whose first block is no other's: the simulated requests share nothing, and engines cache."""
+    return [row + 1] + [0] * (count - 1)
+
+
 async def _clients(app: RouterApp, workload: Workload, seconds: float) -> tuple[float, int]:
     names, found = list(CLASSES), [0.0, 0.0]
     start = time.monotonic()
@@ -171,7 +176,7 @@ async def _clients(app: RouterApp, workload: Workload, seconds: float) -> tuple[
     async def one(client: aiohttp.ClientSession, row: int) -> None:
         await asyncio.sleep(max(0.0, start + float(workload.arrival[row]) - time.monotonic()))
         prompt, output = int(workload.prompt[row]), int(workload.output[row])
-        body = {"prompt": [1] * prompt, "max_tokens": output, "ignore_eos": True, "stream": True}
+        body = {"prompt": tokens(row, prompt), "max_tokens": output, "ignore_eos": True, "stream": True}
         headers = {"x-headgate-class": names[int(workload.kind[row])]}
         try:
             async with client.post(url, json=body, headers=headers) as answer:

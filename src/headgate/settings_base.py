@@ -28,6 +28,9 @@ Whole = Annotated[int, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 FleetSize = Annotated[int, Field(strict=True, ge=1, le=10_000)]  # every engine is simulated
 Positive = Annotated[float, Field(strict=True, gt=0)]
+Rate = Annotated[
+    float, Field(strict=True, gt=0, le=1e6)
+]  # per second: more than any fleet that is simulated serves
 Tokens = Annotated[float, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
 

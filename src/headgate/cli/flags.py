@@ -23,6 +23,7 @@ from headgate.settings_base import SettingsModel, also, checked, read_toml, seco
 
 PANELS = (POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET)  # their order in --help; others as declared
 FILE = "an experiment file (TOML); flags override what it says"
+NO_GAPS = "--tbt promises every gap, which plans do not know; give the mean, --tpot, or --slo tbt=100ms@p99"
 MIX = "classes of requests from a TOML file of class tables"
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Command = Callable[..., None]
@@ -68,6 +69,8 @@ def _taking(command: Command, fleet: bool) -> Command:
             given = _given(table, values, fleet)
             if table is Experiment:
                 made[name] = gather(values.pop("file"), values.pop("mix"), given)
+                if made[name].tbt and not fleet:  # no run judges it
+                    raise InputError(NO_GAPS)
             else:
                 made[name] = checked(table, given) if check else given
         command(**made, **values)
@@ -167,12 +170,12 @@ def _given(table: Table, values: dict[str, Any], fleet: bool) -> dict[str, Any]:
             table_of_values = get_origin(field.annotation) is dict
             example = _extra(field, "example")
             found[name] = named_values(value, flag_of(name), example) if table_of_values else value
-    return table.renamed(found)
+    return found
 
 
 def gather(file: str | None, mix: str | None, flags: dict[str, Any]) -> Experiment:
     """The settings of a file, overridden by flags; tables of parameters are overridden one by one."""
-    settings = {} if file is None else Experiment.renamed(read_toml(file))
+    settings, flags = {} if file is None else Experiment.renamed(read_toml(file)), Experiment.renamed(flags)
     where = "" if file is None else f"experiment file {file}: "
     experiment(settings, where, written=True)  # so that a mistake in the file is not blamed on the flags
     if mix is not None:

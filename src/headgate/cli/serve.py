@@ -27,6 +27,7 @@ REFUSALS = "headgate.live.vllm.refusals.Refusals"
 CONFIG, SHARED = "HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LIMITS = ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len")
+TENSOR = ("--tensor-parallel-size", "-tp")
 ON, OFF = "--async-scheduling", "--no-async-scheduling"
 PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
 
@@ -68,8 +69,8 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
     if _value(rest, "--scheduler-cls") is not None:
         raise InputError("--scheduler-cls is what headgate serve sets; drop it or run vllm serve yourself")
     own = _own_file(config, given)
-    settings = _settings(own, given, rest)
-    _check_model(model, settings)
+    settings, given = _settings(own, given, rest), Settings.renamed(given)
+    _check_model(model, settings, rest)
     vllm = executable()
     if vllm is None and not dry_run:
         raise InputError("no vllm command here; install vLLM (0.26 to 0.32) into the environment of headgate")
@@ -115,13 +116,25 @@ def _settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settin
     return settings
 
 
-def _check_model(model: str, settings: Settings) -> None:
-    """A card of another model, as far as names tell; the engine compares layers and heads later."""
+def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
+    """A card of another model or number of GPUs, as far as the command tells; the engine compares both later.
+
+    What a file of vLLM's own settings says is left to the engine.
+    """
     from headgate.cost.model_names import differ
     from headgate.live.vllm.settings import load_named
 
     card = load_named(settings.card)
-    if card is not None and not settings.any_card and differ(model, card.model):
+    if card is None or settings.any_card:
+        return
+    shared = (card.provenance.settings or {}).get("tensor parallel", "")
+    given = next((found for flag in TENSOR if (found := _value(rest, flag))), "1")
+    if shared and shared != given and _value(rest, "--config") is None:
+        raise InputError(
+            f"card {card.name} is of tensor parallel {shared}, this engine would have {given}; give "
+            f"{TENSOR[0]} {shared}, another card, or --any-card"
+        )
+    if differ(model, card.model):
         raise InputError(
             f"card {card.name} is of another model ({card.model}), not of {model}; calibrate "
             f"(headgate calibrate {model}), drop --card, or give --any-card"

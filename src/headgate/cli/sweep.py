@@ -102,10 +102,12 @@ def _notes(tasks: Sequence[Task], say: Any) -> None:
     from headgate.cost.card import load_card, renamed
     from headgate.cost.error_bar import error_bar
     from headgate.experiment.asynchrony import partly
+    from headgate.experiment.conflicts import renamed_promise
 
     kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
     notes = [renamed(card) for card, _ in kinds]
     notes += [note for card, _ in kinds for note in error_bar(load_card(card))]
+    notes += [note for task in tasks for note in renamed_promise(task.words)]
     notes += [note for (card, fleet), each in kinds.items() for note in partly(each, load_card(card), fleet)]
     for note in dict.fromkeys(filter(None, notes)):
         print(f"note: {note}", file=say)

@@ -7,9 +7,14 @@ from typing import NamedTuple, Protocol
 
 from headgate.core.build import mypyc_attr
 
+GAP, MEAN = "gap", "mean"  # what a promise between tokens is about
+
 
 class Slo(NamedTuple):
     """What one kind of user was promised, in seconds. None: no promise.
+
+    `between_tokens` is the longest gap between two tokens of a request, or where `between_kind` is "mean" the
+    mean of its gaps (TPOT). Policies may take either for a gap: where no gap is longer, the mean is not.
 
     Examples:
         >>> import headgate
@@ -20,6 +25,7 @@ class Slo(NamedTuple):
 
     first_token: float | None = None
     between_tokens: float | None = None
+    between_kind: str = GAP
 
 
 NO_SLO = Slo()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.core.errors import InputError
-from headgate.experiment.settings import Experiment, Lengths
+from headgate.experiment.settings import ClassSettings, Experiment, Lengths
 from headgate.workloads.bundled import BUNDLED, bundled_format
 from headgate.workloads.lengths import FROM_FILE
 
@@ -24,6 +24,7 @@ def refuse_conflicts(words: Experiment) -> None:
         _refuse_idle_lengths(words, "")
     else:
         _check_trace(words, words.trace)
+    _refuse_both(words, "")
     if words.classes:
         _check_classes(words)
     if words.engines is None:
@@ -82,11 +83,27 @@ def _refuse_idle_lengths(words: Lengths, where: str) -> None:
         raise InputError(f"{where}lengths= names no file; write lengths=FILE")
 
 
+def _refuse_both(words: Experiment | ClassSettings, where: str) -> None:
+    """One promise between tokens: of every gap, or of their mean."""
+    if words.tbt and words.tpot:
+        raise InputError(
+            f"{where}--tbt promises every gap, --tpot the mean of a request; drop one of the two"
+        )
+
+
+def renamed_promise(words: Experiment) -> list[str]:
+    """What --tbt means, said until 0.3: it was another name of --tpot."""
+    if not (words.tbt or any(each.tbt for each in words.classes)):
+        return []
+    return ["--tbt promises every gap, as in serve and --slo; it was the mean of a request, which is --tpot"]
+
+
 def _check_classes(words: Experiment) -> None:
-    lengths = (*MAKE_LENGTHS, "shared_prefix", "ttft", "tpot")
+    lengths = (*MAKE_LENGTHS, "shared_prefix", "ttft", "tbt", "tpot")
     _refuse(words, lengths, "does not reach the classes of a mix; say it in each [[classes]] table")
     for number, share in enumerate(words.classes):
         _refuse_idle_lengths(share, f"classes.{number}: ")
+        _refuse_both(share, f"classes.{number}: ")
         if share.patience and words.patience:
             raise InputError(f"--patience, but class {share.name!r} has its own; say it in one place")
 

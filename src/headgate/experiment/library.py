@@ -216,7 +216,10 @@ def compare(
         >>> import headgate
         >>> engine = headgate.card_engine("cal-h200-qwen3-8b", slots=64)
         >>> requests = headgate.generate(
-        ...     500, prompt=headgate.length_law("uniform", 512), output=headgate.length_law("uniform", 128)
+        ...     500,
+        ...     prompt=headgate.length_law("uniform", 512),
+        ...     output=headgate.length_law("uniform", 128),
+        ...     clients=96,
         ... )
         >>> runs = {name: headgate.simulate(engine, name, requests) for name in ("mixed", "v0")}
         >>> found = headgate.compare(runs)

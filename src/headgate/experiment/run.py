@@ -18,6 +18,7 @@ from headgate.cost.error_bar import error_bar
 from headgate.experiment.assumed import arrivals_said
 from headgate.experiment.asynchrony import composes_ahead, partly
 from headgate.experiment.build import make_engine, make_workload, too_long
+from headgate.experiment.conflicts import renamed_promise
 from headgate.experiment.coverage import outside
 from headgate.experiment.described import cache_record, described
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
@@ -67,6 +68,7 @@ class Prepared:
         """What was left out of the input, will be refused, or is simulated in part."""
         notes = error_bar(self.card)
         notes += [renaming] if (renaming := renamed(self.words.card)) else []
+        notes += renamed_promise(self.words)
         notes += partly(self.words, self.card, self.words.engines is not None)
         notes += self.workload.remarks
         if self.bad_rows.count:

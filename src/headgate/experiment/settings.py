@@ -15,6 +15,7 @@ from headgate.settings_base import (
     NotEmpty,
     NotNegative,
     Positive,
+    Rate,
     Seconds,
     Setting,
     SettingsModel,
@@ -27,7 +28,7 @@ from headgate.settings_base import (
 )
 
 POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET = "Policy", "Engine", "Lengths", "Load", "Trace", "Fleet"
-BETWEEN = ("tbt", "itl")  # other names of the promise between tokens
+BETWEEN = ("itl",)  # another name of the promise that every gap keeps
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Seed = Annotated[int, Field(strict=True, ge=0)]
 
@@ -58,7 +59,8 @@ class ClassSettings(Lengths):
     name: str
     share: Positive
     ttft: Seconds | None = None  # promises
-    tpot: Seconds | None = declared(LOAD, "promised time between output tokens", flag=None, also=BETWEEN)
+    tbt: Seconds | None = declared(LOAD, "promised time between two tokens", flag=None, also=BETWEEN)
+    tpot: Seconds | None = None
     priority: Whole = 0
     patience: Seconds | None = None
 
@@ -67,7 +69,7 @@ class StageSettings(SettingsModel):
     """One stretch of a load that changes."""
 
     requests: Count
-    rate: Positive | None = None
+    rate: Rate | None = None
     clients: Count | None = None
     prompt: Tokens | None = None
     output: Tokens | None = None
@@ -141,17 +143,20 @@ class Experiment(Lengths, ManyEngines):
     clients: Count | None = declared(
         LOAD, "closed loop: so many clients, each sends when its last request returns (default: 64)"
     )
-    rate: Positive | None = declared(LOAD, "open loop: requests per second")
+    rate: Rate | None = declared(LOAD, "open loop: requests per second")
     arrivals: str | None = declared(LOAD, "of an open loop: poisson, gamma, constant, all-at-once")
     burstiness: Positive | None = declared(LOAD, "of gamma arrivals; 1 is Poisson, smaller is burstier")
     all_at_once: Switch = declared(LOAD, "all requests are there at the start", False)
     requests: Count | None = declared(LOAD, "how many requests (default: 1000, or the whole trace)")
     seed: Seed = declared(LOAD, "one number for all randomness", 0)
     ttft: Seconds | None = declared(LOAD, "promised time to first token, such as 500ms (for goodput)")
-    tpot: Seconds | None = declared(
+    tbt: Seconds | None = declared(
         LOAD,
-        "promised time between output tokens, such as 50ms; goodput judges the mean of a request",
+        "promised time between two tokens, such as 100ms; goodput judges every gap",
         also=BETWEEN,
+    )
+    tpot: Seconds | None = declared(
+        LOAD, "instead: promised mean time between the tokens of a request (TPOT), such as 50ms"
     )
     patience: Seconds | None = declared(LOAD, "seconds in the queue after which a request gives up")
     abort: Seconds | None = declared(LOAD, "seconds after arrival at which every client hangs up")
@@ -163,7 +168,9 @@ class Experiment(Lengths, ManyEngines):
         "(default: told from the file)",
     )
     columns: str | None = declared(
-        TRACE, "which column is which, instead of a format: arrival=ts,prompt=input,output=out,class=tenant"
+        TRACE,
+        "which column is which, instead of a format: arrival=ts,prompt=input,output=out,class=tenant; "
+        "a CSV file headed arrival,prompt,output needs none",
     )
     times: str | None = declared(
         TRACE, "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"
@@ -175,7 +182,7 @@ class Experiment(Lengths, ManyEngines):
         flag="--spread-ticks/--no-spread-ticks",
     )
     slice: str | None = declared(TRACE, "a part of the trace, such as 10min..20min")
-    scale_rate: Positive | None = declared(TRACE, "send it so many times faster")
+    scale_rate: Rate | None = declared(TRACE, "send it so many times faster")
     skip_bad_rows: Switch = declared(TRACE, "leave out bad rows and say how many", False)
     sort: Switch = declared(TRACE, "sort a trace that is out of order", False)
     set: dict[str, Setting] = parameters(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, Protocol, TypeVar
 
+from headgate.core.durations import price as seconds
 from headgate.core.errors import InputError, one_line, unknown
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
@@ -26,6 +27,10 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is rea
     "bool": ({"true": True, "false": False}.__getitem__, "true or false"),
     "_empty": (lambda text: _plain(text), "text"),  # compiled classes keep no annotations
 }
+TIMES = (  # parameters in seconds, which may have a unit: ttft=500ms. By name: compiled classes say no types
+    "ttft", "tbt", "first_token", "between_tokens", "max_gap", "dwell", "max_pause", "max_wait", "ttl",
+    "every", "half_life",
+)  # fmt: skip
 Kind = TypeVar("Kind")
 
 
@@ -156,6 +161,8 @@ def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     kind = (written if isinstance(written, str) else getattr(written, "__name__", "")).removesuffix(" | None")
     text = str(value).lower() if isinstance(value, bool) else str(value)
     read, what = KINDS.get(kind, (str, "text"))
+    if parameter.name in TIMES and text[-1:].isalpha() and kind in ("float", "_empty"):
+        read, what = seconds, "a duration such as 500ms, or a number of seconds"
     try:
         found = read(text)
     except (ValueError, KeyError):

@@ -7,13 +7,12 @@ from typing import Any
 
 from headgate.core import request
 from headgate.core.policy import Steps
-from headgate.core.request import Slo
 
-# What a request brings with it, but for its time (`at`) and its promise, which has two fields.
+# What a request brings with it, but for its time (`at`) and its promise, which has two fields (of every gap).
 KNOWN = tuple(name for name in request.FIELDS if name not in ("arrival", "slo"))
 # Every line but the first is {"event": NAME, ...} with these fields; the first says whose trace it is.
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "arrived": (*KNOWN, "at", *Slo._fields),
+    "arrived": (*KNOWN, "at", "first_token", "between_tokens"),
     "admitted": ("id", "at"),
     "prefilled": ("id", "at"),
     "held": ("id", "at"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError, unknown
@@ -12,12 +12,15 @@ from headgate.record.tables import Run
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import without_nan
-from headgate.stats.pairing import ALONE, METRICS, Metric, refuse_different, spreads_of
+from headgate.stats.pairing import ALONE, METRICS, SHARES, Metric, refuse_different, spreads_of
 
 BETTER, WORSE, SAME = "better", "worse", "no difference seen"
 NEAR = 0.25  # values further apart than this share of the larger are never called level
 CANNOT_TELL = "cannot tell"  # a difference within the error of a card that was not measured
 TOO_FEW, ONE_SEED, UNKNOWN = "too few requests", "needs more seeds", "not measured"
+GROWS, UNSETTLED, ABOVE = "backlog grows", "not stationary", "above the bound"  # no verdict on throughput
+EDGES = 1.01  # of the bound; by more a rate exceeds it only through what was served outside the window
+CHANCE = 0.25  # of the seeds; so many may look as if they had a trend where there is none (docs/metrics.md)
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,26 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """What a policy served over its whole runs, from the first arrival to the last finish."""
+
+    served: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.served / self.seconds if self.seconds > 0 else math.nan
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """Policies compared with a baseline, metric by metric."""
+    """Policies compared with a baseline, metric by metric.
+
+    `doubts` says of a policy why its throughput is not compared: in the measured window its backlog grows or
+    it is not stationary in another way, so that the order in which it serves decides how many requests end
+    there, or it serves more there than any policy can in the long run. `whole` can be compared instead.
+    """
 
     baseline: str
     policies: tuple[str, ...]  # the baseline first
@@ -67,6 +88,9 @@ class Comparison:
     rows: tuple[Row, ...]
     notes: tuple[str, ...]  # what to mind when reading it, as JSON has it
     cautions: tuple[str, ...] = ()  # the same as a report says it
+    doubts: dict[str, str] = field(default_factory=dict)
+    whole: dict[str, Whole] = field(default_factory=dict)
+    bound: float | None = None  # requests/s that no policy exceeds, where it is known
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for strict JSON: what is not known is None."""
@@ -78,7 +102,10 @@ class Comparison:
 
 
 def compare(
-    runs: Mapping[str, Sequence[Run | Measured]], baseline: str, window: str = "middle"
+    runs: Mapping[str, Sequence[Run | Measured]],
+    baseline: str,
+    window: str = "middle",
+    bound: float | None = None,
 ) -> Comparison:
     """Compare the runs of several policies on the same requests with those of the baseline.
 
@@ -87,6 +114,8 @@ def compare(
     rates by 20 equal shares of the finishes. Intervals are 95 % t intervals of the paired differences that
     mind how neighbouring batches depend on each other (`intervals.py`). The longest gap of one run against
     that of another has none. Each row says how it was paired.
+
+    Throughputs get no verdict where one of the two runs is not stationary or serves more than `bound`.
     """
     if baseline not in runs:
         raise unknown("baseline", baseline, runs)
@@ -102,11 +131,36 @@ def compare(
             refuse_different(name, one.run, baseline, other.run)
     every = {name: spreads_of(own) for name, own in measured.items()}
     bars = _bars(measured)
-    rows = tuple(row for metric in METRICS if (row := _row(metric, every, baseline, seeds, bars)) is not None)
+    doubts = _doubts(measured, bound)
+    rows = tuple(
+        row
+        for metric in METRICS
+        if (row := _row(metric, every, baseline, seeds, bars, doubts if metric.method == SHARES else {}))
+    )
     rule = measured[baseline][0].window.rule
     cautions = (*_unsettled(measured), *_unequal(measured), *_rough(rows), *_derived(rows, bars))
     notes, said = (tuple(each[place] for each in cautions) for place in (0, 1))
-    return Comparison(baseline, order, seeds, rule, rows, notes, said)
+    whole = {name: _whole(own) for name, own in measured.items()}
+    return Comparison(baseline, order, seeds, rule, rows, notes, said, doubts, whole, bound)
+
+
+def _whole(own: Sequence[Measured]) -> Whole:
+    spans = (one.run.span() for one in own)
+    return Whole(sum(int(one.run.completed().sum()) for one in own), sum(end - begin for begin, end in spans))
+
+
+def _doubts(measured: Mapping[str, Sequence[Measured]], bound: float | None) -> dict[str, str]:
+    """Why the throughput of a policy says nothing about the long run; policies of which it does left out."""
+    found: dict[str, str] = {}
+    for name, own in measured.items():
+        unsettled = [one for one in own if not one.trend.stationary]
+        served = sum(one.metrics.request_rate.value for one in own) / len(own)
+        if len(unsettled) > CHANCE * len(own):
+            grows = any(one.trend.growth > 0 for one in unsettled)
+            found[name] = GROWS if grows else UNSETTLED
+        elif bound is not None and served > EDGES * bound:
+            found[name] = ABOVE
+    return found
 
 
 Caution = tuple[str, str]  # what could mislead, as JSON has it and as a report says it
@@ -144,9 +198,17 @@ def _derived(rows: Sequence[Row], bars: Bars) -> list[Caution]:
 
 
 def _row(
-    metric: Metric, every: Mapping[str, Mapping[str, Spread]], baseline: str, seeds: int, bars: Bars
+    metric: Metric,
+    every: Mapping[str, Mapping[str, Spread]],
+    baseline: str,
+    seeds: int,
+    bars: Bars,
+    doubts: Mapping[str, str],
 ) -> Row | None:
-    """One metric; None when no policy has it (goodput when nothing was promised, or no request was lost)."""
+    """One metric; None when no policy has it (goodput when nothing was promised, or no request was lost).
+
+    Policies in doubt get no verdict, and are neither the best nor told from it.
+    """
     spreads = {name: found[metric.name] for name, found in every.items()}
     known = [name for name, spread in spreads.items() if not math.isnan(spread.value)]
     if not known or (metric.rare and not any(spreads[name].value for name in known)):
@@ -157,6 +219,15 @@ def _row(
         for name, spread in spreads.items()
         if name != baseline
     }
+    for name, other in others.items():
+        if why := doubts.get(name) or doubts.get(baseline):
+            others[name] = replace(other, verdict=why)
+    method = metric.method if seeds == 1 else "by seed"
+    estimate = spreads[baseline].estimate()
+    estimate = estimate.as_share() if metric.unit == "share" else estimate.cut()
+    known = [name for name in known if name not in doubts]
+    if not known:
+        return Row(metric.name, metric.unit, metric.higher, method, estimate, others, None, (), ())
     sign = -1 if metric.higher else 1
     best = min(known, key=lambda name: sign * spreads[name].value)
     least = abs(spreads[best].value) * bars.of(metric) / 100
@@ -165,9 +236,6 @@ def _row(
     level = tuple(
         name for name, gap in behind.items() if _level(gap, least, spreads[name].value, spreads[best].value)
     )
-    method = metric.method if seeds == 1 else "by seed"
-    estimate = spreads[baseline].estimate()
-    estimate = estimate.as_share() if metric.unit == "share" else estimate.cut()
     return Row(metric.name, metric.unit, metric.higher, method, estimate, others, best, level, apart)
 
 

@@ -32,6 +32,13 @@ def queue_length(run: Run, points: int = POINTS) -> tuple[Floats, Integers]:
     return times, waiting(run, times)
 
 
+def offered(run: Run) -> float:
+    """Requests/s of an open loop, as asked for or as they came; NaN where they came at one moment."""
+    arrival = run.requests["arrival"]
+    span = float(np.ptp(arrival)) if len(arrival) > 1 else 0.0
+    return float(run.meta.get("rate") or ((len(arrival) - 1) / span if span > 0 else math.nan))
+
+
 def _present(run: Run, times: Floats) -> Integers:
     """Arrived by then and not gone: the number in the system."""
     left = run.requests["finished"]
@@ -128,15 +135,15 @@ def _verdict(run: Run, times: Floats) -> Judged:
             continue
         span = seconds / (1 if trend not in (first, second) else 2)
         part = {first: "first half of the window", second: "second half of the window"}.get(trend, "window")
-        slope = f"{_two(trend.change / span, '+')} requests/s (standard error {_two(trend.error / span)})"
+        rise = f"{_two(trend.change / span, '+')} requests/s (standard error {_two(trend.error / span)})"
         word = "growing" if trend.change > 0 else "shrinking"
-        reason = f"{name} still {word}: {slope} over the {part}"
+        reason = f"{name} still {word}: {rise} over the {part}"
         if trend.change > 0 and _fills(run, times, seconds):
             return Judged(False, reason, f"Too short to be steady: {FILLS.format(seconds, _stay(run))}")
         said = "Overloaded: the backlog grows" if trend.change > 0 else "Not stationary: the backlog shrinks"
         where = "" if part == "window" else f" in the {part}"
-        said = f"{said} by {_two(abs(trend.change) / span)} requests/s{where}"
-        return Judged(False, reason, said, max(0.0, trend.change / span))
+        slope = min(trend.change / span, offered(run))  # of a line, which arrivals in bursts make steeper
+        return Judged(False, reason, f"{said} by {_two(abs(slope))} requests/s{where}", max(0.0, slope))
     if settled:
         return _settled("filled up at first, and neither grows nor shrinks in the second half of the window")
     return _settled("neither the queue nor the number in the system grows or shrinks over the window")

@@ -60,7 +60,7 @@ class Measured:
     @cached_property
     def promises(self) -> Promises | None:
         """Which requests got what they were promised; None where nothing was."""
-        return Promises.of(self.run, self.latencies)
+        return Promises.of(self.run, self.latencies, self.longest)
 
     @cached_property
     def trend(self) -> flow.Judged:

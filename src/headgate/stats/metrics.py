@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from headgate.core.policy import End
+from headgate.core.request import GAP, MEAN
 from headgate.record.tables import ENDS, Flags, Floats, Run
 from headgate.stats import flow
 from headgate.stats.figures import Estimate, Figures, Spread, figures, per_batch, spread_of_mean
 from headgate.stats.intervals import Order
 from headgate.stats.measured import Measured
 from headgate.stats.prefix_hits import PrefixHits, prefix_hits
-from headgate.stats.promises import Latencies, Promises, promised
+from headgate.stats.promises import Latencies, Promises, by_mean, promised
 from headgate.stats.windows import Window
 
 
@@ -67,6 +68,7 @@ class KindMetrics:
     name: str
     first_token: float | None  # promises, in seconds
     between_tokens: float | None
+    between_kind: str  # "gap": every gap of a request, "mean": its TPOT
     measured: int
     completed: int  # over the whole run
     ttft: Figures
@@ -216,6 +218,7 @@ def _kind(
     )
     return KindMetrics(
         str(kind.get("name", "")), kind.get("first_token"), kind.get("between_tokens"),
+        between_kind=MEAN if by_mean(kind) else GAP,
         measured=int(np.sum(mine & window.keep)),
         completed=int(np.sum(mine & run.completed())),
         ttft=ttft, tpot=tpot, e2e=e2e,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from headgate.core.request import MEAN
 from headgate.record.tables import Flags, Floats, Run
 
 
@@ -44,13 +45,13 @@ class Promises:
     met: Flags
 
     @classmethod
-    def of(cls, run: Run, latencies: Latencies) -> Promises | None:
-        """None when nobody was promised anything.
+    def of(cls, run: Run, latencies: Latencies, longest: Floats) -> Promises | None:
+        """None when nothing was promised; `longest` is the longest gap of each request.
 
-        A request is met when it was served to its end with TTFT and TPOT within what its kind was
-        promised. One that was aborted, abandoned or refused is not met; one that no engine of this size
-        can serve is not judged. One still in the system counts
-        only when it has already broken its promise of a first token: the rest is not known.
+        A request is met when it was served to its end with its TTFT and every gap between its tokens (where
+        the mean was promised: its TPOT) within what its kind was promised. One that was aborted, abandoned
+        or refused is not met; one that no engine of this size can serve is not judged. One still in the
+        system counts only when it has already broken a promise: the rest is not known.
         """
         if not any(promised(kind) for kind in run.kinds):
             return None
@@ -61,9 +62,20 @@ class Promises:
         )
         so_far = run.span()[1] - requests["arrival"]
         late = np.where(np.isnan(latencies.ttft), so_far, latencies.ttft) > first
-        slow = np.nan_to_num(latencies.tpot, nan=0.0) > between
-        judged = ((requests["how"] >= 0) | late) & ~unservable(run)
+        slow = np.nan_to_num(between_tokens(run, latencies, longest), nan=0.0) > between
+        judged = ((requests["how"] >= 0) | late | slow) & ~unservable(run)
         return cls(judged, run.completed() & ~late & ~slow)
+
+
+def between_tokens(run: Run, latencies: Latencies, longest: Floats) -> Floats:
+    """What the promise between tokens of each request is compared with: its longest gap, or their mean."""
+    means = np.array([by_mean(kind) for kind in run.kinds])[run.requests["kind"].astype(np.int64)]
+    return np.where(means, latencies.tpot, longest)
+
+
+def by_mean(kind: dict[str, Any]) -> bool:
+    """Whether this kind was promised a mean time per token, not every gap."""
+    return kind.get("between_kind") == MEAN
 
 
 def unservable(run: Run) -> Flags:

@@ -135,9 +135,8 @@ def choose(path: str, text: str, name: str | None) -> str:
         return name
     if tool := recognised(text):
         return tool
-    first = text.lstrip().splitlines()[0]
     is_json = is_json_lines(text)
-    columns = _keys(first) if is_json else _header(first)
+    columns = header_of(text)
     fitting = [
         known
         for known, each in FORMATS.items()
@@ -165,6 +164,12 @@ def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
 def is_json_lines(text: str) -> bool:
     """Whether a file holds JSON, not CSV."""
     return text.lstrip().startswith("{")
+
+
+def header_of(text: str) -> Sequence[str]:
+    """The columns that the first line names."""
+    first = text.lstrip().splitlines()[0]
+    return _keys(first) if is_json_lines(text) else _header(first)
 
 
 def _few(columns: Sequence[str]) -> str:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from headgate.core.errors import InputError, unknown
-from headgate.workloads.formats import Format
+from headgate.workloads.formats import Format, header_of, is_json_lines
 from headgate.workloads.times import as_written
 
 ROLES = ("arrival", "prompt", "output", "class")
 FORM = "write arrival=COLUMN,prompt=COLUMN,output=COLUMN[,class=COLUMN]"
+
+
+def named_as_roles(text: str) -> str:
+    """The list of columns of a CSV file whose header names the roles themselves; "" for any other file."""
+    columns = [] if is_json_lines(text) else header_of(text)
+    here = [role for role in ROLES if role in columns]
+    return ",".join(f"{role}={role}" for role in here) if {"arrival", "prompt", "output"} <= set(here) else ""
 
 
 def own_format(text: str, json: bool) -> Format:

@@ -14,7 +14,7 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.workloads.columns import Real
 from headgate.workloads.formats import FORMATS, Fields, Format, choose, is_json_lines, rows
-from headgate.workloads.own_columns import own_format
+from headgate.workloads.own_columns import named_as_roles, own_format
 from headgate.workloads.sharing import checked_sharing, shared_contents
 from headgate.workloads.text import BadFieldError, as_text, read_bytes, tokens
 from headgate.workloads.times import unit_of
@@ -58,7 +58,8 @@ def read_trace(
         format: a name in FORMATS; detected from the first line when left out.
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
         sort: sorts rows that are out of order instead of refusing the file.
-        columns: which column is which: "arrival=ts,prompt=input,output=out,class=tenant".
+        columns: which column is which: "arrival=ts,prompt=input,output=out,class=tenant"; not needed where
+            the header of a CSV file says arrival, prompt, output (and class).
         times: the unit of arrivals (s, ms, us, ns) with `columns`; told from the file when left out.
 
     Examples:
@@ -73,6 +74,7 @@ def read_trace(
     """
     content = read_bytes(path)
     text = as_text(path, content)
+    columns = columns or (named_as_roles(text) if format is None else "")
     if columns:
         name, chosen = "--columns", own_format(columns, is_json_lines(text))
     else:

@@ -311,8 +311,8 @@ class Workload:
         columns, header = archive.read(path)
         try:
             kinds = tuple(
-                Kind(str(name), Slo(first, between), int(priority))
-                for name, first, between, priority in header["kinds"]
+                Kind(str(name), Slo(first, between, *kind), int(priority))
+                for name, first, between, *kind, priority in header["kinds"]
             )
             shared = [columns.pop(name) for name in SHARED if name in columns]
             contents = Contents(*shared) if shared else None

@@ -106,7 +106,7 @@ TOML = [
     ("ttft=true", "ttft: True is not allowed"),
     ("watchdog=inf", "watchdog: inf is not allowed; give a finite number"),
     ("ttft=500", "ttft: '500' has no unit; write 500ms or 500s"),
-    ("tpot='50ms'\ntbt='60ms'", "'tbt' and 'tpot' are one setting; drop one of the two"),
+    ("tpot='50ms'\ntbt='60ms'", "--tbt promises every gap, --tpot the mean of a request; drop one"),
     ("seed=-1", "seed: -1 is not allowed; give at least 0"),
     ("set=3", "set: 3 is not allowed; give a table"),
     ("[set]\nx=[1]", "set.x: [1] is not a setting; give a number, a text, true or false"),

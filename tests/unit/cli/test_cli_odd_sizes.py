@@ -25,7 +25,7 @@ SIZES = [
     ["--requests", 30, "--clients", 1],
     ["--requests", 5, "--clients", 5000],
     ["--requests", 30, "--rate", 1e-6],
-    ["--requests", 30, "--rate", 1e300],
+    ["--requests", 30, "--rate", 1e6],
     ["--requests", 30, "--rate", 5, "--burstiness", 1e-3],
     ["--requests", 30, "--rate", 5, "--burstiness", 1e9],
     ["--requests", 30, "--patience", "1e-9s"],
@@ -38,7 +38,7 @@ SIZES = [
     ["--requests", 30, "--ttft", "1e-300s", "--tpot", "1e300s"],
     ["--requests", 30, "--workload", "gamma", "--shape", 1e-300],
     ["--requests", 30, "--workload", "lognormal", "--sigma", 20],
-    ["--trace", "azure-conv", "--requests", 30, "--scale-rate", 1e300],
+    ["--trace", "azure-conv", "--requests", 30, "--scale-rate", 1e6],
     ["--trace", "azure-conv", "--requests", 1],
 ]
 

@@ -9,6 +9,23 @@ def test_a_card_of_another_model_is_refused(headgate, refused):
     assert headgate("serve", "Qwen/Qwen3-4B", *CARD, "--any-card", "--dry-run").code == 0
 
 
+def test_a_card_of_another_number_of_gpus_is_refused(headgate, refused):
+    line = ["serve", "meta-llama/Llama-3.1-70B", "--card", "derived:llama-3.1-70b@h100-sxm:tp2", "--dry-run"]
+    said = "is of tensor parallel 2, this engine would have 1; give --tensor-parallel-size 2"
+    refused(line, said)
+    refused([*line, "-tp", "4"], "this engine would have 4")
+    refused(
+        ["serve", "Qwen/Qwen3-8B", *CARD, "--tensor-parallel-size=2", "--dry-run"], "is of tensor parallel 1"
+    )
+    for right in (
+        ("--tensor_parallel_size=2",),
+        ("-tp", "2"),
+        ("--any-card",),
+        ("--", "--config", "vllm.yaml"),
+    ):
+        assert headgate(*line, *right).code == 0, right
+
+
 def test_the_policy_is_named(headgate):
     said = headgate("serve", "Qwen/Qwen3-8B", *CARD, "--ttft", "500ms", "--dry-run")
     assert "policy keep (auto), step times of card cal-h200-qwen3-8b" in said.out

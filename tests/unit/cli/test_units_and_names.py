@@ -1,4 +1,7 @@
-"""Durations need a unit, the promise between tokens has three names, and sizes have an end."""
+"""Durations need a unit, the names of promises mean one thing everywhere, and sizes have an end."""
+
+import json
+from pathlib import Path
 
 import pytest
 
@@ -12,23 +15,69 @@ def test_a_bare_number_is_no_duration(refused, command):
     refused([*command, "--ttft", "500"], "ttft: '500' has no unit; write 500ms or 500s")
 
 
+def test_a_parameter_in_seconds_takes_a_unit(headgate, refused):
+    for policy in ("keep:ttft=500ms,tbt=0.1s", "keep:ttft=0.5,tbt=0.1"):
+        assert headgate("simulate", *SMALL, "--policy", policy, "--out", "r", "--overwrite").code == 0
+        assert json.loads(Path("r/run.json").read_text())["parameters"]["ttft"] == 0.5
+    refused(
+        ["simulate", "--policy", "keep:ttft=1x"], "ttft='1x' is not a duration such as 500ms, or a number"
+    )
+    refused(["simulate", "--policy", "keep:watermark=1s"], "watermark='1s' is not a finite number")
+
+
+def test_a_rate_has_an_end(refused):
+    refused(["simulate", "--rate", "1e12"], "rate: 1000000000000.0 is not allowed; give at most 1000000")
+    refused(["simulate", "--trace", "azure-conv", "--scale-rate", "1e12"], "give at most 1000000")
+
+
 def test_a_bare_number_in_a_service_level(refused):
     refused(["plan", "capacity", "--slo", "ttft=1@p95"], "'1' has no unit; write 1ms or 1s")
 
 
 @pytest.mark.parametrize("flag", ["--tpot", "--tbt", "--itl"])
-def test_one_promise_three_names(headgate, flag):
-    said = headgate("simulate", *SMALL, flag, "50ms")
-    assert said.code == 0 and "with every promise kept" in said.out
+def test_tbt_is_every_gap_and_tpot_their_mean(headgate, flag):
+    load = ("--trace", "azure-conv", "--requests", 300, "--rate", 16, "--seed", 1)
+    said = headgate("simulate", *load, flag, "40ms", "--json", "-", "--detailed")
+    found = json.loads(said.out)
+    figure = max if flag != "--tpot" else lambda gaps: sum(gaps) / len(gaps)
+    kept = [not gaps or figure(gaps) <= 0.04 for gaps in found["itls"]]
+    assert found["request_goodput"] * found["duration"] == pytest.approx(sum(kept))
+    assert 0 < sum(kept) < 300
+    assert ("note: --tbt promises every gap" in said.err) == (flag != "--tpot")
+
+
+def test_no_promise_is_called_kept_that_a_gap_breaks(headgate):
+    said = headgate("compare", "--policy", "mixed", "--policy", "eb+", *SMALL, "--tbt", "1ms", "--json", "-")
+    rows = {row["metric"]: row for row in json.loads(said.out)["rows"]}
+    assert rows["p99 ITL"]["baseline"]["value"] > 0.001 and rows["goodput"]["baseline"]["value"] == 0
+    assert said.err.count("--tbt promises every gap") == 1
+
+
+def test_a_sweep_says_once_what_tbt_means(headgate):
+    said = headgate("sweep", "--over", "rate=2,4", *SMALL[:2], *SMALL[4:], "--tbt", "50ms", "--jobs", 1)
+    assert said.code == 0 and said.out.count("note: --tbt promises every gap") == 1
 
 
 def test_two_names_at_once_are_refused(refused):
-    refused(["simulate", "--tpot", "50ms", "--itl", "60ms"], "'itl' and 'tpot' are one setting")
+    refused(["simulate", "--tbt", "50ms", "--itl", "60ms"], "'itl' and 'tbt' are one setting")
+    refused(["simulate", "--tpot", "50ms", "--itl", "60ms"], "--tbt promises every gap, --tpot the mean of a")
+
+
+def test_a_plan_of_means_does_not_drop_a_promise_of_every_gap(refused):
+    refused(
+        ["plan", "flags", "--trace", "azure-conv", "--tbt", "50ms"], "give the mean, --tpot, or --slo tbt"
+    )
 
 
 def test_serve_takes_the_names_too(headgate):
     said = headgate("serve", "Qwen/Qwen3-8B", "--dry-run", "--card", "cal-h200-qwen3-8b", "--itl", "100ms")
     assert said.code == 0 and '"tbt": "100ms"' in said.out
+
+
+def test_serve_warns_that_tpot_is_taken_for_every_gap(headgate, caplog):
+    said = headgate("serve", "Qwen/Qwen3-8B", "--dry-run", "--card", "cal-h200-qwen3-8b", "--tpot", "100ms")
+    assert said.code == 0 and '"tbt": "100ms"' in said.out
+    assert caplog.text.count("tpot is taken for tbt, every gap between two tokens") == 1
 
 
 def test_itl_in_a_service_level_is_tbt():
@@ -43,7 +92,7 @@ def test_a_sweep_prints_goodput_and_percentiles(headgate, monkeypatch):
 
 def test_too_many_requests_for_memory(refused):
     refused(
-        ["simulate", "--requests", "100000000"], "need about 100 GB of memory; ask for at most 10,000,000"
+        ["simulate", "--requests", "100000000"], "need about 200 GB of memory; ask for at most 10,000,000"
     )
 
 

@@ -72,8 +72,8 @@ def test_kinds_and_their_promises(tmp_path):
     run = read_live_trace(tmp_path / "t.jsonl")
     assert_same(tables, run)
     assert run.meta["kinds"] == [
-        {"name": "chat", "first_token": 0.3, "between_tokens": 0.05},
-        {"name": "batch", "first_token": None, "between_tokens": None},
+        {"name": "chat", "first_token": 0.3, "between_tokens": 0.05, "between_kind": "gap"},
+        {"name": "batch", "first_token": None, "between_tokens": None, "between_kind": "gap"},
     ]
 
 

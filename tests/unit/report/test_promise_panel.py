@@ -13,13 +13,13 @@ ENGINE = headgate.card_engine("cal-h200-qwen3-8b", slots=16)
 LAWS = {"prompt": headgate.length_law("fixed", 300), "output": headgate.length_law("fixed", 20)}
 
 
-def run(rate: float, ttft: float | None = 0.2, tpot: float | None = 0.02, requests: int = 200):
+def run(rate: float, *promise, requests: int = 200):
     from headgate.core.request import Slo
     from headgate.workloads.arrivals import arrival_process
     from headgate.workloads.synthetic import Share, generate
     from headgate.workloads.workload import Kind
 
-    share = Share(1.0, Kind("chat", Slo(ttft, tpot)), LAWS["prompt"], LAWS["output"])
+    share = Share(1.0, Kind("chat", Slo(*promise or (0.2, 0.05))), LAWS["prompt"], LAWS["output"])
     offered = generate(requests, seed=0, arrivals=arrival_process("poisson", rate), classes=[share])
     made = headgate.simulate(ENGINE, "mixed", offered)
     made.meta.update({"card": "cal-h200-qwen3-8b", "engine": ENGINE.limits, "asynchronous": True})
@@ -31,8 +31,16 @@ def test_kept_and_broken_promises_are_told_apart():
     (grid,) = promise_panel({"light": light, "heavy": heavy})
     rows = [[cell.text for cell in row] for row in grid.rows]
     assert [row[0] for row in rows] == ["light", "heavy"]
-    assert rows[0][1:5] == ["chat", "yes", "100.0 %", "TTFT ≤ 200 ms, TPOT ≤ 20 ms"]
+    assert rows[0][1:5] == ["chat", "yes", "100.0 %", "TTFT ≤ 200 ms, gaps ≤ 50 ms"]
     assert rows[1][2] == "no" and grid.rows[1][2].tone.endswith("bad")
+
+
+def test_a_mean_is_kept_where_a_gap_is_not():
+    gap, mean = (Measured(run(20.0, None, 0.01, kind)) for kind in ("gap", "mean"))
+    (grid,) = promise_panel({"gap": gap, "mean": mean})
+    rows = [[cell.text for cell in row] for row in grid.rows]
+    assert [row[4] for row in rows] == ["gaps ≤ 10 ms", "TPOT ≤ 10 ms"]
+    assert [row[2] for row in rows] == ["no", "yes"] and rows[1][6] == "100.0 %" != rows[0][6]
 
 
 def test_without_a_promise_there_is_no_panel():

@@ -27,7 +27,7 @@ def page_of(*runs: Run, names=None) -> str:
 
 @pytest.fixture(scope="module")
 def compared() -> str:
-    return page_of(*(served(policy) for policy in ("mixed", "eb", "eb+")))
+    return page_of(*(served(policy, requests=300) for policy in ("mixed", "eb", "eb+")))
 
 
 def test_a_comparison_has_verdict_table_figures_and_origin(compared):
@@ -54,10 +54,11 @@ def test_every_figure_says_what_to_look_for_and_has_data(compared):
 
 
 def test_numbers_are_those_of_the_terminal(compared):
-    mixed, own = summarise(served("mixed")), served("mixed")
+    own = served("mixed", requests=300)
+    mixed = summarise(own)
     text = read(compared).text
     assert number(mixed.request_rate.value) in text
-    row = compare({"mixed": [own], "eb": [served("eb")]}, "mixed").rows[0]
+    row = compare({"mixed": [own], "eb": [served("eb", requests=300)]}, "mixed").rows[0]
     assert change(row.others["eb"]) in text
 
 
@@ -115,7 +116,11 @@ def test_classes_promises_and_fleets_have_panels():
         "Seats in use across the fleet",
     ):
         assert title in found.text
-    assert "promised: 50 ms (chat)" in found.text and "Time per output token (TPOT)" in found.text
+    assert "promised: 50 ms (chat)" in found.text and "promised: 20 ms (chat)" in found.text
+    assert "Time per output token (TPOT)" not in found.text
+    kinds[0]["between_kind"] = "mean"
+    found = read(page_of(long_run(400, replicas=4, kinds=kinds, card="gone.json")))
+    assert "promised: 20 ms (chat)" in found.text and "Time per output token (TPOT)" in found.text
 
 
 def test_occupancies_are_read_against_the_linear_program():
@@ -219,7 +224,7 @@ def test_a_queue_that_is_always_empty_has_an_axis_one_can_read():
 
 
 def routed(router: str, policy: str = "mixed", **meta) -> Run:
-    run = served(policy)
+    run = served(policy, requests=300)
     return replace(run, meta=run.meta | {"router": router, "router_parameters": {}, "engines": 2} | meta)
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from some_runs import served
 
 from headgate.report.runs.scenes import scene_of
 from headgate.report.runs.verdict import comparison_verdict, load_verdict, scene_verdict
-from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row
+from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row, Whole
 from headgate.stats.figures import Estimate
 
 
@@ -138,3 +140,30 @@ def test_loads_of_one_policy_say_up_to_where_it_keeps_up():
     assert load_verdict([high]).startswith("mixed falls behind at 400 requests/s already; it serves most at ")
     closed = scene_of({"mixed": [served("mixed")]})
     assert load_verdict([closed]).startswith("mixed serves most at 48 clients: ")
+
+
+def test_an_overload_is_told_by_what_can_be_compared():
+    scene = scene_of({name: [served(name, requests=400, rate=400.0)] for name in ("mixed", "eb")})
+    said = scene_verdict(scene)
+    assert said.startswith(
+        "No verdict on throughput: in the measured window mixed and eb have a growing backlog. "
+        "Requests/s served over the whole run: mixed "
+    )
+    assert "more requests" not in said
+    assert load_verdict([scene]).startswith("At 400 requests/s: No verdict on throughput: ")
+    slow = scene_of({name: [served(name, requests=400, rate=4.0)] for name in ("mixed", "eb")})
+    both = load_verdict([slow, scene])
+    assert (
+        "at 4 requests/s there is no throughput to gain" in both and "At 400 requests/s: No verdict" in both
+    )
+
+
+def test_who_keeps_up_with_the_load_is_said():
+    found = comparison(request_throughput={"eb": (9.0, "backlog grows")})
+    found = replace(
+        found, doubts={"mixed": "backlog grows"}, whole={"mixed": Whole(10, 2.0), "eb": Whole(10, 1.0)}
+    )
+    assert comparison_verdict(found) == (
+        "No verdict on throughput: in the measured window mixed has a growing backlog, eb keeps up with what "
+        "is offered. Requests/s served over the whole run: mixed 5.000 and eb 10.00."
+    )

@@ -69,13 +69,55 @@ def test_equal_runs_show_no_difference_and_no_winner():
         assert one.winner is None and (one.level or one.metric == "longest gap")
 
 
+def saturated(service: float, **meta):
+    """A closed loop of four clients: the engine is never idle, and nothing piles up."""
+    return open_run(1000, rate=50, service=service, clients=4, **meta)
+
+
 def test_higher_is_better_for_rates():
-    """Overload: the faster engine has the higher rate."""
-    runs = {name: [open_run(1000, rate=50, service=time)] for name, time in (("a", 0.2), ("b", 0.1))}
+    runs = {name: [saturated(time)] for name, time in (("a", 0.2), ("b", 0.1))}
     rate = row(compare(runs, "a"), "request throughput")
     assert rate.others["b"].verdict == "better" and rate.winner == "b"
     assert rate.others["b"].percent.value == pytest.approx(100, rel=1e-6)
     assert row(compare(runs, "b"), "request throughput").others["a"].verdict == "worse"
+
+
+def overload(shortest_first: bool):
+    """All come within 20 s and few are long. Short ones first, many end soon; and it is 5 % slower in all."""
+    run = open_run(1000, rate=50)
+    service = np.random.default_rng(0).lognormal(-2.0, 1.2, 1000) * (1.05 if shortest_first else 1.0)
+    order = np.argsort(service if shortest_first else run.requests["arrival"], kind="stable")
+    ends = run.requests["arrival"].max() + np.cumsum(service[order])
+    run.requests["admitted"][order] = ends - service[order]
+    run.requests["first_token"][order] = ends - service[order] * 2 / 3
+    run.requests["finished"][order] = ends
+    return run
+
+
+def test_an_overload_gives_no_verdict_on_throughput():
+    """In its window the slower engine serves 'more', because it takes short requests first."""
+    found = compare({"fifo": [overload(False)], "short": [overload(True)]}, "fifo")
+    for metric in ("request throughput", "total token throughput"):
+        rate = row(found, metric)
+        assert rate.others["short"].value > 1.02 * rate.baseline.value
+        assert rate.others["short"].verdict == "backlog grows"
+        assert (rate.best, rate.winner, rate.level, rate.apart) == (None, None, (), ())
+    assert found.doubts == {"fifo": "backlog grows", "short": "backlog grows"}
+    assert found.whole["short"].rate < found.whole["fifo"].rate and found.whole["fifo"].served == 1000
+    assert row(found, "mean TTFT").others["short"].verdict != "backlog grows"
+
+
+def test_only_those_in_doubt_get_no_verdict():
+    runs = {"a": [saturated(0.2)], "b": [saturated(0.1)], "c": [saturated(0.1)]}
+    rate = row(compare(runs, "a", bound=5.2), "request throughput")
+    assert [each.verdict for each in rate.others.values()] == ["above the bound"] * 2 and rate.winner is None
+    assert compare(runs, "a", bound=5.2).doubts == {"b": "above the bound", "c": "above the bound"}
+    above = compare(runs, "b", bound=5.2)  # and one of them is what others are compared with
+    assert {each.verdict for each in row(above, "request throughput").others.values()} == {"above the bound"}
+    assert compare(runs, "a", bound=10.2).doubts == {}
+    one_of_many = {name: [slower(seed) for seed in range(12)] for name in ("a", "b")}
+    one_of_many["b"][3] = open_run(400, seed=3, service=0.3)  # not stationary: by chance, so far
+    assert compare(one_of_many, "a").doubts == {}
 
 
 def test_seeds_are_paired_one_by_one_by_hand():

@@ -11,7 +11,7 @@ from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
-from headgate.stats.flow import Trend, judge, little, stationary
+from headgate.stats.flow import Trend, judge, little, offered, stationary
 from headgate.workloads.workload import Workload
 from small_runs import make_run, open_run, request
 from worlds import Line
@@ -166,6 +166,19 @@ def test_stages_that_differ_are_not_stationary_by_design(stages, said):
 @pytest.mark.parametrize("workload", [{}, "x", {"drawn": "x"}, {"drawn": {"stages": [{"requests": 3}] * 2}}])
 def test_equal_stages_and_other_records_say_nothing(workload):
     assert stationary(open_run(400, rate=2.0, workload=workload))[0]
+
+
+def test_a_backlog_does_not_grow_by_more_than_is_offered():
+    """Nothing is served, and the middle of the arrivals is denser than the whole: its slope is steeper."""
+    gaps = np.concatenate([np.full(60, 0.4), np.full(400, 0.05), np.full(60, 0.4)])
+    rows = [request(n, at, math.nan, math.nan, math.nan, 1, 2, "") for n, at in enumerate(np.cumsum(gaps))]
+    run = make_run(rows, load="open")
+    judged = judge(run)
+    assert judged.reason.startswith("number in the system still growing: +1")
+    assert judged.growth == pytest.approx(offered(run)) and offered(run) == pytest.approx(519 / 67.6)
+    assert judged.said == "Overloaded: the backlog grows by 7.7 requests/s"
+    run.meta["rate"] = 5.0
+    assert judge(run).growth == 5.0
 
 
 def test_a_run_of_a_few_stays_is_short_and_not_overloaded():

@@ -13,7 +13,7 @@ TTFT = next(metric for metric in METRICS if metric.name == "p99 TTFT")
 
 def row(**values: list[float]):
     every = {name: {TTFT.name: Spread.of_values(np.array(own))} for name, own in values.items()}
-    return _row(TTFT, every, next(iter(values)), len(next(iter(values.values()))), Bars())
+    return _row(TTFT, every, next(iter(values)), len(next(iter(values.values()))), Bars(), {})
 
 
 def test_far_away_is_never_level_however_wide_the_interval():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.stats.flow import little, peak, queue_length, stationary
+from headgate.stats.measured import Measured
 from headgate.stats.metrics import summarise
 from headgate.stats.windows import choose
 from small_runs import make_run, naive_run, open_run, request
@@ -87,6 +88,37 @@ def test_each_promise_counts(promise, met):
     run = tiny()
     run.meta["kinds"] = [KINDS[0] | promise, KINDS[1]]
     assert summarise(run, window="all").kinds[0].goodput.rate.value == met / 4
+
+
+def paused():
+    """One request whose gaps are 1, 1 and 4 s, and one that is still there after a gap of 3 s."""
+    requests = [request(0, 0, 0, 1, 7, 10, 4), request(1, 0, 0, 1, math.nan, 10, 2, "")]
+    steps = [
+        {"start": 0, "count": 1, "first": 1, "seconds": 1, "prefill": 20},
+        {"start": 1, "count": 2, "first": 1, "seconds": 2, "decodes": 1},
+        {"start": 3, "count": 1, "first": 1, "seconds": 1, "decodes": 1},
+        {"start": 4, "count": 1, "first": 3, "seconds": 3, "decodes": 1},
+    ]
+    stays = [
+        {"request": 0, "opened": 1, "gap": math.nan, "first_tick": 0, "ticks": 2},
+        {"request": 1, "opened": 1, "gap": math.nan, "first_tick": 2, "ticks": 1},
+        {"request": 0, "opened": 3, "gap": math.nan, "first_tick": 3, "ticks": 1},
+    ]
+    return make_run(requests, steps, stays)
+
+
+@pytest.mark.parametrize(
+    ("limit", "kind", "share"),
+    [(4.0, "gap", 1.0), (3.5, "gap", 0.0), (2.5, "gap", 0.0), (2.0, "mean", 1.0), (1.9, "mean", 0.0)],
+)
+def test_a_promise_of_every_gap_is_broken_by_one(limit, kind, share):
+    run = paused()
+    run.meta["kinds"] = [{"name": "", "first_token": None, "between_tokens": limit, "between_kind": kind}]
+    found = summarise(run, window="all")
+    assert (found.longest_gap, found.tpot.mean.value) == (4, 2)
+    assert found.goodput.share.value == share and found.kinds[0].between_kind == kind
+    judged = Measured(run, "all").promises.judged.tolist()
+    assert judged == [True, limit < 3 and kind == "gap"]  # what is still there has broken it, or may not
 
 
 def test_no_promises_no_goodput():

@@ -24,6 +24,18 @@ def test_columns_by_name_with_classes(tmp_path):
     assert [workload.kinds[place].name for place in workload.kind] == ["paid", "free"]
 
 
+def test_a_header_that_names_the_roles_needs_no_columns(tmp_path):
+    text = "arrival,prompt,output\n0.5,100,20\n0.75,200,30\n"
+    plain, classes = written(tmp_path, text), written(tmp_path, text.replace("\n", ",class\n", 1), "two.csv")
+    classes.write_text(classes.read_text().replace(",20\n", ",20,paid\n").replace(",30\n", ",30,free\n"))
+    workload, _ = read_trace(plain)
+    assert workload.arrival.tolist() == [0.5, 0.75] and workload.output.tolist() == [20, 30]
+    workload, _ = read_trace(classes)
+    assert [workload.kinds[place].name for place in workload.kind] == ["paid", "free"]
+    with pytest.raises(InputError, match="no column 'TIMESTAMP'; azure needs"):
+        read_trace(plain, format="azure")
+
+
 @pytest.mark.parametrize("between", [";", "\t"])
 def test_columns_between_other_separators(tmp_path, between):
     text = "Start Time,tenant,input,out\n2026-11-02T09:00:00,a b,100,20\n2026-11-02T09:00:01.5,c,200,30\n"

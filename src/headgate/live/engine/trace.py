@@ -112,7 +112,7 @@ class Trace(LiveObserver):
 
     def arrived(self, request: Request, now: float) -> None:
         """With all that is known of it."""
-        self._note("arrived", *ABOUT(request), now, *request.slo)
+        self._note("arrived", *ABOUT(request), now, *request.slo[:2])
 
     def admitted(self, request: Request, now: float) -> None:
         self._note("admitted", request.id, now)

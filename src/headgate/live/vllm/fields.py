@@ -19,7 +19,7 @@ MayBe = Literal["class", "ttft", "tbt", "guess"]  # parameters of a request, wit
 CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
 
 PANEL = "headgate"  # in --help
-BETWEEN = ("tpot", "itl")  # other names of the promise between tokens
+BETWEEN = ("itl", "tpot")  # other names of the promise of every gap; the second until 0.3, with a warning
 DEFAULT = "auto (default): keep, which without promises is eb+"
 MOST_DELIVERY = 0.2  # of a promise between tokens
 Status = Literal[503, 429]

@@ -27,6 +27,7 @@ __all__ = ["Settings", "build_policy", "check_policy", "promises", "read_setting
 FILE = "HEADGATE_CONFIG"  # the environment variable that names a file of settings
 KEY = "headgate"  # our key in vLLM's --additional-config
 CAN_BE_ANYTHING: dict[str, Any] = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
+TPOT = "tpot is taken for tbt, every gap between two tokens; it will be the mean of a request: write tbt"
 UNKNOWN = Likeness()
 MOST_TOKENS, MOST_REQUESTS = 1 << 20, 1 << 16  # where the engine's limits are not known yet
 
@@ -64,7 +65,10 @@ def check_words(words: dict[str, Any], where: str) -> dict[str, Any]:
     """The same words with underscores, or one line that says which is wrong and where it stands."""
     words = underscored(words, where)
     checked(Settings, words, _fields, where, written=True)
-    return words
+    tables = (words, words.get("floor", {}), *words.get("classes", {}).values())
+    if any("tpot" in table for table in tables):
+        LOG.warning("headgate: %s%s", where, TPOT)
+    return Settings.renamed(words)
 
 
 def read_file(path: str) -> dict[str, Any]:

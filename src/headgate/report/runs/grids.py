@@ -37,9 +37,11 @@ def overview(found: Comparison, head: str) -> Grid:
     """One line for each that is compared, one column per figure, the best marked."""
     heads = {line.metric: _head(line) for line in found.rows}
     rows = (row(name, *(_marked(line, name, found) for line in found.rows)) for name in found.policies)
-    notes = (f"{MARKS} ↑ higher is better, ↓ lower is better.",)
+    notes = [f"{MARKS} ↑ higher is better, ↓ lower is better."]
+    if found.doubts:
+        notes.append(f"Not compared per s, without a mark: {', '.join(found.doubts)}; see the verdict.")
     minor = tuple(heads[metric] for metric in MINOR if metric in heads)
-    return Grid("", (head, *heads.values()), tuple(rows), notes, minor=minor)
+    return Grid("", (head, *heads.values()), tuple(rows), tuple(notes), minor=minor)
 
 
 def differences(found: Comparison, head: str) -> Grid:

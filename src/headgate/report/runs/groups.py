@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from headgate.core.request import MEAN
 from headgate.experiment.fleet_plan import decode_targets
 from headgate.methods.fluid.trajectory import Path
 from headgate.record.tables import Flags, Run
@@ -31,7 +32,7 @@ def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
     """Figures by kind of request, where there are several kinds."""
     if not any(len(found.kinds) > 1 for found in metrics.values()):
         return []
-    heads: tuple[str, ...] = ("class", head, "requests\nmeasured", "promised\nTTFT, TPOT")
+    heads: tuple[str, ...] = ("class", head, "requests\nmeasured", "promised\nTTFT, tokens")
     heads += ("TTFT\nmean, ms", "TTFT\np99, ms", "TPOT\nmean, ms", "TPOT\np99, ms")
     heads += ("E2E\nmean, s", "longest gap\nms", "goodput")
     rows = []
@@ -41,6 +42,7 @@ def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
                 continue
             kind = found.kinds[place]
             promised = ", ".join(map(_promise, (kind.first_token, kind.between_tokens))).replace("-, -", "-")
+            promised += " mean" if kind.between_kind == MEAN and kind.between_tokens is not None else ""
             times = (kind.ttft.mean.value, kind.ttft.p99, kind.tpot.mean.value, kind.tpot.p99)
             cells = (*(1000 * value for value in times), kind.e2e.mean.value, 1000 * kind.longest_gap)
             good = share(kind.goodput.share.value if kind.goodput else np.nan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from headgate.report.charts.thinning import HIGHEST, LOWEST, distribution
 from headgate.report.document import Figure
 from headgate.report.numbers import time_unit
 from headgate.stats.measured import Measured
+from headgate.stats.promises import by_mean
 
 
 class Pooled(NamedTuple):
@@ -24,11 +25,11 @@ class Pooled(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """One kind of waiting: which promise is about it, the share of what, and where its values come from."""
+    """One kind of waiting: what a kind of requests was promised of it, the share of what, and its values."""
 
     name: str
     long: str
-    promise: str | None
+    promise: Callable[[dict[str, Any]], object]
     whose: str
     read: Callable[[Measured], Pooled]
     look: str
@@ -49,13 +50,15 @@ def _gaps(found: Measured) -> Pooled:
 
 REQUESTS, TOKENS = "share of requests", "share of tokens"
 LATENCIES = (
-    Latency("TTFT", "Time to first token", "first_token", REQUESTS, _per_request("ttft"),
+    Latency("TTFT", "Time to first token", lambda kind: kind.get("first_token"), REQUESTS,
+            _per_request("ttft"),
             "Further left is sooner; where a curve crosses 99 % is its p99."),
-    Latency("ITL", "Time between two tokens", None, TOKENS, _gaps,
+    Latency("ITL", "Time between two tokens", lambda kind: _between(kind, False), TOKENS, _gaps,
             "A step to the right near the top is a pause that few tokens, but many users, meet."),
-    Latency("E2E", "From sending to the last token", None, REQUESTS, _per_request("e2e"),
+    Latency("E2E", "From sending to the last token", lambda kind: None, REQUESTS, _per_request("e2e"),
             "All of it together; long outputs make the upper end."),
-    Latency("TPOT", "Time per output token", "between_tokens", REQUESTS, _per_request("tpot"),
+    Latency("TPOT", "Time per output token", lambda kind: _between(kind, True), REQUESTS,
+            _per_request("tpot"),
             "The pace at which a request's text appears, on average."),
 )  # fmt: skip
 
@@ -98,11 +101,18 @@ def _pooled(latency: Latency, own: Sequence[Measured]) -> Pooled:
     return Pooled(np.concatenate(values), np.concatenate(weights))
 
 
-def _promised(kinds: Sequence[dict[str, object]], promise: str | None) -> dict[str, float]:
+def _between(kind: dict[str, Any], mean: bool) -> object:
+    """The promise between tokens, where it is about the mean, or about every gap."""
+    return kind.get("between_tokens") if by_mean(kind) == mean else None
+
+
+def _promised(
+    kinds: Sequence[dict[str, Any]], promise: Callable[[dict[str, Any]], object]
+) -> dict[str, float]:
     """What was promised, by the words behind it; kinds with the same promise share a line."""
     found: dict[float, list[str]] = {}
-    for kind in kinds if promise else ():
-        value = kind.get(promise or "")
+    for kind in kinds:
+        value = promise(kind)
         if isinstance(value, int | float):
             names = found.setdefault(float(value), [])
             if str(kind.get("name", "")) not in names:

@@ -15,6 +15,7 @@ from headgate.cost.card import recorded_card
 from headgate.methods.bounds.capacity import Bound, Requests, engine_bound
 from headgate.record.tables import Run
 from headgate.stats.comparison import Comparison, compare
+from headgate.stats.flow import offered
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import Metrics
 
@@ -127,7 +128,8 @@ class Scene:
         if broken:
             return f"not every run came to its end ({', '.join(dict.fromkeys(broken))})"
         try:
-            return compare(self.runs, next(iter(self.runs)))
+            most = self.bound.rate if self.bound else None
+            return compare(self.runs, next(iter(self.runs)), bound=most)
         except InputError as error:
             return str(error)
 
@@ -174,8 +176,7 @@ def load_of(run: Run) -> Load:
     arrival = run.requests["arrival"]
     if run.sending == AT_ONCE or len(arrival) < 2 or not np.ptp(arrival) > 0:
         return Load(AT_ONCE, math.nan)
-    offered = (len(arrival) - 1) / float(np.ptp(arrival))
-    return Load(RATE, float(run.meta.get("rate") or offered))
+    return Load(RATE, offered(run))
 
 
 def title_of(run: Run) -> str:

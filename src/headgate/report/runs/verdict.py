@@ -11,10 +11,13 @@ from headgate.record.tables import Run
 from headgate.report.numbers import listed, number, percent, timed
 from headgate.report.runs.scenes import POLICIES, RATE, Compared, Scene, what_differs
 from headgate.stats.comparison import (
+    ABOVE,
     BETTER,
     CANNOT_TELL,
+    GROWS,
     SAME,
     TOO_FEW,
+    UNSETTLED,
     WORSE,
     Comparison,
     Difference,
@@ -75,6 +78,9 @@ def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
         return "No request was served to its end, so there is nothing to compare."
     if all(other.verdict == TOO_FEW for other in served.others.values()):
         return f"Too few requests to tell the {of.many} apart: {_values(served, found)}."
+    if not _judged(found):
+        differs = what_else(rows)
+        return f"{_no_verdict(found)}.{f' What differs: {differs}.' if differs else ''}"
     if (winner := winner_of(served)) is None:
         return _nothing_to_gain(found, rows, of)
     gain = served.others[winner]
@@ -84,7 +90,42 @@ def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
     alike = [name for name in served.level if name != found.baseline]
     if served.best == winner and alike:
         said += f"; in requests served {listed(alike)} cannot be told from it"
-    return said + "."
+    return f"{said}.{_left_out(found)}"
+
+
+def _judged(found: Comparison) -> list[str]:
+    """Policies whose throughput is compared with the baseline's."""
+    if found.baseline in found.doubts:
+        return []
+    return [name for name in found.policies[1:] if name not in found.doubts]
+
+
+def _no_verdict(found: Comparison) -> str:
+    """Why throughputs are not compared, and what can be said of them instead."""
+    said = f"No verdict on throughput: {_why(found)}"
+    steady = [name for name in found.policies if name not in found.doubts]
+    if GROWS in found.doubts.values() and steady:
+        said += f", {listed(steady)} keep{'s' if len(steady) == 1 else ''} up with what is offered"
+    each = [f"{name} {number(whole.rate)}" for name, whole in found.whole.items()]
+    return f"{said}. Requests/s served over the whole run: {listed(each)}" if each else said
+
+
+def _why(found: Comparison) -> str:
+    """What is wrong with the measured window, by policy."""
+    words = {GROWS: "has a growing backlog", UNSETTLED: "is not stationary", ABOVE: "serves more than"}
+    many = {GROWS: "have a growing backlog", UNSETTLED: "are not stationary", ABOVE: "serve more than"}
+    said = []
+    for doubt in words:
+        names = [name for name in found.policies if found.doubts.get(name) == doubt]
+        if names:
+            most = f" the {number(found.bound)} that any policy can" if doubt == ABOVE and found.bound else ""
+            said.append(f"{listed(names)} {(words if len(names) == 1 else many)[doubt]}{most}")
+    return f"in the measured window {listed(said)}"
+
+
+def _left_out(found: Comparison) -> str:
+    """A sentence about those that are not compared, "" where all are."""
+    return f" {_no_verdict(found)}." if found.doubts else ""
 
 
 def winner_of(served: Row) -> str | None:
@@ -97,7 +138,8 @@ def room_for(served: Row | None) -> float:
     """Percent that a gain nobody has seen may have all the same; infinite where there is no interval."""
     if served is None:
         return math.inf
-    ends = [other.percent.high for other in served.others.values() if other.verdict != WORSE]
+    told = [other for other in served.others.values() if other.verdict not in (GROWS, UNSETTLED, ABOVE)]
+    ends = [other.percent.high for other in told if other.verdict != WORSE]
     return max((math.inf if end is None else end for end in ends), default=0.0)
 
 
@@ -145,14 +187,16 @@ def _nothing_to_gain(found: Comparison, rows: dict[str, Row], of: Compared) -> s
     served = rows["request throughput"]
     if untold := _untold(found, served):
         differs = what_else(rows)
-        return f"{untold}. What differs clearly: {differs}." if differs else f"{untold}."
+        untold += f". What differs clearly: {differs}." if differs else "."
+        return f"{untold}{_left_out(found)}"
     fewer = [name for name, other in served.others.items() if other.verdict == WORSE]
     said = f"No {of.one} is seen to serve more requests than {found.baseline}"
     said += unseen_at("at this load", room_for(served))
     if fewer:
         said += f" ({listed(fewer)} serve{'s' if len(fewer) == 1 else ''} fewer)"
     differs = what_else(rows)
-    return f"{said}. What differs: {differs}." if differs else f"{said}, and no latency is seen to be better."
+    said += f". What differs: {differs}." if differs else ", and no latency is seen to be better."
+    return f"{said}{_left_out(found)}"
 
 
 def what_else(rows: Mapping[str, Row]) -> str:
@@ -205,8 +249,8 @@ def _price(row: Row, winner: str, name: str) -> str:
 
 def _change(name: str, other: Difference) -> str:
     change = other.percent.value
-    if math.isnan(change):
-        return f"another {name}"
+    if math.isnan(change):  # the baseline has none; of all these figures only a share may be zero
+        return f"{name} at {percent(other.value)} instead of 0"
     if change >= 100:
         return f"{name} {1 + change / 100:.1f} times as high"
     return f"{name} {abs(change):.1f} % {'higher' if change > 0 else 'lower'}"
@@ -236,10 +280,26 @@ class Gain(NamedTuple):
 
 
 def load_verdict(scenes: Sequence[Scene]) -> str:
-    """The largest gain with its price, and the loads without one; of a single policy, what it serves."""
-    compared = [scene for scene in scenes if isinstance(scene.comparison, Comparison)]
-    if not compared:
+    """The largest gain with its price, and the loads without one; of a single policy, what it serves.
+
+    Loads at which no throughput is compared are named with the reason.
+    """
+    every = [scene for scene in scenes if isinstance(scene.comparison, Comparison)]
+    if not every:
         return _alone(scenes)
+    compared = [scene for scene in every if _judged(_comparison(scene))]
+    untold = "".join(
+        f" At {scene.load.short}: {_no_verdict(_comparison(scene))}."
+        for scene in every
+        if _comparison(scene).doubts
+    )
+    if not compared:
+        return f"{untold.strip()}{_latencies(every[-1])}"
+    return f"{_gained(compared, scenes)}{untold}"
+
+
+def _gained(compared: Sequence[Scene], scenes: Sequence[Scene]) -> str:
+    """Of the loads at which throughputs are compared."""
     gains = [gain for scene in compared if (gain := _gain(scene))]
     places = [gain.scene for gain in gains]
     without = [scene for scene in compared if all(scene is not place for place in places)]

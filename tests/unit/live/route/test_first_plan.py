@@ -1,5 +1,8 @@
 """The plan a live router begins with."""
 
+from argparse import Namespace
+
+from benchmarks import live_fleet
 from headgate.live.route.config import checked
 from headgate.live.route.first_plan import first_plan
 
@@ -28,3 +31,12 @@ def test_where_nothing_is_said_at_all_every_class_is_the_same() -> None:
 def test_nobody_waits_longer_than_the_queue_allows() -> None:
     found = flows({**CHAT, "patience": 4.0}, {**BATCH, "patience": 400.0}, limits={"queue_ttl": 20.0})
     assert [found[name].impatience for name in ("default", "chat", "batch")] == [1 / 20, 1 / 4, 1 / 20]
+
+
+def test_live_serves_what_the_simulator_says_on_the_same_requests() -> None:
+    """Equal prompts would be found in the emulators' prefix caches: 1.66 times the simulated revenue."""
+    words = Namespace(
+        seconds=60.0, engines=2, slow=80.0, load=1.3, seed=1, router=["least-loaded"], virtual=True
+    )
+    found = live_fleet.compare(words)["least-loaded"]
+    assert 0.9 < found["live"] / found["simulated"] < 1.1

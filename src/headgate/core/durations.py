@@ -1,0 +1,68 @@
+"""Durations and slices of time as people write them: 500ms, 0.5s, 2min, 10min..20min.
+
+A number without a unit is refused: 500 may be milliseconds or seconds, and either answer would look right.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from headgate.core.errors import InputError
+
+# Each unit as (multiply, divide): dividing by 1000 rounds once, multiplying by 0.001 would round twice.
+UNITS: dict[str, tuple[float, float]] = {
+    "us": (1, 1_000_000),
+    "ms": (1, 1000),
+    "s": (1, 1),
+    "min": (60, 1),
+    "h": (3600, 1),
+}
+
+LONGEST_TEXT = 64  # characters; no duration needs more
+# Possessive quantifiers (++, *+) never give a character back: a text that does not match fails in linear time
+_WRITTEN = re.compile(r"\s*+((?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)\s*+([a-z]*+)\s*+")
+
+
+def duration(text: str, units: tuple[str, str] = ("ms", "s")) -> float:
+    """Seconds in a text such as `500ms`, `0.5s`, `2min` or `1h`; `units`: the likely ones."""
+    number, unit = _parts(text)
+    if not unit and float(number):
+        one, other = units
+        raise InputError(f"{text.strip()!r} has no unit; write {number}{one} or {number}{other}")
+    return _seconds(text, number, unit or "s")
+
+
+def price(text: str) -> float:
+    """Seconds per token or request, such as `30us`; a plain number is in seconds, as in a card."""
+    number, unit = _parts(text)
+    return _seconds(text, number, unit or "s")
+
+
+def _parts(text: str) -> tuple[str, str]:
+    if len(text) > LONGEST_TEXT:
+        raise InputError(f"{text[:20]!r}... is not a duration; write 500ms, 0.5s, 2min or 1h")
+    found = _WRITTEN.fullmatch(text)
+    if found is None or (found[2] and found[2] not in UNITS):
+        raise InputError(f"{text!r} is not a duration; write 500ms, 0.5s, 2min or 1h")
+    return found[1], found[2]
+
+
+def _seconds(text: str, number: str, unit: str) -> float:
+    multiply, divide = UNITS[unit]
+    seconds = float(number) * multiply / divide
+    if not math.isfinite(seconds):
+        raise InputError(f"{text!r} is too long a duration; write a finite number of seconds")
+    return seconds
+
+
+def slice_text(text: str) -> tuple[float, float]:
+    """Start and end in seconds of a slice such as `10min..20min`; an open end is 0 or infinity."""
+    start_text, dots, end_text = text.partition("..")
+    if not dots:
+        raise InputError(f"{text!r} is not a slice of time; write it as 10min..20min")
+    start = duration(start_text, ("s", "min")) if start_text.strip() else 0.0
+    end = duration(end_text, ("s", "min")) if end_text.strip() else math.inf
+    if start >= end:
+        raise InputError(f"slice {text!r} ends before it starts; write the earlier time first")
+    return start, end
