@@ -1,85 +1,108 @@
-"""The budget by formula, checked: plain mixed batching searched for its rate at budgets around it."""
+"""Flags of plain vLLM for a promise: those that `advise` tries, and the best of them."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headgate.advisor.advise.candidates import PLAIN, formula_budget
-from headgate.advisor.capacity.found import Found, at_the_edge, put_together
-from headgate.advisor.capacity.race import Race
+from headgate.advisor.advise.candidates import PLAIN, formula_budget, most_seats, plain_default
+from headgate.advisor.advise.plan import REQUESTS, Advised, try_flags
+from headgate.advisor.capacity.found import Declined
 from headgate.advisor.capacity.slo import Level, promised_gap
-from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress
-from headgate.advisor.flags import LARGE_GPU, Flag
+from headgate.advisor.capacity.trials import Progress
+from headgate.advisor.flags import Flag
 from headgate.advisor.gap_budget import FILLED
-from headgate.advisor.graph_size import graph_flag
-from headgate.advisor.set_up import set_up, without_load
+from headgate.advisor.graph_size import graph_flag, with_graphs
+from headgate.advisor.set_up import offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
+from headgate.experiment.unservable import ALL_FIT, Unservable
 from headgate.stats.metrics import without_nan
-
-REQUESTS = 3000  # of a run, unless told otherwise
-AROUND = (0.5, 1.0, 1.5)  # of the budget by formula
 
 
 @dataclass(frozen=True)
-class BudgetsTried:
-    """What plain vLLM holds under the promise at each budget; the formula's is one of them."""
+class FlagsTried:
+    """What plain vLLM holds under the promise with each of the flags that came into the final."""
 
-    flag: Flag
+    formula: int  # the budget by the card, at as many seats as the best has
     gap: float
-    seats: int
-    found: dict[int, Found]  # by budget
+    final: tuple[Advised, ...]
+    default: str  # vLLM's own flags
+    seats: Flag
+    budget: Flag
+    graphs: Flag
     notes: tuple[str, ...]
+    declined: Declined | None = None
+    lost: Unservable = ALL_FIT
 
     @property
-    def best(self) -> int:
-        return max(self.found, key=lambda budget: self.found[budget].rate.value)
+    def best(self) -> Advised:
+        return max(self.final, key=lambda each: each.found.rate.value)
+
+    @property
+    def own(self) -> Advised:
+        """VLLM without a flag."""
+        return next(each for each in self.final if each.name == self.default)
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        return self.seats, self.budget, self.graphs
 
     def as_dict(self) -> dict[str, Any]:
-        tried = {str(budget): asdict(found) for budget, found in self.found.items()}
-        graphs = graph_flag(self.flag.value).value
-        document = {
-            "formula": self.flag.value,
+        document: dict[str, Any] = {
+            "formula": self.formula,
             "gap": self.gap,
-            "best": self.best,
-            "graphs": graphs,
-            "tried": tried,
+            "best": None if self.declined else self.best.name,
+            "default": self.default,
+            "graphs": self.graphs.value,
+            "tried": [asdict(each) for each in self.final],
         }
+        document |= {"declined": self.declined._asdict()} if self.declined else {}
         plain = without_nan(document)
         assert isinstance(plain, dict)
         return plain
 
 
-def search_budgets(
-    settings: Experiment,
-    levels: tuple[Level, ...],
-    seats: int,
-    options: SearchSettings,
-    progress: Progress,
-) -> BudgetsTried:
-    """The formula's budget, half and one and a half of it, and vLLM's own, on the same requests."""
+def search_flags(
+    settings: Experiment, levels: tuple[Level, ...], options: SearchSettings, progress: Progress
+) -> FlagsTried:
+    """As `advise` does for plain vLLM alone, so that both answer the same."""
     gap = promised_gap(levels)
     if gap is None:
         raise InputError("--slo promises no gap; plan flags needs one for the budget, such as tbt=100ms@p99")
-    named = settings.model_copy(update={"slots": seats, "budget": None})
-    start = set_up(without_load(named), levels, options, REQUESTS)
+    settings = with_graphs(settings, levels)
+    start = set_up(without_load(settings), levels, options, REQUESTS)
     bound, _ = start.bounds()
-    formula = max(seats, formula_budget(seats, start, gap, bound))
-    wanted = {int(share * formula) // 256 * 256 for share in AROUND} | {formula, LARGE_GPU[1]}
-    budgets = sorted({max(seats, min(budget, start.card.max_batch_tokens)) for budget in wanted})
-    chosen: Chosen = {str(budget): Contender(PLAIN, {}, (seats, budget)) for budget in budgets}
-    case = Case(start.engine, start.traffic, settings.watchdog, start.asynchronous)
-    race = Race(case, bound.rate, options.precision, start.seeds, (), options.workers, progress)
-    searches, answers, _ = race.run(chosen, {})
-    if any(search.next() is not None for search in searches.values()):
-        raise KeyboardInterrupt
-    found = {budget: put_together(str(budget), searches, answers, bound.rate, levels) for budget in budgets}
-    why = (
-        f"beside the decodes of a full engine, so many tokens make a step of {100 * FILLED:.0f} % of the "
-        f"{1000 * gap:g} ms promised between tokens, by the card."
+    load = offered_rate(settings, start.traffic)
+    tried = try_flags(start, (PLAIN,), levels, bound, progress, None, load)
+    final, searched = tried.final, tried.searched
+    best = max(final, key=lambda each: each.found.rate.value)
+    formula, most = formula_budget(best.seats, start, gap, bound), most_seats(start)
+    seats = Flag("--max-num-seqs", best.seats, _why_seats(best.seats, most))
+    budget = Flag("--max-num-batched-tokens", best.budget, _why_budget(best.budget, formula, gap))
+    return FlagsTried(
+        formula,
+        gap,
+        tuple(final),
+        plain_default(start)[0],
+        seats,
+        budget,
+        graph_flag(best.budget, settings.graph),
+        tuple(tried.notes),
+        searched.declined(best.found, load),
+        start.traffic.lost,
     )
-    notes = at_the_edge(list(found.values()))
-    flag = Flag("--max-num-batched-tokens", formula, why)
-    return BudgetsTried(flag, gap, seats, found, (*start.notes(fleet=False), *notes))
+
+
+def _why_seats(seats: int, most: int) -> str:
+    enough = f"KV memory, --slots or the card are enough for {most:,} such requests 99 % of the time"
+    return f"{enough}." if seats == most else f"{enough}; fewer held more in the search."
+
+
+def _why_budget(budget: int, formula: int, gap: float) -> str:
+    why = (
+        f"beside the decodes of a full engine, {formula:,} tokens make a step of {100 * FILLED:.0f} % of the "
+        f"{1000 * gap:g} ms promised between tokens, by the card"
+    )
+    return f"{why}." if budget == formula else f"{why}; {budget:,} held more in the search."

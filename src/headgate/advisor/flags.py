@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import floor, sqrt
+from shlex import quote
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -12,7 +13,12 @@ from headgate.advisor.queue_limit import Limited
 from headgate.advisor.situation import Situation, card_situation
 from headgate.advisor.threshold import MISS
 from headgate.core.errors import InputError, RunError
+from headgate.cost.card import DERIVED_CARD, Card
+from headgate.cost.derive.memory import UTILISATION
+from headgate.cost.derive.named import parse
+from headgate.cost.derive.wanted import AUTO, BF16, Wanted
 from headgate.cost.model import Shape
+from headgate.cost.model_names import hub_name
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS
 from headgate.experiment.run import Prepared, carry_out
 from headgate.experiment.settings import Experiment
@@ -22,6 +28,37 @@ from headgate.stats.metrics import Metrics, summarise
 MULTIPLE = 256  # budgets are rounded down to this
 LARGE_GPU = (1024, 8192)  # seats and budget `vllm serve` takes by itself on GPUs of 70 GiB and more (no A100)
 QUEUE_SINCE = "0.29"  # the oldest vLLM release we saw --max-num-queued-tokens in (its pull request 49445)
+
+
+def loaded_with(card: Card, longest: int) -> list[str]:
+    """Flags that make vLLM the engine that was simulated, besides seats and budget."""
+    said = card.provenance.settings or {}
+    derived = _asked(card.name)
+    quantization, kv = said.get("quantization", "None"), said.get("KV data type", BF16)
+    words = {
+        f"--tensor-parallel-size {card.tensor_parallel}": card.tensor_parallel > 1,
+        f"--pipeline-parallel-size {derived.pipeline}": derived.pipeline > 1,
+        "--enable-expert-parallel": derived.expert > 1,
+        f"--quantization {quote(quantization)}": quantization != "None",
+        f"--kv-cache-dtype {quote(kv)}": kv not in (AUTO, BF16),
+        f"--gpu-memory-utilization {derived.utilisation:g}": derived.utilisation != UTILISATION,
+        f"--max-model-len {longest}": True,
+    }
+    return [word for word, holds in words.items() if holds]
+
+
+def model_of(card: Card, named: str) -> str | None:
+    """What vLLM loads, as far as the card says, or the user who named it derived:OWNER/MODEL@GPU."""
+    asked = _asked(named)
+    return hub_name("" if asked.from_file else asked.model) or hub_name(card.model)
+
+
+def _asked(name: str) -> Wanted:
+    """What the name of a derived card asks for; nothing where it is none."""
+    try:
+        return parse(name) if name.startswith(DERIVED_CARD) else Wanted("", "")
+    except InputError:  # a card in a file may be called anything
+        return Wanted("", "")
 
 
 class Flag(NamedTuple):
@@ -47,7 +84,8 @@ class FlagsPlan:
     rate: float
     per_token: float
     targets: dict[str, float | None]
-    tensor: int = 1  # GPUs that share every matrix, where the card says so
+    loaded: str | None = None  # what vLLM loads; None: the card's model has no name that is known
+    engine_flags: tuple[str, ...] = ()
 
     @property
     def flags(self) -> tuple[Flag, ...]:
@@ -120,7 +158,8 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
         rate,
         per_token,
         targets,
-        card.tensor_parallel,
+        model_of(card, settings.card),
+        tuple(loaded_with(card, about.lost.longest)),
     )
 
 

@@ -31,6 +31,13 @@ def with_graphs(settings: Experiment, levels: Sequence[Level]) -> Experiment:
     return settings.model_copy(update={"graph": LARGEST})
 
 
+def graphs_said(settings: Experiment, engine: Engine, levels: Sequence[Level]) -> list[str]:
+    """With which graphs the gaps of a promise were simulated, where the card tells that they matter."""
+    if not settings.graph or promised_gap(levels) is None or engine.cost.host is None:
+        return []
+    return [f"steps run from CUDA graphs of up to {settings.graph:,} tokens (vLLM: {FLAG}; here: --graph)"]
+
+
 def small_graphs(engine: Engine, levels: Sequence[Level], policies: Iterable[str]) -> list[str]:
     """Where graphs of the simulated size make `keep` run prompts in small steps."""
     gap = promised_gap(levels)

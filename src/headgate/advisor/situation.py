@@ -17,8 +17,9 @@ from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, Prefi
 from headgate.cost.model import StepCost
 from headgate.estimators.hazard import LinearHazard, fit_hazard, guarded
 from headgate.estimators.survival import Survival, sample_survival
-from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_SLOTS, make_engine, make_workload, too_long
+from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_SLOTS, make_engine, make_workload
 from headgate.experiment.settings import Experiment
+from headgate.experiment.unservable import ALL_FIT, Unservable, unservable
 from headgate.methods.eb.costs import Lengths
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.durations import duration, price
@@ -71,6 +72,7 @@ class Situation:
     block: int = USUAL_BLOCK
     notes: tuple[str, ...] = ()
     error: float = 0.0  # of the card's throughput, relative; 0: it was measured, or given
+    lost: Unservable = ALL_FIT
 
 
 def situation(settings: Experiment, texts: CostSettings | None = None) -> Situation:
@@ -133,7 +135,7 @@ def plain_cost(texts: CostSettings) -> LinearCost:
 def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float) -> Situation:
     """The lengths of the workload and the engine's limits, put together."""
     workload, bad = make_workload(enough(settings))
-    refused = too_long(workload, engine)
+    lost = unservable(workload, engine)
     prompts, decodes = served_lengths(workload, engine)
     if decodes.mean() < 1:
         raise InputError(
@@ -148,8 +150,6 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
         computed = prompts - hits
         lengths = lengths._replace(uncached=(float(computed.mean()), float(computed.std())))
         notes.append(CACHED if workload.contents is not None else RECORDED)
-    if refused:
-        notes.append(f"left out {refused} of {len(workload)} requests: too long for the engine")
     return Situation(
         source=source,
         workload=f"trace {settings.trace}" if settings.trace else f"{workload.name} lengths",
@@ -164,6 +164,7 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
         kv_tokens=kv_tokens,
         block=engine.block,
         notes=tuple(notes),
+        lost=lost,
     )
 
 

@@ -34,7 +34,6 @@ EnginesAtMost = Annotated[
 ]
 Model = Annotated[str | None, typer.Option(help="the model, for the lines to paste (default: the card's)")]
 MOST_ENGINES = 32
-HUGGING_FACE = {"Qwen": "Qwen/"}  # how models of a family are called there
 
 
 @takes_settings
@@ -61,12 +60,8 @@ def advise(
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
     found = find(words, asks.policies or list(POLICIES), asks.levels, options, bar, chosen_folder(cache))
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
-    page = advice_page(found, model or _model(found.start.card.model), sys.argv[1:])
-    tell(page, found.as_dict(), json, report, setup, other_said(found))
-
-
-def _model(name: str) -> str:
-    return next((f"{owner}{name}" for family, owner in HUGGING_FACE.items() if name.startswith(family)), name)
+    page = advice_page(found, model, sys.argv[1:])
+    tell(page, found.as_dict(), json, report, setup, found.start.traffic.lost, other_said(found))
 
 
 advise.__doc__ = EXAMPLES

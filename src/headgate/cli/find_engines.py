@@ -27,7 +27,6 @@ def find_engines(
     from headgate.advisor.engines.ways import Serving, make_ways
     from headgate.experiment.assumed import assumed, tried_arrivals
     from headgate.experiment.run import DEFAULT_ROUTER
-    from headgate.experiment.unservable import unservable_in
     from headgate.report.plans.capacity import apart_said, engines_page
 
     wanted = routers or list(words.routers) or [words.router or DEFAULT_ROUTER]
@@ -36,9 +35,9 @@ def find_engines(
     found = plan_engines(words, ways, asks.levels, asks.options, Serving.of(words), bar, folder=folder)
     other = _other_times(words, asks, ways, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded, found.rate), fleet=True)
-    alarms = unservable_in(words), apart_said(other, "needs", "engines"), _outside(words, found)
+    alarms = apart_said(other, "needs", "engines"), _outside(words, found)
     document = found.as_dict() | ({"other_times": other._asdict()} if other else {})
-    tell(engines_page(found, sys.argv[1:]), document, *outputs, setup, *alarms)
+    tell(engines_page(found, sys.argv[1:]), document, *outputs, setup, found.lost, *alarms)
     if found.interrupted:
         raise KeyboardInterrupt
     if advice := out_of_reach(found):

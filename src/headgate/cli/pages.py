@@ -12,6 +12,7 @@ import typer
 from headgate.cli.output import NO_REPORT, write_json
 
 if TYPE_CHECKING:
+    from headgate.experiment.unservable import Unservable
     from headgate.report.document import Page
     from headgate.report.runs.scenes import Scene
 
@@ -21,16 +22,24 @@ Report = Annotated[
 
 
 def tell(
-    page: Page, document: dict[str, Any], json: str | None, report: str | None, setup: str = "", *alarms: str
+    page: Page,
+    document: dict[str, Any],
+    json: str | None,
+    report: str | None,
+    setup: str = "",
+    lost: Unservable | None = None,
+    *alarms: str,
 ) -> None:
-    """A plan on the terminal, and as JSON and HTML where asked; `setup` is what it rests on."""
+    """A plan on the terminal, and as JSON and HTML where asked; `setup` is what it rests on. What is `lost`
+    comes before everything else, everywhere.
+    """
     from headgate.report.terminal import show
 
     say = said_to(json)
-    page = resting_on(page, setup, *alarms)
+    page = resting_on(page, setup, lost.said if lost else "", *alarms)
     show(page, say)
     save_page(page, report, say)
-    write_json(json, document)
+    write_json(json, lost.before(document) if lost else document)
 
 
 def resting_on(page: Page, setup: str, *alarms: str) -> Page:

@@ -81,7 +81,8 @@ def threshold(
         setup = assumed(words, arrivals_said(words, SATURATED), run=False)
         offered = found.situation.load.rate
         outside = outside_said(words, MIXED, min(offered or inf, found.mixed.rate))
-    tell(threshold_page(found, sys.argv[1:]), found.as_dict(), json, report, setup, outside)
+    page, lost = threshold_page(found, sys.argv[1:]), found.situation.lost
+    tell(page, found.as_dict(), json, report, setup, lost, outside)
 
 
 @plan.command()
@@ -98,7 +99,6 @@ def flags(
     from headgate.advisor.flags import check_flags, plan_flags
     from headgate.experiment.assumed import SATURATED, arrivals_said, assumed
     from headgate.experiment.probe import MIXED, outside_said
-    from headgate.experiment.unservable import unservable_in
     from headgate.report.plans.flags import check_section, flags_page
     from headgate.report.terminal import show
 
@@ -109,9 +109,10 @@ def flags(
         return
     found = plan_flags(words)
     setup = assumed(words, arrivals_said(words, SATURATED), run=check, limits=False)
-    say, document, page = said_to(json), found.as_dict(), flags_page(found, sys.argv[1:])
+    say, page, lost = said_to(json), flags_page(found, sys.argv[1:]), found.situation.lost
+    document = lost.before(found.as_dict())
     served = min(found.situation.load.rate or inf, found.rate)
-    alarms = (unservable_in(words), found.overloaded(), outside_said(words, MIXED, served))
+    alarms = (lost.said, found.overloaded(), outside_said(words, MIXED, served))
     show(resting_on(page, setup, *alarms), say)
     if check:
         runs, load = check_flags(words, found, bar)
@@ -132,7 +133,7 @@ def _promised(
     outputs: tuple[str | None, str | None],
 ) -> None:
     """The same for a promise: the budget by formula, and what a search says of it."""
-    from headgate.advisor.budget_search import search_budgets
+    from headgate.advisor.budget_search import search_flags
     from headgate.advisor.flags import plan_flags
     from headgate.experiment.assumed import assumed, tried_arrivals
     from headgate.experiment.probe import MIXED, outside_said
@@ -142,11 +143,12 @@ def _promised(
         raise InputError("--slo is checked by a search and says the targets; drop --check, --tpot and --ttft")
     levels, _, options, _ = asked("plan flags", words, search, slo, None, outputs)
     found = plan_flags(words)
-    tried = search_budgets(words, levels, found.seats.value, options, bar)
+    tried = search_flags(words, levels, options, bar)
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     document = {**found.as_dict(), "promise": tried.as_dict()}
-    outside = outside_said(words, MIXED, tried.found[tried.best].rate.value)
-    tell(promised_page(found, tried, levels, sys.argv[1:]), document, *outputs, setup, outside)
+    outside = "" if tried.declined else outside_said(words, MIXED, tried.best.found.rate.value)
+    page = promised_page(found, tried, levels, sys.argv[1:])
+    tell(page, document, *outputs, setup, tried.lost, outside)
 
 
 plan.command()(capacity)

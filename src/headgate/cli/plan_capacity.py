@@ -63,8 +63,11 @@ def capacity(
     report: Report = None,
 ) -> None:
     """Search."""
+    from headgate.advisor.graph_size import with_graphs
+
     asks = asked("plan capacity", words, search, slo, policy, (json, report))
     asks = asks._replace(policies=asks.policies or [words.policy], cache=cache)
+    words = with_graphs(words, asks.levels)
     if find not in (RATE, ENGINES):
         raise unknown("thing to --find", find, (RATE, ENGINES))
     if find == ENGINES:
@@ -81,7 +84,7 @@ def _outside(words: Experiment, found: CapacityPlan) -> str:
     """What the card did not measure, at the rate of the best policy."""
     from headgate.experiment.probe import outside_said
 
-    best = max(found.found, key=lambda each: each.rate.value, default=None)
+    best = None if found.declined else found.best
     return "" if best is None else outside_said(words, best.policy, best.rate.value)
 
 
@@ -91,8 +94,8 @@ def _other_times(words: Experiment, asks: Asked, found: CapacityPlan) -> OtherTi
     from headgate.advisor.capacity.plan import choose
     from headgate.advisor.other_times import other_question, other_rate
 
-    best = max(found.found, key=lambda each: each.rate.value, default=None)
-    if best is None or not best.rate.value or found.interrupted:
+    best = found.best
+    if best is None or not best.rate.value or found.interrupted or found.declined:
         return None
     question = other_question(words, asks.options, found.requests)
     chosen, _ = choose([best.policy], words, found.engine)
@@ -107,16 +110,15 @@ def _find_rate(words: Experiment, asks: Asked, outputs: tuple[str | None, str | 
     from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.capacity.plan import plan_capacity
     from headgate.experiment.assumed import assumed, tried_arrivals
-    from headgate.experiment.unservable import unservable_in
     from headgate.report.plans.capacity import apart_said, capacity_page
 
     folder = chosen_folder(asks.cache)
     found = plan_capacity(words, asks.policies, asks.levels, asks.options, bar, folder)
     other = _other_times(words, asks, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded))
-    alarms = unservable_in(words), apart_said(other, "sustains"), _outside(words, found)
+    alarms = apart_said(other, "sustains"), _outside(words, found)
     document = found.as_dict() | ({"other_times": other._asdict()} if other else {})
-    tell(capacity_page(found, sys.argv[1:]), document, *outputs, setup, *alarms)
+    tell(capacity_page(found, sys.argv[1:]), document, *outputs, setup, found.lost, *alarms)
     if found.interrupted:
         raise KeyboardInterrupt
 

@@ -54,7 +54,8 @@ def fluid(
     setup = "" if steps.costs else assumed(words, arrivals_said(words, "rates of the classes"), run=False)
     described = not (steps.costs or fleet.classes or fleet.from_log)  # by settings that a run can take
     outside = outside_said(words, MIXED, found.per_engine) if described else ""
-    tell(fluid_page(found, levels.frontier, sys.argv[1:]), found.as_dict(), json, report, setup, outside)
+    page, lost = fluid_page(found, levels.frontier, sys.argv[1:]), found.demand.lost
+    tell(page, found.as_dict(), json, report, setup, lost, outside)
 
 
 fluid.__doc__ = EXAMPLES

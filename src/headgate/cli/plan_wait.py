@@ -47,7 +47,8 @@ def wait(
     found = plan_wait(words, wishes)
     setup = assumed(words, arrivals_said(words, "a share of what the card carries"), run=False)
     outside = outside_said(words, MIXED, min(found.mix.rate, found.most))
-    tell(wait_page(found, sys.argv[1:]), found.as_dict(), json, report, setup, outside, found.alarm)
+    page, alarms = wait_page(found, sys.argv[1:]), (outside, found.alarm)
+    tell(page, found.as_dict(), json, report, setup, found.lost, *alarms)
 
 
 wait.__doc__ = EXAMPLES

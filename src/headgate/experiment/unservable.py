@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from headgate.cost.card import load_card
-from headgate.experiment.build import make_engine, make_workload, too_long
-from headgate.experiment.settings import Experiment
+from headgate.experiment.build import too_long
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
+
+
+class Unservable(NamedTuple):
+    """How many of how many requests do not fit, and the prompt from which on none does."""
+
+    number: int = 0
+    total: int = 0
+    longest: int = 0
+
+    @property
+    def said(self) -> str:
+        """One sentence with the remedy, "" where all fit."""
+        if not self.number:
+            return ""
+        return (
+            f"Cannot be served: {self.number:,} of {self.total:,} requests "
+            f"({100 * self.number / self.total:.3g} %) have prompts of {self.longest:,} tokens or more, "
+            "which is all that model length or KV allow. They are left out of every figure but their count; "
+            "raise --model-len (vLLM: --max-model-len) or cut prompts with --cap-prompt."
+        )
+
+    def before(self, document: dict[str, Any]) -> dict[str, Any]:
+        """A document for JSON with the same as its first entry, where there is something to say."""
+        if not self.number:
+            return document
+        lost = {"requests": self.number, "of": self.total, "prompt_tokens_from": self.longest}
+        return {"cannot_be_served": {**lost, "said": self.said}, **document}
+
+
+ALL_FIT = Unservable()
+
+
+def unservable(workload: Workload, engine: Engine) -> Unservable:
+    """Those that do not fit; an error where none does."""
+    return Unservable(too_long(workload, engine), len(workload), engine.longest)
 
 
 def servable(workload: Workload, engine: Engine) -> Workload:
@@ -18,24 +53,3 @@ def servable(workload: Workload, engine: Engine) -> Workload:
         if too_long(workload, engine)
         else workload
     )
-
-
-def unservable_said(number: int, total: int, longest: int) -> str:
-    """One sentence with the remedy, "" where all fit."""
-    if not number:
-        return ""
-    return (
-        f"Cannot be served: {number:,} of {total:,} requests ({100 * number / total:.3g} %) have prompts of "
-        f"{longest:,} tokens or more, which is all that model length or KV allow. They are left out of every "
-        "figure but their count; raise --model-len (vLLM: --max-model-len) or cut prompts with --cap-prompt."
-    )
-
-
-def unservable_in(settings: Experiment) -> str:
-    """The same of the requests that settings describe, or of the whole trace that a plan draws from."""
-    engine = make_engine(settings, load_card(settings.card))
-    changed: dict[str, object] = {"requests": None} if settings.trace else {}
-    if settings.turns and not settings.rate:
-        changed["rate"] = 1.0  # conversations need times; lengths do not depend on them
-    workload, _ = make_workload(settings.model_copy(update=changed))
-    return unservable_said(too_long(workload, engine), len(workload), engine.longest)

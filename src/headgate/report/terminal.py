@@ -57,6 +57,7 @@ def _lines(part: Part, width: int, depth: int) -> Iterator[Text]:
         for alarm in part.alarms:
             yield from _said(alarm, width, "bold")
         if part.answer_first:
+            yield _text()
             yield from _said(part.verdict, width, "bold")
             yield _text()
         yield from _said(part.setup, width, "dim")

@@ -188,7 +188,7 @@ def test_words_give_the_load(words: dict, load: Load) -> None:
 
 def test_requests_that_never_fit_are_left_out_and_said() -> None:
     about = situation(experiment({"trace": "azure-conv", "model_len": 4000}))
-    assert about.notes and "too long for the engine" in about.notes[0]
+    assert about.lost.number == 252 and about.lost.said.startswith("Cannot be served: 252 of 3,118")
     assert about.lengths.prompt < 1153
 
 

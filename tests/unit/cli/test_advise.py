@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from headgate.advisor.advise.plan import Advice, Advised
+from headgate.advisor.capacity.found import CARRIES, WIDE, Found, apart, declined, half_width
 from headgate.advisor.capacity.trials import Case
+from headgate.cost.card import load_card
+from headgate.report.plans.advise import answer
+from headgate.stats.figures import Estimate, Spread
 
-SMALL = ["--prompt", 600, "--output", 40, "--seeds", 2, "--jobs", 1, "--requests", 90, "--precision", 0.1]
+SMALL = ["--prompt", 600, "--output", 10, "--seeds", 2, "--jobs", 1, "--requests", 300, "--precision", 0.1]
 PROMISE = ["--slo", "ttft=400ms@p95,tbt=60ms@p99"]
 QUICK = ["advise", *SMALL, *PROMISE, "--policy", "keep", "--slots", 64]
 
@@ -39,15 +48,51 @@ def test_answer_first_then_plain_vllm_then_lines_to_paste(headgate, tmp_path):
 
 def test_lines_it_prints_are_taken(headgate):
     run = headgate(*QUICK, "--rate", 10, "--cache", "kept")
-    text = run.out.replace("\\\n", " ")
-    ours = next(line for line in text.splitlines() if line.startswith("headgate serve "))
-    plain = next(line for line in text.splitlines() if line.startswith("vllm serve "))
-    assert "--card cal-h200-qwen3-8b --ttft 400ms --tbt 60ms" in flat(ours)
+    ours, plain = pasted(run.out, "headgate serve"), pasted(run.out, "vllm serve")
+    assert "--card cal-h200-qwen3-8b --ttft 400ms --tbt 60ms" in ours
     assert headgate(*shlex.split(ours)[1:], "--dry-run").code == 0
     assert shlex.split(plain)[:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]
     flags = shlex.split(plain)[3:]
-    assert flags[::2] == ["--max-num-seqs", "--max-num-batched-tokens", "--max-cudagraph-capture-size"]
-    assert flags[5] == flags[3]  # graphs reach as far as steps
+    limits = ["--max-num-seqs", "--max-num-batched-tokens", "--max-cudagraph-capture-size"]
+    assert flags[::2] == ["--max-model-len", *limits] and flags[1] == "17408"
+    assert flags[7] == flags[5]  # graphs reach as far as steps
+
+
+DERIVED = {
+    "derived:qwen3-32b@h100:tp2:fp8:kv-fp8": (
+        "Qwen/Qwen3-32B --tensor-parallel-size 2 --quantization fp8 --kv-cache-dtype fp8 "
+        "--max-model-len 40960 "
+    ),
+    "derived:qwen3-30b-a3b@h100:tp2:ep2:util0.8": (
+        "Qwen/Qwen3-30B-A3B --tensor-parallel-size 2 --enable-expert-parallel --gpu-memory-utilization 0.8 "
+        "--max-model-len 40960 "
+    ),
+    "derived:meta-llama/Llama-3.1-8B@h100": "meta-llama/Llama-3.1-8B --max-model-len 131072 ",
+    "pub-a100-llama-7b": "MODEL --max-model-len 4096 ",
+}
+
+
+def pasted(text: str, program: str) -> str:
+    """The line to paste that begins with it, on one line."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return flat(next(line for line in lines if line.startswith(program)))
+
+
+@pytest.mark.parametrize(("card", "begins"), DERIVED.items(), ids=DERIVED)
+def test_lines_to_paste_are_the_engine_that_was_simulated(headgate, card, begins):
+    tiny = ["--card", card, "--prompt", 600, "--output", 40, "--seeds", 1, "--jobs", 1, "--requests", 30]
+    words = [*tiny, *PROMISE, "--rate", 1, "--policy", "keep", "--slots", 64, "--cache", "none"]
+    advice = headgate("advise", *words).out
+    model, _, flags = begins.partition(" ")
+    assert pasted(advice, "vllm serve").startswith(f"vllm serve {begins}--max-num-seqs 64 ")
+    ours = pasted(advice, "headgate serve")
+    assert ours.startswith(f"headgate serve {model} ") and f" {flags}--max-num-seqs 64 " in ours
+    formulas = headgate("plan", "flags", *tiny).out
+    assert pasted(formulas, "vllm serve").startswith(f"vllm serve {begins}--max-num-seqs ")
+    searched = headgate("plan", "flags", *tiny, *PROMISE, "--rate", 1, "--slots", 64).out
+    assert pasted(searched, "vllm serve").startswith(f"vllm serve {begins}--max-num-seqs ")
+    for said in (advice, formulas, searched):
+        assert ("MODEL stands for Llama-7B" in flat(said)) is (model == "MODEL")
 
 
 def test_a_second_question_is_answered_from_what_is_known(headgate, monkeypatch):
@@ -61,7 +106,9 @@ def test_a_second_question_is_answered_from_what_is_known(headgate, monkeypatch)
 
 def test_plain_vllm_is_tried_at_several_flags_and_at_its_defaults(headgate):
     found = json.loads(
-        headgate("advise", *SMALL, *PROMISE, "--policy", "keep", "--cache", "none", "--json", "-").out
+        headgate(
+            *("advise", *SMALL, *PROMISE, "--policy", "keep", "--rate", 9, "--cache", "none", "--json", "-")
+        ).out
     )
     tried = {each["policy"] for each in found["first_round"]}
     assert "mixed, 1024 seats, 8192 tokens" in tried
@@ -70,7 +117,97 @@ def test_plain_vllm_is_tried_at_several_flags_and_at_its_defaults(headgate):
     assert found["default"] == "mixed, 1024 seats, 8192 tokens" and found["default"] in final
     plain = [rate for name, rate in final.items() if name.startswith("mixed,")]
     assert final[found["plain"]] == max(plain)
-    assert final[found["best"]] == max(final.values())
+    assert final[found["best"]] >= final[found["plain"]]
+
+
+def engines_of(headgate, flags: list[object], policy: str) -> int:
+    words = ["plan", "capacity", "--find", "engines", "--policy", policy, "--cache", "none", "--json", "-"]
+    return json.loads(headgate(*words, *flags).out)["fleets"][0]["engines"]
+
+
+def test_advise_and_find_engines_count_alike(headgate):
+    """Near what one engine bears, where runs of other lengths, seeds or kinds would answer otherwise."""
+    traffic = ["--prompt", 600, "--output", 40, *PROMISE, "--seeds", 4, "--jobs", 1, "--requests", 300]
+    traffic += ["--rate", 40, "--budget", 8192]
+    words = ["advise", *traffic, "--policy", "mixed", "--slots", 64, "--cache", "none", "--json", "-"]
+    (one,) = (each for each in json.loads(headgate(*words).out)["final"] if each["counted"])
+    assert one["engines"] == 1 and min(one["found"]["by_seed"]) > 40
+    assert engines_of(headgate, [*traffic, "--slots", one["seats"]], one["policy"]) == 1
+
+
+def test_advise_and_plan_flags_give_plain_vllm_the_same_flags(headgate):
+    """Long requests, so that memory and not the card bounds the seats."""
+    traffic = ["--prompt", 6000, "--output", 300, "--slo", "ttft=4s@p95,tbt=150ms@p99", "--requests", 60]
+    traffic += ["--seeds", 2, "--jobs", 1, "--json", "-"]
+    advice = json.loads(headgate("advise", *traffic, "--policy", "mixed", "--cache", "none").out)
+    flags = json.loads(headgate("plan", "flags", *traffic).out)
+    tried = {each["found"]["policy"]: each["found"]["rate"] for each in flags["promise"]["tried"]}
+    plain = {each["found"]["policy"]: each["found"]["rate"] for each in advice["final"]}
+    assert tried == plain and advice["plain"] in plain
+    most = json.loads(headgate("plan", "flags", *traffic[:4], "--json", "-").out)["flags"]["--max-num-seqs"]
+    seats = {each["seats"] for each in advice["final"] if each["found"]["policy"] != advice["default"]}
+    assert most["value"] < 256 and seats == {most["value"]}
+
+
+def found_rates(name: str, *by_seed: float) -> Found:
+    rate = Spread.of_values(np.array(by_seed)).estimate()
+    return Found(name, rate, 0.5, by_seed, "p95", {}, 1)
+
+
+def test_one_criterion_tells_rates_apart():
+    """Paired by seed: what overlaps may still differ, and what is far apart on average may not."""
+    assert apart(found_rates("a", 10, 14, 18, 22), found_rates("b", 9, 13, 17.1, 21))
+    assert not apart(found_rates("a", 10, 14, 18, 22), found_rates("b", 6, 14.1, 13, 22.3))
+    assert apart(found_rates("a", 10), found_rates("b", 8)) and not apart(
+        found_rates("a", 10), found_rates("b", 9.5)
+    )
+
+
+def test_what_is_not_significantly_better_is_no_reason_for_a_plug_in():
+    start = SimpleNamespace(card=load_card("cal-h200-qwen3-8b"))
+    default = Advised("mixed", {}, 1024, 8192, found_rates("mixed, 1024 seats, 8192 tokens", 3.0, 3.1, 3.2))
+    plain = Advised("mixed", {}, 64, 2048, found_rates("mixed, 64 seats, 2048 tokens", 9.0, 11.0, 9.5))
+    better = Advised("keep", {}, 64, 8192, found_rates("keep, 64 seats, 8192 tokens", 9.5, 10.6, 10.4))
+    best = Advised("keep", {}, 64, 8192, found_rates("keep, 64 seats, 8192 tokens", 10.0, 12.1, 10.4))
+
+    def advice(*final: Advised) -> Advice:
+        return Advice(start, (), None, 9.0, 32, (), (*final, default), (), 300)
+
+    assert advice(better, plain).best is plain
+    assert advice(best, plain).best is best
+    one, two = replace(better, engines=1, counted=True), replace(plain, engines=2, counted=True)
+    assert advice(one, two).best is one  # but fewer engines count
+    said = answer(advice(one, two))
+    assert "plain vLLM at its best flags needs 2, though its rate is not significantly lower" in said
+
+
+def test_it_declines_where_the_interval_carries_no_answer(headgate):
+    """A second of traffic, less than one request takes."""
+    words = ["--prompt", 600, "--output", 400, "--seeds", 2, "--jobs", 1, "--requests", 24, "--rate", 30]
+    words += ["--slo", "ttft=150ms@p99,tbt=40ms@p99", "--slots", 64]
+    run = headgate("advise", *words, "--policy", "mixed", "--cache", "none", "--json", "found.json")
+    found = json.loads(Path("found.json").read_text())
+    assert found["best"] is None and found["declined"]["requests"] > 24
+    answer = flat(run.out.split("\n\n")[1])
+    assert answer.startswith("No answer: ") and f"take --requests {found['declined']['requests']}." in answer
+    assert "headgate serve" not in run.out and "vllm serve" not in run.out
+    assert not any(each["counted"] for each in found["final"]) and "other_times" not in found
+
+
+def test_what_an_interval_must_be_to_carry_an_answer():
+    narrow, wide = found_rates("a", 10, 10.1, 9.9), found_rates("a", 1, 3, 0.2)
+    assert declined(narrow, 300, 0.5) is None
+    told = declined(wide, 90, 0.5)
+    half = half_width(wide.rate)
+    assert half > WIDE and told.requests == pytest.approx(90 * (half / CARRIES) ** 2, abs=100)
+    assert declined(wide, 90, 0.5, load=1e-3) is not None  # its low end is 0
+    rough = replace(wide, rate=Estimate(6.0, 4.0, 8.0))
+    assert declined(rough, 90, 0.5, load=3.0) is None  # one engine, whichever end is true
+    assert declined(rough, 90, 0.5, load=5.0) is not None
+    assert declined(rough, 90, 60.0, load=5.0).requests == 3600  # ten times the longest stay
+    edge = replace(narrow, rate=Estimate(10.0), at_edge=3)  # no interval: λ* with every seed
+    assert declined(edge, 300, 20.0).requests == 2000 and declined(edge, 1900, 20.0) is None
+    assert declined(edge, 300, 20.0, load=1.4) is None  # the run would last long enough there
 
 
 def test_a_load_beyond_one_engine_is_a_fleet(headgate):
@@ -78,7 +215,7 @@ def test_a_load_beyond_one_engine_is_a_fleet(headgate):
     one = json.loads(headgate(*words).out)
     assert one["load"] is None
     most = max(each["found"]["rate"]["value"] for each in one["final"])
-    found = json.loads(headgate(*words, "--rate", round(2.5 * most, 1), "--requests", 200).out)
+    found = json.loads(headgate(*words, "--rate", round(2.5 * most, 1), "--requests", 900).out)
     best = next(each for each in found["final"] if each["found"]["policy"] == found["best"])
     assert best["engines"] >= 3 and best["fleet"]["router"] == "least-loaded"
 
@@ -89,6 +226,7 @@ def test_a_promise_is_needed(refused):
 
 def test_graphs_are_simulated_as_printed(headgate):
     words = [*QUICK, "--cache", "none", "--card", "cal-h200-qwen3-30b-a3b", "--requests", 40, "--seeds", 1]
+    words += ["--rate", 1]
     said = "Keep runs prompts in steps of at most"
     assert said not in flat(headgate(*words).out)
     small = flat(headgate(*words, "--graph", 256).out)

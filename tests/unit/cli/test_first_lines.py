@@ -24,6 +24,44 @@ def test_requests_that_cannot_be_served_are_no_missed_promises(headgate, trace):
     assert found["goodput"]["share"]["value"] == 1.0 and found["counts"]["refused"] == 20
 
 
+SEARCH = ("--slo", "ttft=2s@p95,tbt=100ms@p99", "--requests", 60, "--seeds", 1, "--jobs", 1)
+PLANS = {
+    "advise": ("advise", "--policy", "mixed", "--slots", 64, "--cache", "none", *SEARCH),
+    "flags for a promise": ("plan", "flags", "--slots", 64, *SEARCH),
+    "flags": ("plan", "flags"),
+    "capacity": ("plan", "capacity", "--cache", "none", *SEARCH),
+    "engines": ("plan", "capacity", "--find", "engines", "--cache", "none", *SEARCH),
+    "threshold": ("plan", "threshold"),
+    "wait": ("plan", "wait"),
+    "fluid": ("plan", "fluid"),
+}
+
+
+@pytest.mark.parametrize("command", PLANS.values(), ids=PLANS)
+def test_what_cannot_be_served_comes_first_everywhere(headgate, trace, command):
+    said = headgate(*command, "--trace", trace, "--json", "found.json", "--report", "page.html")
+    assert said.code == 0, said.err
+    _, first, *_ = said.out.split("\n\n")
+    assert first.startswith("Cannot be served: 20 of 80 requests (25 %)")
+    name, lost = next(iter(json.loads(Path("found.json").read_text()).items()))
+    assert name == "cannot_be_served" and lost["requests"] == 20 and lost["of"] == 80
+    article = Path("page.html").read_text().partition("<article>")[2]
+    assert article.startswith('<p class="alarm" role="alert">Cannot be served: 20 of 80 requests')
+
+
+def test_drawn_prompts_that_do_not_fit_are_said_too(headgate):
+    lengths = ("--prompt", 12000, "--spread", 0.9, "--output", 20)
+    said = headgate("advise", "--policy", "mixed", "--slots", 64, "--cache", "none", *SEARCH, *lengths)
+    assert "\n\nCannot be served: " in said.out
+
+
+def test_a_fluid_plan_has_no_class_of_them(headgate, trace):
+    headgate("plan", "fluid", "--trace", trace, "--json", "found.json")
+    classes = json.loads(Path("found.json").read_text())["classes"]
+    assert sum(each["arrivals"] for each in classes) == pytest.approx(59 / (79 * 0.2 - 0.2))
+    assert all(each["prompt"] == 100 for each in classes)
+
+
 def test_a_capacity_search_leaves_them_out_and_says_so(headgate, trace):
     args = ("plan", "capacity", "--trace", trace, "--slo", "ttft=2s@p95", "--requests", 60, "--seeds", 1)
     said = headgate(*args, "--jobs", 1, "--json", "found.json")

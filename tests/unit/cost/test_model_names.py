@@ -4,7 +4,8 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.model_names import differ
+from headgate.cost.derive.models import MODELS
+from headgate.cost.model_names import differ, hub_name
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,15 @@ def test_a_card_of_another_family_is_never_suggested():
         load_card("h200-llama-8b")
     with pytest.raises(InputError, match="did you mean 'cal-h200-qwen3-8b'"):
         load_card("cal-h20-qwen3-8b")
+
+
+def test_every_model_of_the_table_has_a_name_that_vllm_loads():
+    for name in MODELS:
+        found = hub_name(name)
+        assert found and "/" in found and not differ(found, name)
+        assert hub_name(found) == hub_name(found.rpartition("/")[2]) == found
+
+
+def test_names_that_are_not_known_are_not_made_up():
+    assert hub_name("Llama-7B") is None and hub_name("Qwen3-8B-mine") is None
+    assert hub_name("my/own") == "my/own" and hub_name("Qwen3-8B") == "Qwen/Qwen3-8B"

@@ -135,7 +135,8 @@ def test_a_reproduction_without_published_numbers_says_so():
 def test_flags_have_their_reasons_and_the_command():
     plan = plan_flags(experiment({"prompt": 512.0, "output": 256.0, "tpot": 0.05, "ttft": 0.5}))
     found = both(flags_page(plan, ["plan", "flags"]))
-    assert f"vllm serve MODEL --max-num-seqs {plan.flags[0].value}" in found.text
+    flags = f"--max-model-len 17408 --max-num-seqs {plan.flags[0].value}"
+    assert f"vllm serve Qwen/Qwen3-8B {flags}" in found.text
     assert all(flag.why in found.text for flag in plan.flags) and found.seen["pre"] == 1
 
 

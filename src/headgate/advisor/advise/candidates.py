@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from headgate.advisor.capacity.slo import Level, promised_gap
 from headgate.advisor.capacity.trials import Chosen, Contender
-from headgate.advisor.flags import LARGE_GPU
+from headgate.advisor.flags import LARGE_GPU, safe_mixed_seats
 from headgate.advisor.gap_budget import gap_budget
 from headgate.advisor.set_up import SetUp
+from headgate.advisor.situation import card_situation
 from headgate.core.errors import InputError
 from headgate.methods.bounds.capacity import Bound
 from headgate.methods.make import make_policy, policy_parameters, split_name
@@ -16,7 +17,7 @@ from headgate.methods.make import make_policy, policy_parameters, split_name
 PLAIN = "mixed"  # what vLLM does without a plug-in
 POLICIES = (PLAIN, "keep", "slai", "eb+")
 BY_BUDGET = (PLAIN, "sarathi", "sarathi-spf", "v0")  # the budget is all that bounds their steps
-SEATS = (256, 1024)
+USUAL_SEATS = 256  # tried beside as many as memory is enough for
 WITHOUT_GAP = (2048, 8192, 16384)  # budgets to try where no gap is promised
 NEAR = (0.5, 1.0, 1.5)  # of the budget by formula
 ASSUMED = 0.9  # of λ*: the rate that the formula for the budget is given
@@ -25,11 +26,12 @@ ASSUMED = 0.9  # of λ*: the rate that the formula for the budget is given
 def candidates(policies: Sequence[str], start: SetUp, levels: Sequence[Level], bound: Bound) -> Chosen:
     """By name: every policy with seats and budgets, plain vLLM with its own defaults among them."""
     found: Chosen = {}
+    tried = _seats(start)
     for text in policies:
         name, own = split_name(text)
         known = policy_parameters(name)
         values = {key: value for key, value in start.settings.set.items() if key in known} | own
-        for seats in _seats(start):
+        for seats in tried:
             for budget in _budgets(name, seats, start, levels, bound):
                 engine = start.engine._replace(running=seats, batch_tokens=budget)
                 make_policy(name, values, engine)  # mistakes show before the work
@@ -57,10 +59,16 @@ def formula_budget(seats: int, start: SetUp, gap: float, bound: Bound) -> int:
     return gap_budget(start.engine.cost, prompt, output, ASSUMED * bound.rate, gap, seats, most)
 
 
+def most_seats(start: SetUp) -> int:
+    """As `plan flags` has them: what KV memory is enough for, within --slots or the card's own limit."""
+    rows = start.settings if start.traffic.recorded else start.settings.model_copy(update={"requests": None})
+    about, _ = card_situation(rows)
+    return min(safe_mixed_seats(about), about.slots)
+
+
 def _seats(start: SetUp) -> list[int]:
-    if start.settings.slots:
-        return [start.settings.slots]
-    return sorted({min(seats, start.card.max_running) for seats in SEATS})
+    most = most_seats(start)
+    return [most] if start.settings.slots else sorted({min(USUAL_SEATS, most), most})
 
 
 def _budgets(name: str, seats: int, start: SetUp, levels: Sequence[Level], bound: Bound) -> list[int]:

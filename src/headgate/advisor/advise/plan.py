@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headgate.advisor.advise.candidates import PLAIN, candidates, plain_default
-from headgate.advisor.capacity.found import Found, at_the_edge, put_together
+from headgate.advisor.capacity.found import Declined, Found, apart, at_the_edge, put_together
+from headgate.advisor.capacity.lengthening import Lengthening, Searched
 from headgate.advisor.capacity.race import HOPELESS, Race
 from headgate.advisor.capacity.slo import Level
-from headgate.advisor.capacity.traffic import Traffic
 from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress, remembered
 from headgate.advisor.engines.plan import FleetFound, plan_engines
 from headgate.advisor.engines.ways import Serving, make_ways
@@ -27,13 +26,10 @@ from headgate.methods.bounds.capacity import Bound
 from headgate.stats.figures import Estimate
 from headgate.stats.metrics import without_nan
 
-REQUESTS = 3000  # of a run of the final, unless told otherwise
+REQUESTS = 3000  # of a run of the final at first, unless told otherwise
 SHORT = 3  # runs of the first round have so many times fewer requests
 COARSE = 0.1  # precision of the first round
 FLAGS, PLAIN_FLAGS = 1, 3  # settings of a policy, and of vLLM's own scheduling, that are tried at length
-TIGHT = 0.02  # half-width of an interval, as a share of the rate, that is narrow enough
-STAYS = 10  # a run should last so many times as long as the longest request stays
-FLEET_SEEDS, FLEET_REQUESTS = 2, 750  # of runs of fleets: seeds, and requests for each engine of the bound
 
 
 @dataclass(frozen=True)
@@ -46,11 +42,17 @@ class Advised:
     budget: int
     found: Found
     engines: int | None = None  # that bear the load; None where none is given, or too many are needed
+    counted: bool = False  # whether engines were looked for
     fleet: FleetFound | None = None
 
     @property
     def name(self) -> str:
         return self.found.policy
+
+    @property
+    def plain(self) -> bool:
+        """Whether it needs no plug-in."""
+        return self.policy == PLAIN and not self.settings
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,19 @@ class Advice:
     first_round: tuple[Found, ...]
     final: tuple[Advised, ...]
     notes: tuple[str, ...]
-    known: int  # runs whose answers were kept from before
+    requests: int  # of a run of the final
+    declined: Declined | None = None  # why the runs carry no answer
     other: OtherTimes | None = None  # the best one's rate with the other arrival times
     other_engines: int | None = None  # that bear the load then; only where the two rates are apart
 
     @property
     def best(self) -> Advised:
-        """The fewest engines, then the highest rate; of equals the one that needs no plug-in."""
-        ranked = sorted(self.final, key=lambda each: (each.engines or self.most + 1, -each.found.rate.value))
-        return ranked[0]
+        """The fewest engines, then the highest rate; plain vLLM where nothing is significantly better."""
+        counted = [each for each in self.final if each.counted] or self.final
+        ranked = sorted(counted, key=lambda each: (each.engines or self.most + 1, -each.found.rate.value))
+        first = ranked[0]
+        alike = (each for each in ranked if each.plain and each.engines == first.engines)
+        return next((each for each in alike if not apart(each.found, first.found)), first)
 
     @property
     def plain(self) -> Advised:
@@ -87,7 +93,7 @@ class Advice:
         return next(each for each in self._plain() if each.name == name)
 
     def _plain(self) -> list[Advised]:
-        return [each for each in self.final if each.policy == PLAIN and not each.settings]
+        return [each for each in self.final if each.plain]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
@@ -97,13 +103,15 @@ class Advice:
             "levels": [level._asdict() for level in self.levels],
             "load": self.load,
             "bound": self.bound.rate,
-            "best": self.best.name,
+            "best": None if self.declined else self.best.name,
             "plain": self.plain.name,
             "default": self.default.name,
             "final": [asdict(each) for each in self.final],
             "first_round": [asdict(each) for each in self.first_round],
             "notes": list(self.notes),
         }
+        if self.declined:
+            document["declined"] = self.declined._asdict()
         if self.other:
             document["other_times"] = {**self.other._asdict(), "engines": self.other_engines}
         plain = without_nan(document)
@@ -126,22 +134,60 @@ def advise(
     start = set_up(without_load(settings), levels, options, REQUESTS)
     load = offered_rate(settings, start.traffic)
     bound, _ = start.bounds()
-    search = Round(start, levels, bound.rate, progress, folder)
+    first, final, searched, notes = try_flags(start, policies, levels, bound, progress, folder, load)
+    ranked = tuple(sorted(final, key=lambda each: -each.found.rate.value))
+    most, runs = options.most_engines, searched.traffic.requests
+    advice = Advice(start, levels, bound, load, most, first, ranked, tuple(notes), runs)
+    advice = replace(advice, declined=searched.declined(advice.best.found, load))
+    if advice.declined or not advice.best.found.rate.value:
+        return advice
+    if load is not None:
+        where = load, settings, levels, options, progress, folder
+        shown = _counted(advice)
+        counted = tuple(_with_engines(each, *where) if each.name in shown else each for each in ranked)
+        advice = replace(advice, final=counted)
+    return _at_other_times(advice, settings, options, progress, folder)
+
+
+def _counted(advice: Advice) -> set[str]:
+    """Whose engines are counted: every policy at its best flags, and vLLM at its defaults."""
+    best = {f"{each.policy} {each.settings}": each.name for each in reversed(advice.final)}
+    return {*best.values(), advice.default.name}
+
+
+class Tried(NamedTuple):
+    """Flags on short runs, the best of them on long ones, and what is to be said of these."""
+
+    first: tuple[Found, ...]
+    final: list[Advised]
+    searched: Searched
+    notes: list[str]
+
+
+def try_flags(
+    start: SetUp,
+    policies: Sequence[str],
+    levels: tuple[Level, ...],
+    bound: Bound,
+    progress: Progress,
+    folder: Path | None,
+    load: float | None = None,
+) -> Tried:
+    """Every policy with several flags, and vLLM's defaults, on short runs; then the best of each."""
     chosen = candidates(policies, start, levels, bound)
     default, contender = plain_default(start)
     chosen.setdefault(default, contender)
-    first = search.short(chosen)
-    kept = _finalists(first, chosen, default)
-    final = search.long({name: chosen[name] for name in kept}, first)
-    advised = [_advised(found, chosen[found.policy]) for found in final]
-    notes = [*start.notes(fleet=False), *_too_short(final, search, start)]
+    first = _short(start, chosen, levels, bound.rate, progress, folder)
+    kept = {name: chosen[name] for name in _finalists(first, chosen, default)}
+    known = {each.policy: each.rate.value for each in first}
+    length = Lengthening(start, kept, levels, bound.rate, frozenset(), folder, known, True, load)
+    searched = length.search(progress)
+    if searched.left:
+        raise KeyboardInterrupt
+    notes = [*start.notes(fleet=False), *at_the_edge(searched.found), *length.not_enough(searched)]
     notes += small_graphs(start.engine, levels, (each.policy for each in chosen.values()))
-    if load is not None:
-        advised = [_with_engines(each, load, settings, levels, options, progress, folder) for each in advised]
-    ranked = tuple(sorted(advised, key=lambda each: -each.found.rate.value))
-    most = options.most_engines
-    advice = Advice(start, levels, bound, load, most, tuple(first), ranked, tuple(notes), search.known)
-    return _at_other_times(advice, settings, options, progress, folder)
+    final = [_advised(each, kept[each.policy]) for each in searched.found]
+    return Tried(tuple(first), final, searched, notes)
 
 
 def _at_other_times(
@@ -149,7 +195,7 @@ def _at_other_times(
 ) -> Advice:
     """The same with the rate, and where that is far off the engines, of the other arrival times."""
     best, rate = advice.best, advice.best.found.rate.value
-    question = other_question(settings, options, advice.start.traffic.requests) if rate else None
+    question = other_question(settings, options, advice.requests)
     if question is None:
         return advice
     contender = Contender(best.policy, best.settings, (best.seats, best.budget))
@@ -162,54 +208,29 @@ def _at_other_times(
     return replace(advice, other=other, other_engines=again.engines)
 
 
-@dataclass
-class Round:
-    """Searches on one set-up, short or long."""
-
-    start: SetUp
-    levels: tuple[Level, ...]
-    top: float
-    progress: Progress
-    folder: Path | None
-    known: int = 0
-    stay: float = 0.0  # the longest, in the long runs
-
-    def short(self, chosen: Chosen) -> list[Found]:
-        """All of them roughly: one seed, few requests, and a wide bracket for the hopeless. Of plain vLLM
-        the best flags are wanted, hopeless or not.
-        """
-        traffic = self.start.traffic
-        few = traffic if traffic.recorded else replace(traffic, requests=max(300, traffic.requests // SHORT))
-        others = [name for name, each in chosen.items() if each.policy != PLAIN]
-        return self._race(chosen, few, self.start.seeds[:1], COARSE, {}, others)
-
-    def long(self, chosen: Chosen, before: Sequence[Found]) -> list[Found]:
-        """The best of them with every seed, from where the short runs ended."""
-        known = {each.policy: each.rate.value for each in before}
-        return self._race(chosen, self.start.traffic, self.start.seeds, self.start.options.precision, known)
-
-    def _race(
-        self,
-        chosen: Chosen,
-        traffic: Traffic,
-        seeds: range,
-        precision: float,
-        known: Mapping[str, float],
-        droppable: Collection[str] = (),
-    ) -> list[Found]:
-        start = self.start
-        case = Case(start.engine, traffic, start.settings.watchdog, start.asynchronous)
-        memory = remembered(self.folder, case)
-        where = droppable, start.options.workers, self.progress, memory
-        searches, answers, dropped = Race(case, self.top, precision, seeds, *where).run(chosen, known)
-        if any(search.next() is not None for (name, _), search in searches.items() if name not in dropped):
-            raise KeyboardInterrupt
-        self.known += memory.hits if memory else 0
-        self.stay = max((each.stay for each in answers.values() if each.ratio <= 1), default=0.0)
-        return [
-            put_together(name, searches, answers, self.top, self.levels, traffic.requests * (name in dropped))
-            for name in chosen
-        ]
+def _short(
+    start: SetUp,
+    chosen: Chosen,
+    levels: tuple[Level, ...],
+    top: float,
+    progress: Progress,
+    folder: Path | None,
+) -> list[Found]:
+    """All of them roughly: one seed, few requests, and a wide bracket for the hopeless. Of plain vLLM the
+    best flags are wanted, hopeless or not.
+    """
+    traffic = start.traffic
+    few = traffic if traffic.recorded else replace(traffic, requests=max(300, traffic.requests // SHORT))
+    case = Case(start.engine, few, start.settings.watchdog, start.asynchronous)
+    others = [name for name, each in chosen.items() if each.policy != PLAIN]
+    where = others, start.options.workers, progress, remembered(folder, case)
+    searches, answers, dropped = Race(case, top, COARSE, start.seeds[:1], *where).run(chosen, {})
+    if any(search.next() is not None for (name, _), search in searches.items() if name not in dropped):
+        raise KeyboardInterrupt
+    return [
+        put_together(name, searches, answers, top, levels, few.requests * (name in dropped))
+        for name in chosen
+    ]
 
 
 def _finalists(first: Sequence[Found], chosen: Chosen, default: str) -> list[str]:
@@ -241,21 +262,15 @@ def _with_engines(
     progress: Progress,
     folder: Path | None,
 ) -> Advised:
-    """How many such engines bear the load: one if its rate is above it for sure, else a search of fleets."""
-    low = each.found.rate.value if each.found.rate.low is None else each.found.rate.low
-    if low >= load:
-        return replace(each, engines=1)
+    """The fewest such engines that bear the load, counted as `plan capacity --find engines` does."""
+    each = replace(each, counted=True)
     if not each.found.rate.value:
         return each
     fleet = settings.model_copy(update={"slots": each.seats, "budget": each.budget})
-    few = options.model_copy(update={"seeds": min(options.seeds, FLEET_SEEDS)})
-    wanted = settings.requests or FLEET_REQUESTS * max(2, ceil(load / each.found.rate.value))
-    fleet = fleet if options.as_recorded else fleet.model_copy(update={"requests": wanted})
     text = each.policy + ("" if not each.settings else ":" + _settings(each.settings))
     ways = make_ways([settings.router or DEFAULT_ROUTER], [text], fleet)
-    guess = ceil(0.9 * load / each.found.rate.value)
     try:
-        plan = plan_engines(fleet, ways, levels, few, Serving.of(fleet), progress, guess, folder)
+        plan = plan_engines(fleet, ways, levels, options, Serving.of(fleet), progress, folder)
     except InputError:  # more engines than may be
         return each
     if plan.interrupted:
@@ -266,22 +281,3 @@ def _with_engines(
 
 def _settings(values: dict[str, Any]) -> str:
     return ",".join(f"{key}={value}" for key, value in values.items())
-
-
-def _too_short(final: Sequence[Found], search: Round, start: SetUp) -> list[str]:
-    """Where longer runs, or more seeds, would say more."""
-    notes, best = at_the_edge(final), max(final, key=lambda each: each.rate.value)
-    rate = best.rate
-    if rate.value and rate.low is not None and rate.high is not None:
-        half = max(rate.high - rate.value, rate.value - rate.low) / rate.value
-        if half > TIGHT:
-            wide = f"±{100 * half:.1f} %, wider than ±{100 * TIGHT:.0f} %"
-            notes.append(f"the interval of {best.policy} is {wide}: take more --requests or --seeds")
-    seconds = start.traffic.requests / rate.value if rate.value else 0.0
-    if rate.value and search.stay * STAYS > seconds:
-        need = ceil(STAYS * search.stay * rate.value / 100) * 100
-        notes.append(
-            f"a run lasts {seconds:.0f} s, less than {STAYS} times the longest request "
-            f"({search.stay:.0f} s), and flatters every rate: take --requests {need}"
-        )
-    return notes

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
 from headgate.advisor.capacity.race import HOPELESS
-from headgate.advisor.capacity.search import Search
+from headgate.advisor.capacity.search import ROUGH, Search
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Answers, Searches
 from headgate.stats.figures import Estimate, Spread
+
+STAYS = 10  # a run should last so many times as long as the longest request stays
+WIDE, CARRIES = 0.2, 0.1  # half of an interval, as a share of the rate: too much, and what runs should reach
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,60 @@ class Found:
     runs: int
     at_edge: int = 0  # seeds whose search ended at λ*, the highest rate there is to try
     dropped: int = 0  # requests of the run, with one seed, after which it was given up; 0: it was not
+
+
+def half_width(rate: Estimate) -> float:
+    """Half of the interval as a share of the rate; 0 where there is none."""
+    if rate.low is None or rate.high is None or not rate.value:
+        return 0.0
+    return max(rate.high - rate.value, rate.value - rate.low) / rate.value
+
+
+def apart(one: Found, other: Found) -> bool:
+    """Whether their rates differ significantly: by differences paired by seed, for all serve the same
+    requests. One seed has no interval, so they must differ by more than a bracket; one that was dropped is
+    judged by its bracket.
+    """
+    if len(one.by_seed) != len(other.by_seed):
+        low, high = sorted((one.rate, other.rate), key=lambda each: each.value)
+        return low.high is None or high.low is None or low.high < high.low
+    pairs = np.array(one.by_seed) - np.array(other.by_seed)
+    gap = Spread.of_values(pairs).estimate()
+    if gap.low is None or gap.high is None:
+        return abs(gap.value) > ROUGH * max(one.rate.value, other.rate.value)
+    return gap.low * gap.high > 0
+
+
+class Declined(NamedTuple):
+    """Why runs do not carry an answer, and about how many requests each would need."""
+
+    why: str
+    requests: int
+
+    def __str__(self) -> str:
+        return f"{self.why}; about {self.requests:,} requests each would: take --requests {self.requests}"
+
+
+def declined(found: Found, requests: int, stay: float, load: float | None = None) -> Declined | None:
+    """None where the rate may be told: its interval is narrow enough, or both of its ends say that the load
+    needs equally many engines.
+
+    Where every search ended at λ* there is no interval. What is known then are rates at which a run lasts
+    long enough; `stay` is the longest of a request, in seconds.
+    """
+    rate = found.rate
+    edge = 0 < len(found.by_seed) == found.at_edge and STAYS * stay > 0
+    if edge:
+        rate = Estimate(rate.value, min(rate.value, requests / (STAYS * stay)), rate.value)
+    half, low, high = half_width(rate), rate.low or 0.0, rate.high or 0.0
+    if half <= WIDE or (load is not None and low > 0 and ceil(load / low) == ceil(load / high)):
+        return None
+    if edge:
+        need, why = 0.0, f"runs of {requests:,} requests end before {found.policy} could fall behind"
+    else:
+        need, span = requests * (half / CARRIES) ** 2, f"from {low:.4g} to {high:.4g} requests/s"
+        why = f"the rate of {found.policy} is {span}, which runs of {requests:,} requests do not tell better"
+    return Declined(why, ceil(max(need, STAYS * stay * rate.value) / 100) * 100)
 
 
 def at_the_edge(found: Sequence[Found]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
-from headgate.advisor.capacity.found import Found, put_together
+from headgate.advisor.capacity.found import STAYS, Declined, Found, declined, half_width, put_together
 from headgate.advisor.capacity.race import Race
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import Traffic
@@ -17,7 +17,6 @@ from headgate.advisor.set_up import SetUp
 
 REQUESTS, MOST = 1500, 24_000  # of the first runs and of the longest, unless told otherwise
 TIGHT = 0.02  # half of an interval, and what twice the length may change, as shares of the rate
-STAYS = 10  # a run lasts so many times as long as the longest request stays
 
 
 class Searched(NamedTuple):
@@ -27,6 +26,10 @@ class Searched(NamedTuple):
     found: tuple[Found, ...]
     left: int  # searches that were interrupted
     stay: float  # the longest, in seconds, of a request at a sustained rate
+
+    def declined(self, found: Found, load: float | None = None) -> Declined | None:
+        """Why nothing can be said of it, or of the engines that the load needs."""
+        return declined(found, self.traffic.requests, self.stay, load)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ class Lengthening:
     top: float
     droppable: frozenset[str] = frozenset()
     folder: Path | None = None  # of answers from before
+    known: Mapping[str, float] = field(default_factory=dict)  # rates that shorter runs gave
+    brief: bool = False  # no longer than it takes to have an answer at all
+    load: float | None = None  # that the answer is for
 
     @property
     def fixed(self) -> bool:
@@ -56,10 +62,17 @@ class Lengthening:
         while True:
             found = self._at(traffic, before, progress)
             enough = self.fixed or found.left or traffic.requests >= MOST
-            if enough or (before and not self._lacks(found) and not _moved(before.found, found.found)):
+            if enough or self._done(before, found):
                 return found
-            wanted = max([2 * traffic.requests, *map(ceil, self._stays(found))])
+            wanted = max([2 * traffic.requests, *map(ceil, [] if self.brief else self._stays(found))])
             traffic, before = replace(traffic, requests=min(MOST, wanted)), found
+
+    def _done(self, before: Searched | None, found: Searched) -> bool:
+        """Whether the answer is as good as it is wanted."""
+        if self.brief:
+            best = max(found.found, key=lambda each: each.rate.value)
+            return found.declined(best, self.load) is None
+        return before is not None and not self._lacks(found) and not _moved(before.found, found.found)
 
     def not_enough(self, found: Searched) -> list[str]:
         """What a reader must know where no length was enough, or the user's own is not."""
@@ -68,7 +81,11 @@ class Lengthening:
 
     def _lacks(self, found: Searched) -> list[str]:
         hopeful = [each for each in found.found if not each.dropped]
-        wide = [f"{each.policy} ±{100 * half:.1f} %" for each in hopeful if (half := _half(each)) > TIGHT]
+        wide = [
+            f"{each.policy} ±{100 * half:.1f} %"
+            for each in hopeful
+            if (half := half_width(each.rate)) > TIGHT
+        ]
         lacks = [f"not within ±{100 * TIGHT:.0f} %: {', '.join(wide)}"] if wide else []
         need = max(self._stays(found), default=0.0)
         if found.traffic.requests < need:
@@ -92,7 +109,8 @@ class Lengthening:
         case = Case(start.engine, traffic, start.settings.watchdog, start.asynchronous)
         where = self.droppable, options.workers, progress, remembered(self.folder, case)
         race = Race(case, self.top, precision, start.seeds, *where)
-        searches, answers, dropped = race.run(chosen, {text: earlier[text].rate.value for text in earlier})
+        known = {text: each.rate.value for text, each in earlier.items()} if before else self.known
+        searches, answers, dropped = race.run(chosen, known)
         left = sum(search.next() is not None for (text, _), search in searches.items() if text not in dropped)
         tried = {key: search for key, search in searches.items() if search.tried}
         found = {text: each for text, each in earlier.items() if each.dropped}
@@ -102,14 +120,6 @@ class Lengthening:
         kept = [each for (text, *_), each in answers.items() if text not in dropped and each.ratio <= 1]
         stay = max((each.stay for each in kept), default=0.0)
         return Searched(traffic, tuple(found[text] for text in self.chosen if text in found), left, stay)
-
-
-def _half(found: Found) -> float:
-    """Half of the interval as a share of the rate; 0 where there is none."""
-    rate = found.rate
-    if rate.low is None or rate.high is None or not rate.value:
-        return 0.0
-    return max(rate.high - rate.value, rate.value - rate.low) / rate.value
 
 
 def _moved(before: Sequence[Found], found: Sequence[Found]) -> bool:

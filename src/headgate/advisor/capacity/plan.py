@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headgate.advisor.capacity.found import Found, at_the_edge, given_up
+from headgate.advisor.capacity.found import Declined, Found, at_the_edge, given_up
 from headgate.advisor.capacity.lengthening import REQUESTS, Lengthening
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.trials import Chosen, Contender, Progress
-from headgate.advisor.graph_size import small_graphs
+from headgate.advisor.graph_size import graphs_said, small_graphs
 from headgate.advisor.set_up import set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.cost.error_bar import throughput_error
 from headgate.experiment.settings import Experiment
+from headgate.experiment.unservable import ALL_FIT, Unservable
 from headgate.methods.bounds.capacity import Bound
 from headgate.methods.make import make_policy, policy_parameters, split_name
 from headgate.methods.names import BATCH
@@ -46,6 +47,12 @@ class CapacityPlan:
     notes: tuple[str, ...]
     interrupted: bool = False
     error: float = 0.0  # of the card's throughput, relative; 0: it was measured
+    lost: Unservable = ALL_FIT
+    declined: Declined | None = None  # why nothing can be said of the best
+
+    @property
+    def best(self) -> Found | None:
+        return max(self.found, key=lambda each: each.rate.value, default=None)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain numbers, None where there is none."""
@@ -63,6 +70,7 @@ class CapacityPlan:
             "interrupted": self.interrupted,
         }
         document |= {"expected_error": self.error} if self.error else {}
+        document |= {"declined": self.declined._asdict()} if self.declined else {}
         plain = without_nan(document)
         assert isinstance(plain, dict)
         return plain
@@ -85,6 +93,7 @@ def plan_capacity(
     ideal, limited = start.bounds()
     chosen, notes = choose(policies, settings, engine)
     notes += start.notes(fleet=False)
+    notes += graphs_said(settings, engine, levels)
     notes += small_graphs(engine, levels, (each.policy for each in chosen.values()))
     droppable = frozenset(chosen) - frozenset(policies)
     length = Lengthening(start, chosen, levels, ideal.rate, droppable, folder)
@@ -96,10 +105,9 @@ def plan_capacity(
     notes += [] if left else length.not_enough(searched)
     traffic = searched.traffic
     parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))
-    error = throughput_error(start.card)
-    interrupted = bool(left)
-    named, where = start.card.name, start.workload
-    return CapacityPlan(named, where, engine, *parts, interrupted=interrupted, error=error)
+    more = bool(left), throughput_error(start.card), traffic.lost
+    plan = CapacityPlan(start.card.name, start.workload, engine, *parts, *more)
+    return plan if left or plan.best is None else replace(plan, declined=searched.declined(plan.best))
 
 
 def choose(policies: Sequence[str], settings: Experiment, engine: Engine) -> tuple[Chosen, list[str]]:

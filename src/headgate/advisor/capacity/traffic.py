@@ -12,7 +12,7 @@ from headgate.advisor.capacity.slo import Level, promise
 from headgate.core.errors import InputError
 from headgate.experiment.build import make_workload, refuse_many
 from headgate.experiment.settings import Experiment
-from headgate.experiment.unservable import servable
+from headgate.experiment.unservable import ALL_FIT, Unservable, servable, unservable
 from headgate.methods.bounds.capacity import Requests
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.arrivals import arrival_process
@@ -46,6 +46,7 @@ class Traffic:
     requests: int
     trace: Workload | None
     recorded: bool  # the trace's own times, only faster or slower
+    lost: Unservable = ALL_FIT
 
     @property
     def drawn(self) -> bool:
@@ -130,22 +131,22 @@ def make_traffic(
             "--arrivals all-at-once has no rate to search for; choose poisson, gamma or constant"
         )
     refuse_many(words.requests or 0)
-    trace = None
+    trace, lost = None, ALL_FIT
     if words.trace is not None:
         own = words.requests if recorded else None
         plain = words.model_copy(update={"arrivals": None, "burstiness": None, "requests": own})
         trace, _ = make_workload(plain)
-        trace = servable(trace, engine)
+        trace, lost = servable(trace, engine), unservable(trace, engine)
     if recorded:
         _check_recorded(words, trace)
     shares = parse_classes(classes)
     if shares and words.classes:
         raise InputError("--classes and the classes of a mix; drop one of the two")
     count = len(trace) if recorded and trace is not None else words.requests or requests
-    found = Traffic(words, levels, shares, count, trace, recorded)
-    names = [kind.name for kind in found.at(1.0, words.seed).kinds]
-    _check_kinds(levels, names)
-    return found
+    found = Traffic(words, levels, shares, count, trace, recorded, lost)
+    first = found.at(1.0, words.seed)
+    _check_kinds(levels, [kind.name for kind in first.kinds])
+    return found if trace else replace(found, lost=unservable(first, engine))
 
 
 def parse_classes(text: str | None) -> tuple[tuple[str, float], ...]:

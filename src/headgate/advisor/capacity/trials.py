@@ -20,6 +20,7 @@ from headgate.core.errors import RunError
 from headgate.experiment.library import simulate
 from headgate.experiment.workers import Workers
 from headgate.methods.make import make_policy
+from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 
 EXPECTED = 7  # rates tried by a search, for the progress bar
@@ -63,14 +64,18 @@ class Case(NamedTuple):
         except RunError as error:
             return Answer(inf, f"the run stopped: {error}", ())
         kept = measure(run, self.traffic.levels)
-        stays = run.requests["finished"] - run.requests["arrival"]
-        longest = float(np.nanmax(stays)) if np.isfinite(stays).any() else 0.0
-        return Answer(kept.ratio, str(kept.worst), kept.values, longest)
+        return Answer(kept.ratio, str(kept.worst), kept.values, longest_stay(run))
 
     def timed(self, task: Task) -> tuple[Answer, float]:
         """The answer, and the CPU seconds it took."""
         began = process_time()
         return self.run(task), process_time() - began
+
+
+def longest_stay(run: Run) -> float:
+    """Seconds from the arrival to the end of a request."""
+    stays = run.requests["finished"] - run.requests["arrival"]
+    return float(np.nanmax(stays)) if np.isfinite(stays).any() else 0.0
 
 
 class Contender(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headgate.advisor.capacity.found import STAYS
 from headgate.advisor.capacity.search import Fewest
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import Traffic
@@ -20,7 +21,7 @@ from headgate.advisor.engines.ways import Serving, remembered
 from headgate.advisor.fluid.demand import demand
 from headgate.advisor.fluid.pace import make_pace
 from headgate.advisor.fluid.plan import fluid_bound
-from headgate.advisor.graph_size import small_graphs
+from headgate.advisor.graph_size import graphs_said, small_graphs
 from headgate.advisor.set_up import offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings, StepSettings
 from headgate.core.errors import InputError
@@ -28,6 +29,7 @@ from headgate.cost.card import load_card
 from headgate.cost.error_bar import throughput_error
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import Experiment, ManyEngines
+from headgate.experiment.unservable import ALL_FIT, Unservable
 from headgate.methods.bounds.capacity import Bound
 from headgate.methods.fluid.flows import Instance, Prices
 from headgate.sim.engine.engine import Engine
@@ -55,6 +57,7 @@ class Size:
     seats: Estimate  # share of their seats with a decode
     load: float  # of what they could serve at most, λ*
     highest: dict[str, float]  # value of each level over seeds
+    stay: float = 0.0  # the longest of a request, in seconds
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class EnginesPlan:
     notes: tuple[str, ...]
     interrupted: bool = False
     error: float = 0.0  # of the card's throughput, relative; 0: it was measured
+    lost: Unservable = ALL_FIT
 
     @property
     def least(self) -> int:
@@ -140,10 +144,9 @@ def plan_engines(
     options: SearchSettings,
     serve: Serve,
     progress: Progress,
-    guess: int = 1,
     folder: Path | None = None,
 ) -> EnginesPlan:
-    """Search every way for itself, from the bound or `guess` up, on the same requests.
+    """Search every way for itself, from the bound up, on the same requests.
 
     `folder` has outcomes of a `Serving` from before and takes the new ones.
     """
@@ -156,22 +159,20 @@ def plan_engines(
     _, bound = start.bounds()
     least = _fits(rate, bound, options.most_engines)
     traffic = _enough(settings, start.traffic, least)
-    first = max(least, min(guess, options.most_engines))
-    searches = {name: Fewest(first, options.most_engines) for name in ways}
     case = FleetCase(serve, traffic, rate, engine.running)
-    memory = remembered(folder, serve, case) if isinstance(serve, Serving) else None
-    outcomes = search_fewest(case, ways, searches, seeds, options.workers, progress, memory)
-    notes = start.notes(fleet=True)
+    longer = not (settings.requests or traffic.recorded)
+    counting = Counting(ways, seeds, options, progress, folder)
+    searches, outcomes, left, requests = counting.search(case, least, longer)
+    notes = start.notes(fleet=True) + graphs_said(settings, engine, levels)
     notes += small_graphs(engine, levels, (way.policy for way in ways.values()))
-    left = [name for name, search in searches.items() if search.next() is not None]
     notes += [f"interrupted: the search for {name} is unfinished" for name in left]
     tried = {name: search for name, search in searches.items() if search.tried}
     notes += _stopped(tried, outcomes, seeds)
     names = [str(level) for level in levels if level.statistic]
     tell = Teller(names, outcomes, seeds, rate / bound.rate)
     found = tuple(tell.found(each, ways[each], search) for each, search in tried.items())
-    notes += _nearly_full(found, traffic.requests / rate)
-    counts = rate, traffic.requests, len(seeds), options.most_engines
+    notes += _too_short(found, requests / rate, rate)
+    counts = rate, requests, len(seeds), options.most_engines
     bounds = bound, _fluid(settings, rate)
     return EnginesPlan(
         card.name,
@@ -185,6 +186,7 @@ def plan_engines(
         tuple(notes),
         bool(left),
         throughput_error(card),
+        traffic.lost,
     )
 
 
@@ -215,8 +217,73 @@ def _of_seeds(outcomes: Outcomes, name: str, count: int, seeds: range) -> list[O
     return [outcomes[name, count, seed] for seed in seeds if (name, count, seed) in outcomes]
 
 
-def _nearly_full(found: Sequence[FleetFound], seconds: float) -> list[str]:
+class Counting(NamedTuple):
+    """Searches for the fewest engines, with longer runs until the count stays.
+
+    Short runs flatter every fleet: a backlog that grows slowly is not seen in them, with any seed.
+    """
+
+    ways: dict[str, Way]
+    seeds: range
+    options: SearchSettings
+    progress: Progress
+    folder: Path | None
+
+    def search(self, case: FleetCase, least: int, longer: bool) -> Counted:
+        """From `least` up. Each way for itself, so that its answer does not depend on the others."""
+        open_ = {name: Fewest(least, self.options.most_engines) for name in self.ways}
+        outcomes = self._run(case, open_)
+        found = Counted(open_, outcomes, _unfinished(open_), case.traffic.requests)
+        while longer and not found.left and open_ and case.traffic.requests < MOST:
+            twice = replace(case.traffic, requests=min(MOST, 2 * case.traffic.requests))
+            case = case._replace(traffic=twice)
+            before = {name: count for name, each in open_.items() if (count := each.enough) is not None}
+            open_ = {name: Fewest(count, self.options.most_engines) for name, count in before.items()}
+            try:
+                ran = self._run(case, open_)
+            except KeyboardInterrupt:
+                return found._replace(left=list(open_))
+            for name, search in open_.items():
+                for count, ratio in search.tried.items():
+                    found.searches[name].tell(count, ratio)
+            judged = {(name, count) for name, search in open_.items() for count in search.tried}
+            outcomes = {key: each for key, each in outcomes.items() if key[:2] not in judged} | ran
+            found = Counted(found.searches, outcomes, _unfinished(open_), case.traffic.requests)
+            open_ = {name: each for name, each in open_.items() if each.enough != before[name]}
+        return found
+
+    def _run(self, case: FleetCase, searches: dict[str, Fewest]) -> Outcomes:
+        serve = case.serve
+        memory = remembered(self.folder, serve, case) if isinstance(serve, Serving) else None
+        workers, progress = self.options.workers, self.progress
+        return search_fewest(case, self.ways, searches, self.seeds, workers, progress, memory)
+
+
+class Counted(NamedTuple):
+    """What was tried; of counts that were tried with runs of several lengths the longest."""
+
+    searches: dict[str, Fewest]
+    outcomes: Outcomes
+    left: list[str]  # ways whose search was interrupted
+    requests: int  # of the longest runs
+
+
+def _unfinished(searches: dict[str, Fewest]) -> list[str]:
+    return [name for name, search in searches.items() if search.next() is not None]
+
+
+def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> list[str]:
     """Answers that a longer run might overturn."""
+    stay = max((size.stay for each in found if (size := each.size(each.engines or 0))), default=0.0)
+    brief = [
+        f"runs of {seconds:.0f} s last less than {STAYS} times the longest stay ({stay:.0f} s) and flatter "
+        f"every fleet: take --requests {ceil(STAYS * stay * rate / 100) * 100}"
+    ]
+    return [*_nearly_full(found, seconds), *(brief if seconds < STAYS * stay else [])]
+
+
+def _nearly_full(found: Sequence[FleetFound], seconds: float) -> list[str]:
+    """Answers beside λ*."""
     close = [
         each for each in found if each.engines and (size := each.size(each.engines)) and size.load > FULL
     ]
@@ -245,10 +312,9 @@ def _enough(settings: Experiment, traffic: Traffic, least: int) -> Traffic:
 def _fluid(settings: Experiment, rate: float) -> float:
     """Engines that serve everybody in the model of gate-and-route, with the whole step for a chunk."""
     plain = settings.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
-    who = demand(plain, (), CLUSTERS)
-    seated = settings.model_copy(
-        update={"budget": make_engine(settings, load_card(settings.card)).batch_tokens}
-    )
+    engine = make_engine(settings, load_card(settings.card))
+    who = demand(plain, (), CLUSTERS, engine)
+    seated = settings.model_copy(update={"budget": engine.batch_tokens})
     pace, _, _ = make_pace(seated, StepSettings(), who)
     return fluid_bound(Instance(who.flows, pace, Prices(1.0, 1.0)).checked())
 
@@ -282,7 +348,8 @@ class Teller(NamedTuple):
         places = enumerate(self.names) if whole else ()
         highest = {name: max(run.values[place] for run in whole) for place, name in places}
         stopped = len(runs) - len(whole)
-        return Size(engines, kept, stopped, len(runs), shares, values, *used, load, highest)
+        stay = max((run.stay for run in whole), default=0.0)
+        return Size(engines, kept, stopped, len(runs), shares, values, *used, load, highest, stay)
 
 
 def _mean(values: Sequence[float]) -> Estimate:

@@ -12,7 +12,7 @@ from headgate.advisor.capacity.memory import Kept
 from headgate.advisor.capacity.search import Fewest
 from headgate.advisor.capacity.slo import measure
 from headgate.advisor.capacity.traffic import Traffic
-from headgate.advisor.capacity.trials import Progress
+from headgate.advisor.capacity.trials import Progress, longest_stay
 from headgate.core.errors import RunError
 from headgate.experiment.workers import Workers, as_they_end
 from headgate.record.tables import Run
@@ -49,6 +49,7 @@ class Outcome(NamedTuple):
     shares: tuple[float, ...] = ()
     busy: float = 0.0  # share of the engines' time in steps
     seats: float = 0.0  # share of their seats with a decode
+    stay: float = 0.0  # seconds from the arrival to the end of a request, the longest
 
 
 Serve = Callable[[Way, int, int, Workload], Run]  # way, engines, seed, requests
@@ -70,7 +71,7 @@ class FleetCase(NamedTuple):
         except RunError as error:
             return Outcome(inf, f"the run stopped: {error}")
         used = utilisation(run, trial.engines, self.seats)
-        return Outcome(kept.ratio, str(kept.worst), kept.values, kept.shares, *used)
+        return Outcome(kept.ratio, str(kept.worst), kept.values, kept.shares, *used, longest_stay(run))
 
 
 def utilisation(run: Run, engines: int, seats: int) -> tuple[float, float]:

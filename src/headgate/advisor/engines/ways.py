@@ -14,6 +14,7 @@ from headgate.cost.card import load_card
 from headgate.experiment.asynchrony import composes_ahead
 from headgate.experiment.build import make_engine
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+from headgate.experiment.library import simulate
 from headgate.experiment.settings import Experiment
 from headgate.kv.transfer import Transfer
 from headgate.methods.fluid.flows import Prices
@@ -27,6 +28,8 @@ from headgate.methods.make import (
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
+
+SPREADS = ("round-robin", "least-loaded")
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,15 @@ class Serving:
         return cls(engine, transfer_time(settings, card.send), prices, settings.watchdog, ahead)
 
     def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
-        """One run; one that could not go on is an error, and so is a fleet too small for its router."""
+        """One run; one that could not go on is an error, and so is a fleet too small for its router.
+
+        A router that only spreads requests has nothing to do with one engine, which is then simulated as
+        `plan capacity` does, for that has all of asynchronous scheduling.
+        """
+        if engines == 1 and way.router in SPREADS:
+            alone, _ = make_policy(way.policy, way.settings, self.engine)
+            ahead = self.asynchronous
+            return simulate(self.engine, alone, requests, asynchronous=ahead, watchdog=self.watchdog)
         between = self.transfer, self.prices, self.watchdog, self.asynchronous
         setup = FleetSetup(self.engine, engines, *between)
         try:

@@ -13,7 +13,9 @@ from headgate.core.errors import InputError, unknown
 from headgate.experiment.build import DEFAULT_REQUESTS, make_workload
 from headgate.experiment.conflicts import MAKE_LENGTHS, flag
 from headgate.experiment.settings import Experiment
+from headgate.experiment.unservable import ALL_FIT, Unservable, servable, unservable
 from headgate.methods.fluid.flows import Flow
+from headgate.sim.engine.engine import Engine
 from headgate.workloads.durations import duration
 from headgate.workloads.workload import Workload
 
@@ -33,16 +35,19 @@ class Demand:
     flows: tuple[Flow, ...]
     context: float  # KV tokens a running decode reads, at a random moment
     notes: tuple[str, ...] = ()
+    lost: Unservable = ALL_FIT
 
 
-def demand(words: Experiment, classes: tuple[str, ...], clusters: int) -> Demand:
-    """From `--class` texts if there are any, else from the words of a run."""
+def demand(words: Experiment, classes: tuple[str, ...], clusters: int, engine: Engine | None) -> Demand:
+    """From `--class` texts if there are any, else from the words of a run; of these what the engine takes."""
     if classes:
         not_with(words, "--class")
         flows = tuple(_flow(text, words.patience) for text in classes)
         return Demand("classes as given", flows, _context(flows))
     rate = _rate_known(words)
     workload, bad = make_workload(_enough(words))
+    lost = ALL_FIT if engine is None else unservable(workload, engine)
+    workload = workload if engine is None else servable(workload, engine)
     rate = rate or _own_rate(workload)
     notes = [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
     outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
@@ -56,7 +61,7 @@ def demand(words: Experiment, classes: tuple[str, ...], clusters: int) -> Demand
     flows = named_apart(flows)
     context = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
     source = f"trace {words.trace}" if words.trace else f"{workload.name} lengths"
-    return Demand(source, flows, context, tuple(notes))
+    return Demand(source, flows, context, tuple(notes), lost)
 
 
 def not_with(words: Experiment, name: str) -> None:

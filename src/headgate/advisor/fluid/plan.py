@@ -124,7 +124,7 @@ def make_fluid_plan(
 ) -> FluidAnswer:
     """The whole answer."""
     engines, roles = fleet.size(settings), _checked(settings, fleet)
-    who = _demand(settings, fleet)
+    who = _demand(settings, fleet, steps)
     pace, costs, notes = make_pace(settings, steps, who)
     flows = tuple(replace(flow, rate=flow.rate / engines) for flow in who.flows)
     prices = Prices(*fleet.prices(settings))
@@ -148,10 +148,11 @@ def make_fluid_plan(
     )
 
 
-def _demand(settings: Experiment, fleet: FleetSettings) -> Demand:
+def _demand(settings: Experiment, fleet: FleetSettings, steps: StepSettings) -> Demand:
     """The classes: as given, as a router saw them, or of a workload."""
     if fleet.from_log is None:
-        return demand(settings, fleet.classes, fleet.clusters)
+        engine = None if steps.costs else make_engine(settings, load_card(settings.card))
+        return demand(settings, fleet.classes, fleet.clusters, engine)
     if fleet.classes:
         raise InputError("--from-log and --class: both describe the requests; drop one of the two")
     not_with(settings, "--from-log")

@@ -14,8 +14,9 @@ from headgate.advisor.wait.mix import Mix, candidates, check_wishes, gathered_mi
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.error_bar import error_bar
-from headgate.experiment.build import make_engine, make_workload, too_long
+from headgate.experiment.build import make_engine, make_workload
 from headgate.experiment.settings import Experiment
+from headgate.experiment.unservable import ALL_FIT, Unservable, unservable
 from headgate.methods.wait.inventory import (
     Equilibrium,
     Pace,
@@ -110,6 +111,7 @@ class WaitPlan:
     why_not_nested: str
     notes: tuple[str, ...]
     cached: float = 0.0  # share of the prompt tokens that a prefix cache finds, which the plan ignores
+    lost: Unservable = ALL_FIT
 
     @property
     def alarm(self) -> str:
@@ -184,7 +186,7 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
     notes = (
         *error_bar(card),
         *workload.remarks,
-        *_notes(bad.count, too_long(workload, engine), len(workload), wishes),
+        *_notes(bad.count, wishes),
     )
     mix = gathered_mix(settings, wishes, workload, engine)
     lines = lines_of(engine.cost, mix.parts, engine.kv_tokens)
@@ -214,6 +216,7 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
         why_not_nested=why_not_nested,
         notes=notes,
         cached=_cached(workload, engine),
+        lost=unservable(workload, engine),
     )
     check_given(plan)
     return plan
@@ -245,11 +248,9 @@ def _pace_or_why(lines: Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engin
         raise
 
 
-def _notes(bad: int, refused: int, requests: int, wishes: WaitSettings) -> tuple[str, ...]:
+def _notes(bad: int, wishes: WaitSettings) -> tuple[str, ...]:
     """What the reader of the plan must know of its traffic."""
     notes = [f"left out {bad} bad rows"] if bad else []
-    if refused:
-        notes.append(f"left out {refused} of {requests} requests: too long for the engine")
     if wishes.every is not None:
         notes.append(f"rates by type and thresholds are those of its busiest {wishes.every:g} s")
     return tuple(notes)

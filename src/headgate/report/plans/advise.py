@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from shlex import quote
 
-import numpy as np
-
-from headgate.advisor.advise.candidates import PLAIN
 from headgate.advisor.advise.plan import Advice, Advised
-from headgate.advisor.capacity.found import Found
+from headgate.advisor.capacity.found import Found, apart
 from headgate.advisor.capacity.slo import Level, promised_gap
+from headgate.advisor.flags import loaded_with, model_of
 from headgate.advisor.graph_size import FLAG, WHY, graph_flag
 from headgate.cost.error_bar import throughput_error
 from headgate.report.charts.bars import Bar, Bars
@@ -29,8 +27,8 @@ from headgate.report.document import (
 )
 from headgate.report.numbers import interval, number, plural, sentence
 from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range
+from headgate.report.plans.flags import UNNAMED, pasted, unnamed
 from headgate.report.runs.origin import plan_page
-from headgate.stats.figures import Spread
 
 SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too."
 CARE = (
@@ -39,20 +37,26 @@ CARE = (
 )
 
 
-def advice_page(advice: Advice, model: str, command: Sequence[str]) -> Page:
-    """The answer first; then who else was tried, what to paste, and why."""
+def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> Page:
+    """The answer first; then what else was tried, what to paste, and why."""
     rows = [advice.best, advice.plain, advice.default]
+    card = advice.start.card
+    loaded = model or model_of(card, advice.start.settings.card) or UNNAMED
+    stands_for = (f"{unnamed(card.model)} --model puts it there.",) if loaded == UNNAMED else ()
+    lines = (
+        Section("With headgate", (serve_line(advice, advice.best, loaded),)),
+        Section("Plain vLLM at its best flags", (plain_line(advice, advice.plain, loaded), *stands_for)),
+    )
     sections = (
         Section("", (_facts(advice),)),
         Section("Beside plain vLLM", (_beside(advice, rows), Drawn(lambda: (_bars(advice),)))),
-        Section("With headgate", (Code(serve_line(advice, advice.best, model)),)),
-        Section("Plain vLLM at its best flags", (Code(plain_line(advice, advice.plain, model)),)),
+        *([] if advice.declined else lines),
         Section("Every policy at its best flags", (_finals(advice),)),
         Section("Flags tried on short runs", (_shorts(advice.first_round),), PAGE_ONLY),
     )
     about = f"card {advice.start.card.name}, {advice.start.workload}"
     graphs = (f"{FLAG}: {WHY} {SIMULATED}",) if promised_gap(advice.levels) is not None else ()
-    notes = (*map(sentence, advice.notes), *_known(advice), *graphs, CARE)
+    notes = (*map(sentence, advice.notes), *graphs, CARE)
     return plan_page("Advice", about, answer(advice), sections, notes, command, answer_first=True)
 
 
@@ -62,9 +66,11 @@ def answer(advice: Advice) -> str:
     if not rate.value:
         levels = "; ".join(str(level) for level in advice.levels if level.statistic)
         return f"No policy keeps {levels} at any rate on one engine: ask for less, or for a faster card."
+    if advice.declined:
+        return f"No answer: {advice.declined}."
     flags = f"--max-num-seqs {best.seats} --max-num-batched-tokens {best.budget}"
     span = "" if rate.low is None else f" (95 % interval {number(rate.low)} to {number(rate.high or 0.0)})"
-    plain = "plain vLLM, without a plug-in," if best.policy == PLAIN and not best.settings else ""
+    plain = "plain vLLM, without a plug-in," if best.plain else ""
     error = throughput_error(advice.start.card)
     said = f"Run {plain or _named(best)} with {flags}: one engine holds {number(rate.value)} requests/s"
     said += f"{span}{bar_of(error)}"
@@ -80,12 +86,21 @@ def answer(advice: Advice) -> str:
 
 
 def _also_plain(advice: Advice) -> str:
-    """Whether vLLM without a plug-in bears the load with as few engines: then nothing need be changed."""
+    """Whether vLLM without a plug-in bears the load with as few engines: then nothing need be changed. Where
+    it does not and yet its rate is no lower for sure, the load is near what so many engines bear.
+    """
     best = advice.best
     for other, flags in ((advice.default, "at its defaults"), (advice.plain, "at its best flags")):
         if best.engines and other.engines == best.engines and other.name != best.name:
             return f"; plain vLLM {flags} bears it with as many"
-    return ""
+    near = best.engines and not best.plain and not apart(best.found, advice.plain.found)
+    if not near:
+        return ""
+    needs = _engines(advice, advice.plain)
+    return (
+        f"; plain vLLM at its best flags needs {needs}, though its rate is not significantly lower: the load "
+        "is near the limit"
+    )
 
 
 def other_said(advice: Advice) -> str:
@@ -105,12 +120,12 @@ def _named(each: Advised) -> str:
 def _facts(advice: Advice) -> Facts:
     facts = asked(advice.levels, advice.start.traffic.classes)
     plain, default = advice.plain, advice.default
-    facts["Plain vLLM"] = (
-        f"at its own best flags {_against(advice, plain)}; at its defaults {_against(advice, default)}"
-    )
+    if not advice.declined:
+        facts["Plain vLLM"] = (
+            f"at its own best flags {_against(advice, plain)}; at its defaults {_against(advice, default)}"
+        )
     facts["No policy"] = f"above λ* = {number(advice.bound.rate)} requests/s on one engine"
-    runs = advice.start.traffic.requests
-    facts["Runs"] = f"{runs:,} requests each, {plural(len(advice.start.seeds), 'seed')}"
+    facts["Runs"] = f"{advice.requests:,} requests each, {plural(len(advice.start.seeds), 'seed')}"
     return Facts(tuple(facts.items()))
 
 
@@ -123,15 +138,12 @@ def _against(advice: Advice, other: Advised) -> str:
     if not theirs.value:
         return "keeps the levels at no rate"
     less = 1 - theirs.value / mine.value
-    pairs = np.array(best.found.by_seed) - np.array(other.found.by_seed)  # the same requests for both
-    gap = Spread.of_values(pairs).estimate()
-    told = gap.low is not None and gap.high is not None and gap.low * gap.high > 0
     said = f"{number(theirs.value)} requests/s, {100 * abs(less):.1f} % {'less' if less > 0 else 'more'}"
     if not less:
         return "the same"
     if abs(less) <= error:
         return f"{said} (within the card's error)"
-    return said if told else f"{said} (not significant)"
+    return said if apart(best.found, other.found) else f"{said} (not significant)"
 
 
 def _beside(advice: Advice, rows: Sequence[Advised]) -> Grid:
@@ -163,7 +175,7 @@ def _beside(advice: Advice, rows: Sequence[Advised]) -> Grid:
 
 
 def _engines(advice: Advice, each: Advised) -> str:
-    if advice.load is None:
+    if not each.counted:
         return "-"
     return f"{each.engines:,}" if each.engines else f"> {advice.most:,}"
 
@@ -200,31 +212,30 @@ def _bars(advice: Advice) -> Figure:
     return Bars("holds", "requests/s", bars, marks).figure("What each policy holds", look)
 
 
-def serve_line(advice: Advice, each: Advised, model: str) -> str:
+def serve_line(advice: Advice, each: Advised, model: str) -> Code:
     """What to paste to run it; promises of classes need a settings file."""
-    parts = [f"headgate serve {quote(model)} --policy {quote(each.policy)}"]
+    parts = [f"headgate serve {quote(model)}", f"--policy {quote(each.policy)}"]
     parts += [f"--set {quote(f'{key}={value}')}" for key, value in each.settings.items()]
-    promises = [
+    parts.append(f"--card {quote(advice.start.settings.card)}")
+    parts += [
         f"{flag} {_time(limit)}"
         for flag, metrics in (("--ttft", ("ttft",)), ("--tbt", ("tbt", "tpot")))
         if (limit := _closest(advice.levels, metrics)) is not None
     ]
-    tail = f"--card {quote(advice.start.settings.card)} {' '.join(promises)}".rstrip()
-    return " ".join(parts) + f" \\\n    {tail} \\\n    {_limits(advice, each)}"
+    return pasted([*parts, *_limits(advice, each)])
 
 
-def plain_line(advice: Advice, each: Advised, model: str) -> str:
+def plain_line(advice: Advice, each: Advised, model: str) -> Code:
     """The same without a plug-in."""
-    return f"vllm serve {quote(model)} {_limits(advice, each)}"
+    return pasted([f"vllm serve {quote(model)}", *_limits(advice, each)])
 
 
-def _limits(advice: Advice, each: Advised) -> str:
-    tensor = advice.start.card.tensor_parallel
-    shared = f"--tensor-parallel-size {tensor} " if tensor > 1 else ""
-    found = f"{shared}--max-num-seqs {each.seats} --max-num-batched-tokens {each.budget}"
-    if promised_gap(advice.levels) is None:
-        return found
-    return f"{found} \\\n    {FLAG} {graph_flag(each.budget, advice.start.settings.graph).value}"
+def _limits(advice: Advice, each: Advised) -> list[str]:
+    found = loaded_with(advice.start.card, advice.start.engine.longest)
+    found += [f"--max-num-seqs {each.seats}", f"--max-num-batched-tokens {each.budget}"]
+    if promised_gap(advice.levels) is not None:
+        found.append(f"{FLAG} {graph_flag(each.budget, advice.start.settings.graph).value}")
+    return found
 
 
 def _closest(levels: Sequence[Level], metrics: Sequence[str]) -> float | None:
@@ -233,7 +244,3 @@ def _closest(levels: Sequence[Level], metrics: Sequence[str]) -> float | None:
 
 def _time(seconds: float) -> str:
     return f"{1000 * seconds:g}ms"
-
-
-def _known(advice: Advice) -> tuple[str, ...]:
-    return (f"{plural(advice.known, 'run')} known from before.",) if advice.known else ()

@@ -7,7 +7,7 @@ from math import ceil, isnan, nan
 
 import numpy as np
 
-from headgate.advisor.capacity.found import Found
+from headgate.advisor.capacity.found import Found, apart
 from headgate.advisor.capacity.plan import CapacityPlan
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
@@ -46,6 +46,8 @@ def _verdict(plan: CapacityPlan) -> str:
     best = max(plan.found, key=lambda each: each.rate.value)
     if not best.rate.value:
         return "No policy keeps these levels at any rate: ask for less."
+    if plan.declined:
+        return f"No answer: {plan.declined}."
     share = f"{100 * best.share:.0f} % of λ*{bar_of(plan.error)}"
     if len(plan.found) == 1:
         return f"{best.policy} sustains {number(best.rate.value)} requests/s, {share}."
@@ -57,7 +59,7 @@ def _verdict(plan: CapacityPlan) -> str:
             f"requests/s, {share}, and {', '.join(near)} are within the error of a card that was not "
             "measured."
         )
-    alike = [each.policy for each in others if _alike(each, best)]
+    alike = [each.policy for each in others if not apart(each, best)]
     said = f"{best.policy} sustains most: {number(best.rate.value)} requests/s, {share}"
     return f"{said}; no significant difference from {', '.join(alike)}." if alike else f"{said}."
 
@@ -79,13 +81,6 @@ def apart_said(other: OtherTimes | None, holds: str, unit: str = "requests/s") -
         f"Arrival times decide: {other.name} {holds} {other.answer:.4g} {unit} {here} and "
         f"{other.other:.4g} {there}; ask again {again} --as-recorded."
     )
-
-
-def _alike(one: Found, other: Found) -> bool:
-    """Whether their intervals meet."""
-    if one.rate.high is None or other.rate.low is None:
-        return one.rate.value == other.rate.value
-    return one.rate.high >= other.rate.low
 
 
 def asked(levels: Sequence[Level], classes: Sequence[tuple[str, float]]) -> dict[str, str]:

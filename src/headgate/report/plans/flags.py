@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 
-from headgate.advisor.budget_search import BudgetsTried
+from headgate.advisor.budget_search import FlagsTried
+from headgate.advisor.capacity.found import apart
 from headgate.advisor.capacity.slo import Level
-from headgate.advisor.flags import LARGE_GPU, LIMITED, QUEUE_SINCE, Checked, FlagsPlan
-from headgate.advisor.graph_size import graph_flag
+from headgate.advisor.flags import LIMITED, QUEUE_SINCE, Checked, FlagsPlan
 from headgate.report.document import Block, Cell, Code, Facts, Grid, Page, Section, row, share, valued
 from headgate.report.numbers import interval, number, sentence
 from headgate.report.plans.capacity import asked
 from headgate.report.plans.threshold import lengths
 from headgate.report.runs.origin import plan_page
+
+UNNAMED = "MODEL"  # where no name is known that vLLM can load
+LINE = 76  # characters of a line to paste
 
 
 def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] = ()) -> Page:
@@ -29,58 +33,74 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] 
             f"{plan.decoding + plan.waiting:,} requests at a time: {plan.decoding:,} decode, "
             f"{plan.waiting:,} are before their first token."
         )
-    sections = (Section("", tuple(blocks)), Section("Command", (Code(_command(plan)),)), *more)
+    words = [f"{flag.name} {flag.value}" for flag in plan.flags]
+    sections = (Section("", tuple(blocks)), Section("Command", _command(plan, words)), *more)
     rate = f"{number(plan.rate)} requests/s at {number(1000 * plan.per_token)} ms per token"
     bar = f", ±{100 * about.error:.0f} % (derived card)" if about.error else ""
-    flags = " ".join(f"{flag.name} {flag.value}" for flag in plan.flags)
-    verdict, named = f"Set {flags}: saturated, {rate}{bar}.", f"{about.source}, {about.workload}"
+    verdict, named = f"Set {' '.join(words)}: saturated, {rate}{bar}.", f"{about.source}, {about.workload}"
     return plan_page("Flags for plain vLLM", named, verdict, sections, [*map(sentence, about.notes)], command)
 
 
-def _command(plan: FlagsPlan) -> str:
-    flags = [f"{flag.name} {flag.value}" for flag in plan.flags]
-    tail = f" \\\n    {flags[2]}" if len(flags) > 2 else ""
-    shared = f"--tensor-parallel-size {plan.tensor} " if plan.tensor > 1 else ""
-    return f"vllm serve MODEL {shared}{flags[0]} {flags[1]}{tail}"
+def _command(plan: FlagsPlan, words: Sequence[str]) -> tuple[Block, ...]:
+    code = pasted([f"vllm serve {quote(plan.loaded or UNNAMED)}", *plan.engine_flags, *words])
+    return (code,) if plan.loaded else (code, unnamed(plan.model))
+
+
+def unnamed(model: str) -> str:
+    """What the placeholder in lines to paste stands for."""
+    return f"{UNNAMED} stands for {model}, which has no name here that vLLM could load: put yours."
+
+
+def pasted(parts: Sequence[str]) -> Code:
+    """One command, on as many lines as it takes; none of the parts is divided."""
+    lines = [""]
+    for part in parts:
+        if len(lines[-1]) + len(part) > LINE:
+            lines.append("   ")
+        lines[-1] += f" {part}"
+    return Code(" \\\n".join(lines)[1:])
 
 
 def promised_page(
-    plan: FlagsPlan, tried: BudgetsTried, levels: Sequence[Level], command: Sequence[str]
+    plan: FlagsPlan, tried: FlagsTried, levels: Sequence[Level], command: Sequence[str]
 ) -> Page:
-    """Seats and the budget for a promised gap, and the budgets that a search tried."""
-    wanted = (plan.seats, tried.flag, graph_flag(tried.flag.value))
-    flags = (row(f"{each.name} {each.value}", Cell(each.why, tone="prose")) for each in wanted)
+    """Seats and budget for a promised gap, and the flags that a search tried."""
+    flags = (row(f"{each.name} {each.value}", Cell(each.why, tone="prose")) for each in tried.flags)
     rates = []
-    for budget, found in tried.found.items():
-        word = "by the card" if budget == tried.flag.value else "vLLM's own" if budget == LARGE_GPU[1] else ""
-        span = valued(interval(found.rate), found.rate.value)
-        rates.append(row(budget, word, found.rate.value, span, found.limited_by or "nothing up to λ*"))
-    heads = ("tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
-    words = [f"{each.name} {each.value}" for each in wanted]
-    line = f"vllm serve MODEL {' '.join(words[:2])} \\\n    {words[2]}"
-    sections = (
-        Section("", (Facts(tuple(asked(levels, ()).items())), Grid("", ("flag", "why"), tuple(flags)))),
-        Section("Command", (Code(line),)),
-        Section("Searched", (Grid("", heads, tuple(rates)),)),
+    for each in sorted(tried.final, key=lambda each: -each.found.rate.value):
+        word = "vLLM's own" if each is tried.own else "by the card" if each.budget == tried.formula else ""
+        rate = each.found.rate
+        span, way = valued(interval(rate), rate.value), each.found.limited_by or "nothing up to λ*"
+        rates.append(row(each.seats, each.budget, word, rate.value, span, way))
+    heads = ("seats", "tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
+    facts, searched = Facts(tuple(asked(levels, ()).items())), Grid("", heads, tuple(rates))
+    sections: tuple[Section, ...] = (
+        Section("", (facts, Grid("", ("flag", "why"), tuple(flags)))),
+        Section("Command", _command(plan, [f"{each.name} {each.value}" for each in tried.flags])),
+        Section("Searched", (searched,)),
     )
+    if tried.declined:
+        sections = (Section("", (facts,)), Section("Searched", (searched,)))
     named, notes = f"{plan.situation.source}, {plan.situation.workload}", [*map(sentence, tried.notes)]
-    answer = _against_others(tried)
+    answer = _against_own(tried)
     return plan_page("Flags for plain vLLM", named, answer, sections, notes, command, answer_first=True)
 
 
-def _against_others(tried: BudgetsTried) -> str:
-    """What the budget by the card holds, and how the best of the search and vLLM's own stand to it."""
-    mine = tried.found[tried.flag.value].rate.value
-    said = f"--max-num-batched-tokens {tried.flag.value} holds {number(mine)} requests/s under the promise"
+def _against_own(tried: FlagsTried) -> str:
+    """What the best flags hold, and how vLLM's own stand to them."""
+    best, own = tried.best, tried.own
+    mine = best.found.rate.value
+    if tried.declined:
+        return f"No answer: {tried.declined}."
     if not mine:
-        return f"{said}: it cannot be kept; ask for less."
-    best, own = tried.found[tried.best].rate.value, tried.found.get(LARGE_GPU[1])
-    if tried.best != tried.flag.value:
-        said += f"; the search found {tried.best} to hold {100 * (best / mine - 1):.1f} % more"
-    if own is not None and tried.flag.value != LARGE_GPU[1]:
-        change = 100 * (own.rate.value / mine - 1)
-        said += f"; vLLM's own {LARGE_GPU[1]} holds {abs(change):.1f} % {'less' if change < 0 else 'more'}"
-    return f"{said}."
+        return "No flags keep the promise at any rate: ask for less."
+    flags = f"--max-num-seqs {best.seats} --max-num-batched-tokens {best.budget}"
+    said = f"{flags} holds {number(mine)} requests/s under the promise"
+    if own is best:
+        return f"{said}: vLLM's own flags."
+    change = 100 * (own.found.rate.value / mine - 1)
+    told = "" if apart(best.found, own.found) else " (not significant)"
+    return f"{said}; vLLM's own {own.seats} and {own.budget} hold {abs(change):.1f} % less{told}."
 
 
 def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> Section:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.experiment.unservable import unservable_said
+from headgate.experiment.unservable import Unservable
 from headgate.report.numbers import number
 from headgate.report.runs.scenes import RATE, Scene
 from headgate.stats.measured import Measured
@@ -13,7 +13,7 @@ def alarms(scene: Scene) -> tuple[str, ...]:
     """Sentences for the first lines of an answer, "" left out."""
     first = next(iter(scene.tables.values()))
     lost = int(unservable(first).sum())
-    left_out = unservable_said(lost, len(first.requests["id"]), int(first.meta.get("longest") or 0))
+    left_out = Unservable(lost, len(first.requests["id"]), int(first.meta.get("longest") or 0)).said
     return tuple(filter(None, (left_out, _overload(scene))))
 
 
