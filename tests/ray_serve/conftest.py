@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -42,9 +42,11 @@ def until(condition, what):
 
 
 def users(folder, part=""):
-    """Processes that have a file open in a folder, with that in its path: all of Ray's have a log there."""
+    """Other processes with a file open in a folder, with that in its path: all of Ray's have a log there."""
     found = {}
     for process in Path("/proc").iterdir():
+        if process.name == str(os.getpid()):
+            continue
         try:
             links = process.name.isdigit() and [os.readlink(each) for each in (process / "fd").iterdir()]
             if links and any(each.startswith(str(folder)) and part in each for each in links):
@@ -76,7 +78,7 @@ def ends_with_us():
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def start_ray(folder, tries=3):
+def start_ray(folder, tries=6):
     """Ray gives a start 30 seconds, which a busy machine may exceed."""
     import ray
 
@@ -91,9 +93,12 @@ def start_ray(folder, tries=3):
             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
         )
     except Exception:
+        ray.shutdown()
+        for pid in users(folder):  # which knows nothing of what a start that took too long has begun
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if tries == 1:
             raise
-        ray.shutdown()
         start_ray(folder, tries - 1)
 
 

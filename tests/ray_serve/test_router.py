@@ -127,6 +127,22 @@ def gate():
     return ray.get_actor(gate_name(APP, "Engine"), namespace=NAMESPACE)
 
 
+def gate_id():
+    """Which gate it is now; None while there is none."""
+    try:
+        return gate()._actor_id
+    except ValueError:
+        return None
+
+
+def kill_gate():
+    """Kill it and wait until another one has all routers; the old one answers for a while yet."""
+    before = gate_id()
+    ray.kill(gate())
+    until(lambda: gate_id() not in (None, before), "another gate has come")
+    until(lambda: len(routers()) >= ROUTERS, lambda: f"they share it: {books()}")
+
+
 def books():
     try:
         return ray.get(gate().books.remote())
@@ -137,6 +153,11 @@ def books():
 def routers():
     """Those that share the gate, with the number of their requests in it."""
     return books().get("routers", {})
+
+
+def engines():
+    """Names of the replicas that the gate knows."""
+    return {*books().get("engines", {})}
 
 
 def decodes():
@@ -245,23 +266,19 @@ def test_the_gate_actor_is_killed_under_load(fleet):
     slow = fleet.fill(20)
     waiting = [fleet.callers[1].ask.remote(number, 20) for number in range(ALL, ALL + 40)]
     until(lambda: queued()["default"] == 40, books)
-    before = gate()._actor_id
-    ray.kill(gate())
-    until(lambda: len(routers()) >= ROUTERS, lambda: f"they share a gate again: {books()}")
-    assert gate()._actor_id != before
+    kill_gate()
     until(lambda: inside() >= ALL, lambda: f"it knows of what the last one placed: {books()}")
     assert set(fleet.most.values()) <= {*range(2 * SEATS + 1)}  # Ray's own limit held meanwhile
     loads = [each.load.remote(100, 20) for each in fleet.callers]
     fleet.release()
-    ray.kill(gate())
+    kill_gate()
     assert set(ray.get(slow + waiting)) == {"20"}
     assert [set(each) for each in ray.get(loads)] == [{"20"}, {"20"}]
-    until(lambda: len(routers()) >= ROUTERS, books)
 
 
 def test_a_replica_is_killed_under_load(fleet):
     """Ray's guarantee: a request that a replica has accepted fails with it, every other one is served."""
-    before = {*fleet.most}
+    before, known = {*fleet.most}, engines()
     slow = fleet.fill(20)
     waiting = [fleet.callers[1].ask.remote(number, 20) for number in range(ALL, ALL + 40)]
     until(lambda: queued()["default"] == 40, books)
@@ -272,5 +289,8 @@ def test_a_replica_is_killed_under_load(fleet):
     fleet.release()
     answers = ray.get(slow + waiting)
     assert sum(each != "20" for each in answers) == SEATS, answers  # those, and no others
-    until(lambda: len(books().get("engines", {})) == ENGINES, books)
     until(lambda: len({*fleet.most} - before) == 1, "another replica has come")
+    until(
+        lambda: len(engines() & known) == ENGINES - 1, lambda: f"the gate knows that one is gone: {books()}"
+    )
+    until(lambda: rooms() == ENGINES * [SEATS], lambda: f"and that another one is there: {books()}")

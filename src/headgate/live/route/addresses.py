@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import IPv6Address, ip_address
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -42,6 +43,17 @@ def address(text: str) -> tuple[str, int]:
     if found is None or int(found["port"]) > 65535:
         raise ValueError(f"{text!r} is not an address; write HOST:PORT, such as 127.0.0.1:9300")
     return found["host"].strip("[]") or "127.0.0.1", int(found["port"])
+
+
+def client_at(peer: object) -> str:
+    """Whose connection it is: its address, of IPv6 the network that one client has, 64 bits."""
+    host = peer[0] if isinstance(peer, tuple) and peer else ""
+    if ":" not in host:
+        return str(host)
+    found = ip_address(host.partition("%")[0])
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
+        return str(IPv6Address(int(found) >> 64 << 64))
+    return str(getattr(found, "ipv4_mapped", found))
 
 
 def _address(text: str) -> str:

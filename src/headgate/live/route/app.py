@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -17,7 +16,6 @@ from headgate.live.route.access_log import JsonLines, refusal_record
 from headgate.live.route.addresses import address
 from headgate.live.route.admin import Admin
 from headgate.live.route.answers import RefusedError
-from headgate.live.route.body_bytes import BodyBytes
 from headgate.live.route.classes import Classes
 from headgate.live.route.config import Config, EngineAt
 from headgate.live.route.connections import KEEP_ALIVE, Connections
@@ -34,6 +32,7 @@ from headgate.live.route.policy import LivePolicy
 from headgate.live.route.reload import changes
 from headgate.live.route.server import GuardedServer, engine_tls, server_tls
 from headgate.live.route.service import Service
+from headgate.live.route.shares import BodyBytes
 from headgate.live.route.token_limits import TokenLimits
 from headgate.live.route.upstream import Upstream, engine_key
 from headgate.live.route.watch import Watch
@@ -97,22 +96,22 @@ class RouterApp:
         self.legs = Legs(self.connections, self.config, self.metrics, self.watch.tell, self.now)
         self.service = Service(self.gate, self.upstreams, self.legs, self.now)
         self.front = Front(self)
-        self.server = GuardedServer(self.front.handle, front)
+        self.server = GuardedServer(self.front.handle, front, server_tls(front))
 
     async def _listen(self) -> None:
         front = self.config.front
         runner = web.ServerRunner(self.server, shutdown_timeout=LAST_WORDS)
-        await self._bind(runner, front.host, front.port, server_tls(front))
+        await self._bind(runner, front.host, front.port)
         admin = web.AppRunner(Admin(self).application(), access_log=None, shutdown_timeout=LAST_WORDS)
-        await self._bind(admin, *address(front.admin), None)
+        await self._bind(admin, *address(front.admin))
         self.port = runner.addresses[0][1]
         self.admin_port = admin.addresses[0][1]
 
-    async def _bind(self, runner: web.BaseRunner, host: str, port: int, tls: Any) -> None:
+    async def _bind(self, runner: web.BaseRunner, host: str, port: int) -> None:
         await runner.setup()
         self._runners.append(runner)
         try:
-            await web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024).start()
+            await web.TCPSite(runner, host, port, backlog=1024).start()
         except OSError as error:
             raise InputError(
                 f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another port"
@@ -189,6 +188,7 @@ class RouterApp:
         self._set_token_limits()
         self.legs.config, self.watch.health = new, new.health
         self.body_bytes.most, self.service.budget.share = new.limits.inflight_bytes, new.limits.retry_share
+        self.front.requests.most, self.front.requests.each = new.limits.inflight, new.limits.client_inflight
         self.gate.set_classes(new.kinds, new.class_limits)
         self._set_engines(engines)
         if old.router != new.router or old.classes != new.classes:

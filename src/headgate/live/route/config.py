@@ -48,6 +48,7 @@ class Front(Part):
     header_limit: Bytes = 8190
     headers: Count = 64
     connections: Count = 10_000
+    client_connections: Count | None = None  # of one address
     head_timeout: Seconds = 10.0
     body_timeout: Seconds = 30.0
     keep_alive: Seconds = 15.0
@@ -72,6 +73,7 @@ class Limits(Part):
     queue: Count = 256
     queue_ttl: Seconds = 30.0
     inflight: Count = 4096
+    client_inflight: Count | None = None  # of one key, or of one address where there are no keys
     inflight_bytes: Bytes = 1 << 30
     connect: Seconds = 5.0
     first_token: Seconds = 120.0

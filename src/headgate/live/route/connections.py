@@ -20,6 +20,7 @@ from aiohttp.helpers import _EXC_SENTINEL
 from aiohttp.http import HttpProcessingError, StreamWriter
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from headgate.live.route.body import TURN, Body
 from headgate.live.route.verdict import Fault, LegError
 
 KEEP_ALIVE = 4.0  # seconds: below the 5 s after which vLLM's server closes an idle connection
@@ -120,7 +121,7 @@ class Connections:
         self._idle: dict[str, deque[EngineConnection]] = {}
 
     async def post(
-        self, url: str, path: str, body: bytes, headers: CIMultiDict[str], connect: float
+        self, url: str, path: str, body: Body, headers: CIMultiDict[str], connect: float
     ) -> Answer:
         """Send a request and wait for the head of its answer; connecting may take `connect` seconds."""
         address = self._addresses.get(url) or self._addresses.setdefault(url, _address(url))
@@ -133,6 +134,8 @@ class Connections:
             headers["Host"], headers["Content-Length"] = address.named, str(len(body))
             writer = StreamWriter(connection, asyncio.get_running_loop())
             await writer.write_headers(f"POST {address.path}{path} HTTP/1.1", headers)
+            if len(body) > TURN:
+                writer.send_headers()  # else both are copied into one
             await writer.write(body, drain=False)
             while True:
                 message, content = await connection.read()

@@ -69,6 +69,7 @@ def measure(app: RouterApp) -> None:
     metrics.set("inflight", app.front.inflight)
     metrics.set("inflight_bytes", app.body_bytes.held)
     metrics.set("router_disabled", float(app.gate.fallen is not None))
+    metrics.set("connections", app.server.open.held)
     metrics.set("refused_connections", app.server.refused)
     metrics.estimate.set(app.service.estimates.error)
     for name, value in app.gate.gauges().items():

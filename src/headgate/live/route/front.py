@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from headgate.core.version import VERSION
+from headgate.live.route.addresses import client_at
 from headgate.live.route.answers import NAMED, RefusedError, answer
-from headgate.live.route.body import Asked, read_body
+from headgate.live.route.body import TURN, Asked, reading
 from headgate.live.route.deliver import abort, write_out
 from headgate.live.route.headers import loops, request_id
 from headgate.live.route.job import Job
 from headgate.live.route.keys import Key
 from headgate.live.route.models import Models
+from headgate.live.route.shares import Shares
 
 if TYPE_CHECKING:
     from headgate.live.route.app import RouterApp
@@ -45,9 +47,14 @@ class Front:
 
     def __init__(self, app: RouterApp) -> None:
         self.app = app
-        self.inflight = 0
+        self.requests = Shares(app.config.limits.inflight, app.config.limits.client_inflight)
         self.refusing = False  # after the delay of a drain
         self._models = Models(app)
+
+    @property
+    def inflight(self) -> int:
+        """Requests inside, from their heads to the ends of their answers."""
+        return self.requests.held
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer, whatever happens; a fault of ours is 500 and logged, without the request's content."""
@@ -113,28 +120,31 @@ class Front:
         return key
 
     async def _generate(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        app, limits = self.app, self.app.config.limits
+        app = self.app
         if self.refusing:
             raise RefusedError(503, "draining", "the router is shutting down", 5)
         if loops(request.headers):
             raise RefusedError(508, "loop", "the request has been through this kind of router already")
         key = self._key(request)
-        if self.inflight >= limits.inflight:
-            raise RefusedError(429, "inflight", "too many requests in flight", 1)
+        client = _client(request, key)
+        if not self.requests.take(client):
+            if self.inflight >= self.requests.most:
+                raise RefusedError(429, "inflight", "too many requests in flight", 1)
+            raise RefusedError(429, "client", "this client has too many requests in flight", 1)
         arrived, wall, held = app.now(), time.time(), 0
-        self.inflight += 1
         try:
-            body = await self._read(request)
+            app.token_limits.check_key("" if key is None else key.name, arrived)
+            body = await self._read(request, client)
             held = len(body)
-            asked = read_body(body, path, app.config.front.allow_kv_params)
+            asked = await app.legs.turns.finish(reading(body, path, app.config.front.allow_kv_params))
             job = self._job(request, path, asked, key, arrived, wall)
             return await self._serve(job)
         except RefusedError as refused:
             refused.key = "" if key is None else key.name
             raise
         finally:
-            self.inflight -= 1
-            app.body_bytes.give_back(held)
+            self.requests.give_back(client)
+            app.body_bytes.give_back(client, held)
 
     async def _serve(self, job: Job) -> web.StreamResponse:
         """Serve it and write it down, however it ends."""
@@ -180,7 +190,7 @@ class Front:
             queue_none=headers.get("x-headgate-queue", "").lower() == "none",
         )
 
-    async def _read(self, request: web.BaseRequest) -> bytes:
+    async def _read(self, request: web.BaseRequest, client: str) -> bytes | bytearray:
         """The body within its limits; its bytes are counted until the request is gone."""
         front = self.app.config.front
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -188,37 +198,45 @@ class Front:
         length = request.content_length
         if length is not None and length > front.body_limit:
             raise RefusedError(413, "body", f"the body is larger than {front.body_limit} bytes")
+        if length is not None and not self.app.body_bytes.fits(client, length):
+            raise self._no_room(length)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if (
             request.content.is_eof() and request.content.total_bytes <= front.body_limit
         ):  # it came with its head
             body = request.content.read_nowait()
-            self._take(len(body), 0, front.body_limit)
+            self._take(client, len(body), 0, front.body_limit)
             return body
         taken = 0
         try:
             async with asyncio.timeout(front.body_timeout):
-                parts: list[bytes] = []
+                whole = bytearray()  # grows as it comes; to join 32 MiB at the end would take 30 ms
                 async for part in request.content.iter_any():
-                    taken += self._take(len(part), taken, front.body_limit)
-                    parts.append(part)
+                    taken += self._take(client, len(part), taken, front.body_limit)
+                    whole += part
         except TimeoutError:
-            self.app.body_bytes.give_back(taken)
+            self.app.body_bytes.give_back(client, taken)
             raise RefusedError(
                 408, "slow", f"the body did not come within {front.body_timeout:g} s"
             ) from None
         except BaseException:
-            self.app.body_bytes.give_back(taken)
+            self.app.body_bytes.give_back(client, taken)
             raise
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return whole if len(whole) > TURN else bytes(whole)
 
-    def _take(self, more: int, taken: int, limit: int) -> int:
+    def _take(self, client: str, more: int, taken: int, limit: int) -> int:
         if taken + more > limit:
             raise RefusedError(413, "body", f"the body is larger than {limit} bytes")
-        if not self.app.body_bytes.take(more):
-            raise RefusedError(429, "memory", "the router holds too many bytes", 1)
+        if not self.app.body_bytes.take(client, more):
+            raise self._no_room(more)
         return more
+
+    def _no_room(self, many: int) -> RefusedError:
+        held = self.app.body_bytes
+        if held.held + many > held.most:
+            return RefusedError(429, "memory", "the router holds too many bytes", 1)
+        return RefusedError(429, "client", "the router holds too many bytes of this client", 1)
 
     def _refuse(self, refused: RefusedError) -> web.StreamResponse:
         self.app.metrics.refused.labels(refused.reason).inc()
@@ -228,3 +246,10 @@ class Front:
             response.force_close()
             response.headers["Connection"] = "close"
         return response
+
+
+def _client(request: web.BaseRequest, key: Key | None) -> str:
+    """Whose share a request takes: that of its key, without keys that of its address."""
+    if key is not None:
+        return f"key {key.name}"
+    return client_at(request.transport.get_extra_info("peername")) if request.transport is not None else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.live.route.body import TURN, Body, Steps, at_once, fields_of
 from headgate.live.route.verdict import Fault, LegError
 
 SHARE_OF_LEASE = 0.6  # after which a waiting hand-over is given up
@@ -23,7 +24,6 @@ REMOTE_DECODE = {
     "remote_host": None,
     "remote_port": None,
 }
-_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class _Prefilled(msgspec.Struct):
@@ -62,9 +62,14 @@ class KvParams:
         return msgspec.json.encode(self._raw)
 
 
-def prefill_body(body: bytes, reuse_tokens: bool = False) -> bytes:
+def prefill_body(body: Body, reuse_tokens: bool = False) -> bytes:
     """The client's body for the prompt alone: one token, no stream, KV kept for another engine."""
-    fields: dict[str, Any] = _OBJECT.decode(body)
+    return at_once(making_prefill(body, reuse_tokens))
+
+
+def making_prefill(body: Body, reuse_tokens: bool = False) -> Steps[bytes]:
+    """The same in turns."""
+    fields: dict[str, Any] = dict((yield from fields_of(body)))
     for name in ("stream_options", "min_tokens"):
         fields.pop(name, None)
     fields.update(stream=False, max_tokens=1, kv_transfer_params=REMOTE_DECODE)
@@ -75,16 +80,21 @@ def prefill_body(body: bytes, reuse_tokens: bool = False) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def decode_body(body: bytes, params: bytes) -> bytes:
+def decode_body(body: Body, params: bytes) -> bytes:
     """The client's body, byte for byte, with the parameters as one more field."""
-    end = body.rindex(b"}")
-    comma = b"" if body[:end].rstrip().endswith(b"{") else b","
-    return body[:end] + comma + b'"kv_transfer_params":' + params + body[end:]
+    end, view = body.rindex(b"}"), memoryview(body)
+    comma = b"" if bytes(view[max(0, end - TURN) : end]).rstrip().endswith(b"{") else b","
+    return b"".join((view[:end], comma, b'"kv_transfer_params":', params, view[end:]))
 
 
-def release_body(body: bytes, params: bytes) -> bytes:
+def release_body(body: Body, params: bytes) -> bytes:
     """A decode that is refused for its length and so frees the KV at its owner; valid in all else."""
-    fields: dict[str, Any] = _OBJECT.decode(body)
+    return at_once(making_release(body, params))
+
+
+def making_release(body: Body, params: bytes) -> Steps[bytes]:
+    """The same in turns."""
+    fields: dict[str, Any] = dict((yield from fields_of(body)))
     for name in ("stream_options", "min_tokens", "max_completion_tokens"):
         fields.pop(name, None)
     fields.update(stream=False, max_tokens=REFUSED_LENGTH, kv_transfer_params=msgspec.Raw(params))

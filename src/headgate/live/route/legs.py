@@ -9,6 +9,7 @@ from types import TracebackType
 
 from multidict import CIMultiDict
 
+from headgate.live.route.body import Body, Turns
 from headgate.live.route.breaker import State
 from headgate.live.route.config import Config
 from headgate.live.route.connections import Connections
@@ -38,6 +39,7 @@ class Legs:
         self._connections, self._changed = connections, changed
         self.stopping = False
         self.open_calls: set[OpenLeg] = set()
+        self.turns = Turns()  # for all work on bodies
 
     def open(self, upstream: Upstream, path: str, last: bool = False) -> OpenLeg:
         """A call to be made; leaving it as a context closes it and frees its place.
@@ -107,7 +109,7 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
         legs.began(upstream)
         legs.open_calls.add(self)
 
-    async def start(self, job: Job, body: bytes, id: str = "") -> None:
+    async def start(self, job: Job, body: Body, id: str = "") -> None:
         """Send it and wait for the first token or the whole answer; raises LegError, which is booked."""
         sent = self._legs.now()
         try:

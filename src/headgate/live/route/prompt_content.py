@@ -42,7 +42,7 @@ def content_of(asked: Asked) -> Content:
     data, tokens = _measured(asked)
     pieces: list[tuple[int, int]] = []
     start, length = 0, FIRST * BYTES
-    first: object = (asked.model, *map(bytes, asked.salt))
+    first: object = (asked.model, *(bytes(memoryview(each)[:MOST_BYTES]) for each in asked.salt))
     while start < len(data):
         part = data[start : start + length]
         pieces.append((hash((first, part)) & KEY, max(1, len(part) // BYTES)))
@@ -51,18 +51,19 @@ def content_of(asked: Asked) -> Content:
             length *= 2
     rest = max(0, tokens - sum(size for _, size in pieces))
     pieces.append((-next(_numbers), rest))  # what it puts out, and what was not looked at
-    session = bytes(asked.session)[:LONGEST_SESSION]
+    session = bytes(memoryview(asked.session)[:LONGEST_SESSION])
     return Content(pieces, sum(size for _, size in pieces), session or None)
 
 
 def _measured(asked: Asked) -> tuple[bytes, int]:
     """The beginning of the prompt in bytes, and the length of all of it in tokens of four bytes."""
-    text = bytes(asked.text)
-    if asked.prompt_tokens is None:
-        return text[: min(MOST_BYTES, len(text) - 1)], len(text) // BYTES  # without the bracket at the end
+    whole = memoryview(asked.text)
+    if asked.prompt_tokens is None:  # without the bracket at the end
+        return bytes(whole[: min(MOST_BYTES, len(whole) - 1)]), len(whole) // BYTES
     most = MOST_BYTES // BYTES * DIGITS
-    if len(text) > most:
-        text = text[:most].rpartition(b",")[0] + b"]"
+    text = bytes(whole[:most])
+    if len(whole) > most:
+        text = text.rpartition(b",")[0] + b"]"
     try:
         ids = np.array(_ids.decode(text), dtype=np.uint32).tobytes()
     except (msgspec.DecodeError, OverflowError, ValueError):  # the engine will say what is wrong with it

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import aiohttp
 from multidict import CIMultiDict
 
+from headgate.live.route.body import Body
 from headgate.live.route.client_writer import ClientWriter
 from headgate.live.route.connections import Answer, Connections
 from headgate.live.route.events import EventScanner
@@ -69,7 +70,7 @@ class Leg:
         self._timer: asyncio.Timeout | None = None
         self._tap: Tap | None = None
 
-    async def start(self, body: bytes, headers: CIMultiDict[str], first_token: float | None = None) -> None:
+    async def start(self, body: Body, headers: CIMultiDict[str], first_token: float | None = None) -> None:
         """Send the request and wait for its first token; raises LegError."""
         limit = self._times.first_token if first_token is None else first_token
         try:
@@ -174,7 +175,7 @@ class Leg:
         if self._tap is not None:
             self._tap.wake()
 
-    async def _send(self, body: bytes, headers: CIMultiDict[str]) -> None:
+    async def _send(self, body: Body, headers: CIMultiDict[str]) -> None:
         self._answer = found = await self._connections.post(
             self._url, self._path, body, headers, self._times.connect
         )

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from headgate.core.errors import InputError
+from headgate.live.route.addresses import client_at
 from headgate.live.route.config import Front
+from headgate.live.route.shares import Shares
 
 log = logging.getLogger("headgate.route.http")
 log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
@@ -23,9 +28,12 @@ BUFFER = 1 << 16
 
 
 class GuardedServer(web.Server):
-    """Closes connections whose first request head does not come in time, and those beyond the limit."""
+    """Closes connections whose first request head does not come in time, and those beyond a limit.
 
-    def __init__(self, handler: Handler, front: Front) -> None:
+    A connection is counted from the moment it is accepted, its TLS handshake included.
+    """
+
+    def __init__(self, handler: Handler, front: Front, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
             handler,
             handler_cancellation=True,  # a client that hangs up cancels its handler
@@ -40,23 +48,66 @@ class GuardedServer(web.Server):
             logger=log,
         )
         self.refused = 0
-        self._front = front
+        self.open = Shares(front.connections, front.client_connections)
+        self._front, self._tls = front, tls
+        self._clients: dict[RequestHandler, str] = {}
         self._guards: dict[RequestHandler, asyncio.TimerHandle] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    def __call__(self) -> RequestHandler:
+        """The protocol of a connection that was accepted."""
+        return super().__call__() if self._tls is None else _Accepted(self)  # type: ignore[return-value]
+
+    def accepted(self, accepted: socket.socket, peer: object) -> None:
+        """Count a connection whose TLS handshake is to come."""
+        client = client_at(peer)
+        if not self.open.take(client):
+            self.refused += 1
+            accepted.close()
+            return
+        task = asyncio.create_task(self._shake(accepted, client))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _shake(self, accepted: socket.socket, client: str) -> None:
+        handler = super().__call__()
+        self._clients[handler] = client
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: handler, accepted, ssl=self._tls, ssl_handshake_timeout=self._front.head_timeout
+            )
+        except OSError:  # of TLS, too: it is no handshake, or none in time
+            self.refused += 1
+            self._gone(handler)
+        except BaseException:
+            self._gone(handler)
+            raise
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         """Start the clock of a new connection."""
         super().connection_made(handler, transport)
-        if len(self._connections) > self._front.connections:
-            self.refused += 1
-            transport.abort()
-            return
+        if handler not in self._clients:
+            client = client_at(transport.get_extra_info("peername"))
+            if not self.open.take(client):
+                self.refused += 1
+                transport.abort()
+                return
+            self._clients[handler] = client
         loop = asyncio.get_running_loop()
         self._guards[handler] = loop.call_later(self._front.head_timeout, self._check, handler, transport)
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         """Its clock is no longer needed."""
         self.began(handler)
+        self._gone(handler)
         super().connection_lost(handler, exc)
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """Close all connections, those that never were any included."""
+        for task in self._handshakes:
+            task.cancel()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
+        await super().shutdown(timeout)
 
     def began(self, handler: RequestHandler) -> None:
         """A whole request head came over this connection."""
@@ -64,10 +115,37 @@ class GuardedServer(web.Server):
         if guard is not None:
             guard.cancel()
 
+    def _gone(self, handler: RequestHandler) -> None:
+        client = self._clients.pop(handler, None)
+        if client is not None:
+            self.open.give_back(client)
+
     def _check(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         if self._guards.pop(handler, None) is not None:
             self.refused += 1
             transport.abort()
+
+
+class _Accepted(asyncio.Protocol):
+    """Takes a connection away from the loop before its TLS handshake.
+
+    A server of asyncio with TLS tells nothing of a connection until its handshake is done, and nothing at all
+    of one whose handshake fails.
+    """
+
+    def __init__(self, server: GuardedServer) -> None:
+        self._server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        accepted = cast(asyncio.Transport, transport)
+        peer = accepted.get_extra_info("peername")
+        try:
+            taken = socket.socket(fileno=os.dup(accepted.get_extra_info("socket").fileno()))
+        except OSError:  # no descriptor is left
+            self._server.refused += 1
+        else:
+            self._server.accepted(taken, peer)
+        accepted.abort()  # it has read nothing yet, and the other descriptor stays open
 
 
 def server_tls(front: Front) -> ssl.SSLContext | None:

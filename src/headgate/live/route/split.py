@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from secrets import token_hex
 
 from headgate.core.policy import End
+from headgate.live.route.body import Body
 from headgate.live.route.gate import Gate, Ticket
-from headgate.live.route.handover import KvParams, decode_body, prefill_body, read_params, release_body
+from headgate.live.route.handover import KvParams, decode_body, making_prefill, making_release, read_params
 from headgate.live.route.job import Job
 from headgate.live.route.legs import Legs, OpenLeg
 from headgate.live.route.upstream import Upstream
@@ -78,7 +79,7 @@ class Splitter:
                 self._keep(self._consumed(job, ticket, call, task))
             raise
 
-    async def _decode(self, job: Job, call: OpenLeg, body: bytes, params: KvParams) -> None:
+    async def _decode(self, job: Job, call: OpenLeg, body: Body, params: KvParams) -> None:
         try:
             await call.start(job, body)
         except LegError as fault:
@@ -102,7 +103,8 @@ class Splitter:
         kv, sent = self.legs.config.kv, self.now()
         with self.legs.open(upstream, job.path) as call:
             # KV is named after its prefill: two prompts of a request, or of two with one id, must differ
-            await call.start(job, prefill_body(job.asked.body, kv.reuse_tokens), f"hg-{token_hex(12)}")
+            body = await self.legs.turns.finish(making_prefill(job.asked.body, kv.reuse_tokens))
+            await call.start(job, body, f"hg-{token_hex(12)}")
             if call.leg.status >= 400 or not call.leg.whole:
                 raise self._refused(call.leg.status, call.leg.head, call.leg.headers.get("Content-Type", ""))
             call.good()
@@ -124,7 +126,7 @@ class Splitter:
         fault.retry = status >= 500 or status == 200
         return fault
 
-    def decode_body(self, job: Job, params: KvParams, target: Upstream) -> bytes:
+    def decode_body(self, job: Job, params: KvParams, target: Upstream) -> Body:
         """The body of the decode. At the engine of the prompt, or too late, it goes without parameters."""
         if target.id == params.owner or not self._same_group(target.id, params.owner):
             self.release(job, params)
@@ -153,10 +155,10 @@ class Splitter:
             self.legs.metrics.released.labels("no-engine").inc()
             return
         others.sort(key=lambda each: each.legs)
-        self._keep(self._release(job, others[:RELEASES], release_body(job.asked.body, raw)))
+        self._keep(self._release(job, others[:RELEASES], raw))
 
-    async def _release(self, job: Job, upstreams: list[Upstream], body: bytes) -> None:
-        result = "failed"
+    async def _release(self, job: Job, upstreams: list[Upstream], params: bytes) -> None:
+        body, result = await self.legs.turns.finish(making_release(job.asked.body, params)), "failed"
         for upstream in upstreams:
             try:
                 with self.legs.open(upstream, job.path, last=True) as call:

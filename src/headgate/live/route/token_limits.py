@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import ceil
@@ -53,25 +54,51 @@ class TokenLimits:
         """Tokens a minute by name; names that are not there have no limit."""
         self.keys, self.classes = _kept(self.keys, keys), _kept(self.classes, classes)
 
+    def check_key(self, key: str, now: float) -> None:
+        """Refuse before the body is read where no request of the key could be let in, whatever is in it."""
+        allowance = self.keys.get(key)
+        if allowance is not None:
+            _check("API key", allowance, 1, now)
+
     @contextmanager
     def charged(self, job: Job, now: Callable[[], float], estimates: Estimates) -> Iterator[None]:
-        """Charge a request before it is served and settle when it has ended; 429 where it must wait."""
+        """Charge a request before it is served and settle when it has ended; 429 where it must wait.
+
+        A request that the router or its engines fail costs nothing. One whose client hangs up does, from the
+        moment it is sent: the engine works on its prompt whether or not a token has come back.
+        """
         named = (("API key", self.keys.get(job.key)), ("class", self.classes.get(job.kind.name)))
         limits = [(what, each) for what, each in named if each is not None]
         expected = job.prompt + min(estimates.output(job.kind.name), job.asked.limit)
         for what, each in limits:
-            if wait := each.wait(expected, now()):
-                after = min(max(ceil(wait), SOONEST), LATEST)
-                said = f"the {what} may use {each.per_minute} tokens a minute"
-                raise RefusedError(429, "tokens", said, after)
+            _check(what, each, expected, now())
         for _, each in limits:
             each.use(expected, now())
+        gone = False
         try:
             yield
+        except (asyncio.CancelledError, ConnectionError):
+            gone = True
+            raise
         finally:
-            used = job.prompt + job.output if job.first_token is not None else 0
+            used = _used(job, expected, gone)
             for _, each in limits:
                 each.use(used - expected, now())
+
+
+def _check(what: str, allowance: Allowance, tokens: float, now: float) -> None:
+    if wait := allowance.wait(tokens, now):
+        after = min(max(ceil(wait), SOONEST), LATEST)
+        raise RefusedError(429, "tokens", f"the {what} may use {allowance.per_minute} tokens a minute", after)
+
+
+def _used(job: Job, expected: float, gone: bool) -> float:
+    """Tokens of a request that has ended; `gone` if its client ended it."""
+    if job.first_token is not None:
+        return job.prompt + job.output
+    if not gone or job.placed is None:
+        return 0
+    return job.prompt if job.asked.stream else expected  # without a stream nobody knows how far it is
 
 
 def _kept(before: Mapping[str, Allowance], wanted: Mapping[str, int]) -> dict[str, Allowance]:

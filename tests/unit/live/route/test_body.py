@@ -1,4 +1,6 @@
+import asyncio
 import json
+from contextlib import suppress
 from itertools import product
 from unittest import mock
 
@@ -8,7 +10,20 @@ from hypothesis import strategies as st
 
 import headgate.live.route.body as body_module
 from headgate.live.route.answers import RefusedError
-from headgate.live.route.body import BLOCK, DEPTH, FIELDS, UNBOUNDED, read_body
+from headgate.live.route.body import (
+    DEPTH,
+    EXTRA,
+    FIELDS,
+    NAME,
+    TURN,
+    UNBOUNDED,
+    Asked,
+    Turns,
+    at_once,
+    fields_of,
+    read_body,
+    reading,
+)  # fmt: skip
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -116,11 +131,133 @@ VALUES = st.recursive(
 )
 
 
-@given(st.lists(st.tuples(KEYS, VALUES)), st.sampled_from([1, 2, 7, BLOCK]))
-def test_fields_are_counted_exactly(pairs: list[tuple[str, object]], block: int) -> None:
-    body = "{" + ", ".join(f"{json.dumps(key)} : {json.dumps(value)}" for key, value in pairs) + "}"
-    with mock.patch.object(body_module, "BLOCK", block):
-        assert body_module._count_fields(body.encode()) == len(pairs)
+@given(st.lists(st.tuples(KEYS, VALUES)), st.sampled_from([2, 3, 7, TURN]))
+def test_fields_are_found_exactly_wherever_a_turn_ends(pairs: list[tuple[str, object]], turn: int) -> None:
+    body = "{" + ", ".join(f"{json.dumps(key)} : {json.dumps(value)}" for key, value in pairs) + " }\n"
+    with mock.patch.object(body_module, "TURN", turn):
+        if len(dict(pairs)) < len(pairs) or any(json.dumps(key)[1:-1] != key for key, _ in pairs):
+            with pytest.raises(RefusedError) as refused:
+                at_once(body_module._scan(body.encode()))
+            assert refused.value.reason == "duplicate"
+        else:
+            found = at_once(body_module._scan(body.encode()))
+            assert {name: json.loads(bytes(raw)) for name, raw in found.items()} == dict(pairs)
+
+
+OWN = st.fixed_dictionaries(
+    {},
+    optional={
+        "prompt": st.text() | st.lists(st.integers(0, 10**6)) | st.lists(st.text()),
+        "messages": st.lists(st.dictionaries(st.sampled_from(["role", "content"]), VALUES)),
+        "max_tokens": st.integers() | st.booleans() | st.none(),
+        "stream": st.booleans() | st.text(),
+        "model": st.text() | st.integers(),
+        "n": st.integers(0, 2),
+        "metadata": VALUES | st.fixed_dictionaries({"class": st.text()}),
+        "vllm_xargs": st.none() | st.dictionaries(st.sampled_from(["a", "kv_transfer_params"]), VALUES),
+        "kv_transfer_params": VALUES,
+        "other": VALUES,
+    },
+)
+
+
+def told(body: bytes) -> object:
+    """All that is read of a body, or why it is refused."""
+    try:
+        asked = read_body(body, TEXT)
+    except RefusedError as refused:
+        return refused.reason
+    return [
+        tuple(map(bytes, value)) if name == "salt" else bytes(value) if name in ("text", "session") else value
+        for name in Asked.__struct_fields__
+        for value in (getattr(asked, name),)
+    ]
+
+
+@given(OWN, st.sampled_from([2, 5, 30]), st.sampled_from([None, 1]))
+def test_a_body_read_in_turns_is_understood_as_one_read_at_once(
+    fields: dict[str, object], turn: int, indent: int | None
+) -> None:
+    body = json.dumps(fields, ensure_ascii=False, indent=indent).encode("utf-8", "surrogatepass")
+    parsed = told(body)
+    with mock.patch.object(body_module, "TURN", turn):
+        assert told(body) == parsed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":1}{"b":2}', b'{"a":1},', b'{"a":1}]', b'{"a":1', b'{"a"', b'{"a":"', b"{,}", b'{"a":1,}',
+        b'[{"a":1}]', b'{"a":1 "b":2}', b"{:1}", b"x", b'{"a":1,,"b":2}', '{"a":1}'.encode("utf-16"),
+        b'\xef\xbb\xbf{"a":1}',
+        b'\n{\0"a":1}', b'{"a":1}' + b" " * 100 + b"x",
+    ],
+)  # fmt: skip
+def test_what_no_engine_would_take_is_refused_in_turns_too(body: bytes) -> None:
+    with mock.patch.object(body_module, "TURN", 4), pytest.raises(RefusedError) as refused:
+        at_once(fields_of(body))
+    assert refused.value.reason == "json"
+
+
+@pytest.mark.parametrize("field", ["vllm_xargs", "model", "max_tokens", "n", "kv_transfer_params"])
+def test_what_is_decoded_is_bounded(field: str) -> None:
+    for value in ('"' + "x" * EXTRA + '"', "1" * EXTRA + "1"):
+        with pytest.raises(RefusedError, match=f"{field} is larger"):
+            read_body(f'{{"prompt":"x","{field}":{value}}}'.encode(), TEXT)
+    with pytest.raises(RefusedError, match="longer than 256"):
+        read_body(b'{"%b":"%b"}' % (b"x" * (NAME + 1), b"y" * TURN), TEXT)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":"' + b'a: \\"b\\", ' * (1 << 17) + b'"}',
+        b'{"prompt":[' + b"123456," * (1 << 17) + b"0]}",
+        b'{"prompt":"x","messages":[' + b'{"a":0},' * (1 << 17) + b"0]}",
+        b'{"x":[' + b'"[",' * (1 << 18) + b"0]}",
+        b'{"model":"' + b"x" * EXTRA + b'"}',
+        b'{"kv_transfer_params":' + b" " * (1 << 20) + b"null}",
+        b"{" + b'"%d":0,' * FIELDS % (*range(FIELDS),) + b'"z":0}',
+    ],
+    ids=["text", "ids", "objects", "brackets", "model", "spaces", "fields"],
+)  # fmt: skip
+def test_the_event_loop_goes_on_while_a_large_body_is_read(body: bytes) -> None:
+    """It is counted in turns, not in seconds: at most TURN bytes are looked at between two of them."""
+
+    async def work() -> int:
+        turns, over = 0, False
+
+        async def beat() -> None:
+            nonlocal turns
+            while not over:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beating = asyncio.create_task(beat())
+        with suppress(RefusedError):
+            await Turns().finish(reading(body, TEXT))
+        over = True
+        await beating
+        return turns
+
+    assert asyncio.run(work()) >= len(body) // TURN
+
+
+def test_a_short_body_is_not_behind_long_ones() -> None:
+    long = b'{"prompt":"' + b"x" * (50 * TURN) + b'"}'
+
+    async def work() -> list[int]:
+        turns, ended = Turns(), []
+
+        async def read(body: bytes) -> None:
+            await turns.finish(reading(body, TEXT))
+            ended.append(len(body))
+
+        await asyncio.gather(*(read(body) for body in (long, long, long[: -40 * TURN] + b'"}')))
+        return ended
+
+    first, *_ = asyncio.run(work())
+    assert first < len(long)
 
 
 def test_what_stands_twice_is_refused_and_nothing_else() -> None:

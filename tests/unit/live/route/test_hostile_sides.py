@@ -6,6 +6,9 @@ import json
 import os
 import signal
 import socket
+import time
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -211,6 +214,50 @@ def test_a_head_that_is_no_http_is_not_logged(caplog: pytest.LogCaptureFixture) 
 
     run(work())
     assert "secret" not in caplog.text and "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"prompt":"' + b'a: \\"b\\", ' * (1 << 20) + b'"}', 200),
+        (b'{"x":[' + b'["["],' * (1 << 20) + b'0],"kv_transfer_params":{}}', 400),
+    ],
+    ids=["served", "refused"],
+)
+def test_no_stream_waits_for_a_large_body(body: bytes, status: int) -> None:
+    """In CPU time, which other programs do not lengthen: no turn of the loop takes a fifth of what all do."""
+
+    async def whole(call: Call) -> None:
+        await call.answer(200, b'{"choices":[{"text":"x"}]}')
+
+    async def work() -> None:
+        async with routed(whole) as world:
+            times: list[float] = []
+
+            async def beat() -> None:
+                while True:
+                    times.append(time.thread_time())
+                    await asyncio.sleep(0)
+
+            beating = asyncio.create_task(beat())
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port)
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            )
+            for start in range(0, len(body), 1 << 16):
+                writer.write(body[start : start + (1 << 16)])
+                await writer.drain()
+            assert b" %d " % status in await reader.readline()
+            beating.cancel()
+            writer.close()
+            await world.settled()
+            longest = max(after - before for before, after in pairwise(times))
+            began = time.thread_time()
+            with suppress(RefusedError):
+                read_body(body, "/v1/completions")
+            assert longest < (time.thread_time() - began) / 5
+
+    run(work())
 
 
 @pytest.mark.parametrize("inside", [b"[", b"[{", b'["",'])

@@ -1,7 +1,8 @@
+from headgate.live.route.addresses import client_at
 from headgate.live.route.answers import RefusedError, answer, error_event
-from headgate.live.route.body_bytes import BodyBytes
 from headgate.live.route.breaker import Breaker, State
 from headgate.live.route.retries import FLOOR, RetryBudget, backoff
+from headgate.live.route.shares import BodyBytes, Shares
 
 
 def test_five_failures_in_a_row_open_it() -> None:
@@ -82,10 +83,39 @@ def test_backoff() -> None:
 
 def test_bytes() -> None:
     held = BodyBytes(10)
-    assert held.take(6)
-    assert not held.take(5)
-    held.give_back(6)
-    assert held.take(10)
+    assert held.take("a", 6)
+    assert not held.take("a", 5)
+    held.give_back("a", 6)
+    assert held.take("a", 10)
+
+
+def test_one_client_alone_gets_eight_ninths_and_others_always_find_some() -> None:
+    made = Shares(900)
+    assert sum(made.take("greedy") for _ in range(2000)) == 800
+    assert made.take("other")
+    taken = [sum(made.take(f"{number}") for _ in range(2000)) for number in range(9)]
+    assert all(each >= 1 for each in taken[:3]) and taken == sorted(taken, reverse=True)
+    assert made.held <= 900 and made.fits("new") == (made.held < 900)
+    for _ in range(800):
+        made.give_back("greedy")
+    assert made.take("late", 300)
+
+
+def test_a_share_has_a_bound_of_its_own_where_one_is_set_and_nothing_is_kept_of_clients_that_left() -> None:
+    made = Shares(100, each=2)
+    assert [made.take("a") for _ in range(3)] == [True, True, False]
+    assert made.take("b")
+    for client in "aab":
+        made.give_back(client)
+    assert made.held == 0 and made._of == {}
+
+
+def test_a_client_of_ipv6_is_its_network() -> None:
+    assert client_at(("10.0.0.7", 5)) == "10.0.0.7"
+    assert client_at(("::ffff:10.0.0.7", 5, 0, 0)) == "10.0.0.7"
+    assert client_at(("2001:db8::1", 5, 0, 0)) == client_at(("2001:db8::ffff:2%eth0", 6, 0, 0))
+    assert client_at(("2001:db8:0:1::1", 5, 0, 0)) != client_at(("2001:db8::1", 5, 0, 0))
+    assert client_at(None) == ""
 
 
 def test_error_bodies() -> None:

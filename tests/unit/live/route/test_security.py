@@ -12,6 +12,7 @@ from headgate.live.route.keys import new_key
 from router_world import World, routed, run, until
 
 BODY = b'{"prompt":"x"}'
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def raw(world: World, data: bytes, limit: int = 1 << 20) -> bytes:
@@ -163,6 +164,111 @@ def test_bytes_and_requests_in_flight_are_bounded() -> None:
             assert "in flight" in (await world.stream()).json["error"]["message"]
             for each in inside:
                 each.cancel()
+            await world.settled()
+
+    run(work())
+
+
+async def open_bodies(world: World, many: int, head: bytes = b"", host: str = "127.0.0.1") -> list[Pair]:
+    """Connections of one client, each with a request whose body never comes."""
+    pairs = []
+    for _ in range(many):
+        pair = await asyncio.open_connection("127.0.0.1", world.app.port, local_addr=(host, 0))
+        pair[1].write(post(b"Content-Length: 100", *([head] if head else []), body=b"{"))
+        pairs.append(pair)
+    return pairs
+
+
+async def closed(pairs: list[Pair]) -> None:
+    for _, writer in pairs:
+        writer.close()
+    await asyncio.gather(*(writer.wait_closed() for _, writer in pairs), return_exceptions=True)
+
+
+def test_bodies_of_one_key_that_never_come_leave_room_for_others(tmp_path: Path) -> None:
+    keys = {name: new_key(name) for name in ("slow", "other")}
+    file = tmp_path / "keys"
+    file.write_text("".join(f"{line}\n" for _, line in keys.values()))
+
+    async def work() -> None:
+        async with routed(stream, front={"key_file": str(file)}, limits={"inflight": 90}) as world:
+            told = {name: f"Bearer {key}" for name, (key, _) in keys.items()}
+            pairs = await open_bodies(world, 120, f"Authorization: {told['slow']}".encode())
+            await until(
+                lambda: world.app.front.inflight + world.counted("refused_total", reason="client") == 120
+            )
+            assert world.app.front.inflight == 80
+            more = await world.ask(headers={"Authorization": told["slow"]})
+            assert more.status == 429 and more.headers["Retry-After"] == "1"
+            assert "this client" in more.json["error"]["message"]
+            assert (await world.ask(headers={"Authorization": told["other"]})).status == 200
+            await closed(pairs)
+            await world.settled()
+
+    run(work())
+
+
+def test_bodies_of_one_address_that_never_come_leave_room_for_others() -> None:
+    async def work() -> None:
+        async with routed(stream, limits={"inflight": 18}) as world:
+            pairs = await open_bodies(world, 30, host="127.0.0.2")
+            await until(
+                lambda: world.app.front.inflight + world.counted("refused_total", reason="client") == 30
+            )
+            assert (await world.stream()).status == 200
+            await closed(pairs)
+            await world.settled()
+
+    run(work())
+
+
+def test_requests_and_connections_of_one_client_are_bounded_where_it_is_said() -> None:
+    async def work() -> None:
+        bounds = {"front": {"client_connections": 4}, "limits": {"client_inflight": 2}}
+        async with routed(stream, **bounds) as world:
+            pairs = await open_bodies(world, 3, host="127.0.0.2")
+            await until(lambda: world.counted("refused_total", reason="client") == 1)
+            assert world.app.front.inflight == 2
+            pairs += await open_bodies(world, 3, host="127.0.0.2")
+            await until(lambda: world.app.server.refused == 2)
+            assert (await world.stream()).status == 200
+            await closed(pairs)
+            await until(lambda: world.app.server.open.held <= 1)  # the client's own
+            await world.settled()
+
+    run(work())
+
+
+def test_a_reload_changes_what_a_client_may_have() -> None:
+    async def work() -> None:
+        async with routed(stream, limits={"client_inflight": 1}) as world:
+            pairs = await open_bodies(world, 2, host="127.0.0.2")
+            await until(lambda: world.counted("refused_total", reason="client") == 1)
+            old = world.app.config
+            more = old.model_copy(update={"limits": old.limits.model_copy(update={"client_inflight": 3})})
+            world.app._reread = lambda: more
+            assert await world.app.reload() == ["[limits] has new settings"]
+            pairs += await open_bodies(world, 3, host="127.0.0.2")
+            await until(lambda: world.counted("refused_total", reason="client") == 2)
+            assert world.app.front.inflight == 3
+            await closed(pairs)
+            await world.settled()
+
+    run(work())
+
+
+def test_bytes_of_one_client_leave_room_for_others() -> None:
+    async def work() -> None:
+        async with routed(stream, limits={"inflight_bytes": 90_000}) as world:
+            pairs = []
+            for _ in range(18):
+                pair = await asyncio.open_connection("127.0.0.1", world.app.port, local_addr=("127.0.0.2", 0))
+                pair[1].write(post(b"Content-Length: 5001", body=b" " * 5000))
+                pairs.append(pair)
+            await until(lambda: world.counted("refused_total", reason="client") == 2)
+            assert world.app.body_bytes.held == 80_000
+            assert (await world.stream(prompt="x" * 5000)).status == 200
+            await closed(pairs)
             await world.settled()
 
     run(work())

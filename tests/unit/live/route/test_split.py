@@ -435,10 +435,12 @@ def test_parameters_are_given_out_once_and_in_time() -> None:
     assert late.give_up() == b"{}"
 
 
-def test_bodies_of_the_legs() -> None:
-    body = b'{"prompt": "x", "max_tokens": 9, "stream": true, "min_tokens": 2, "stream_options": {"a": 1} }\n'
+@pytest.mark.parametrize("prompt", ["x", '\\"x{é,' * (1 << 15)], ids=["small", "in turns"])
+def test_bodies_of_the_legs(prompt: str) -> None:
+    asked = {"prompt": prompt, "max_tokens": 9, "stream": True, "min_tokens": 2, "stream_options": {"a": 1}}
+    body = json.dumps(asked, ensure_ascii=False).encode() + b" \n"
     first = json.loads(prefill_body(body))
-    assert (first["max_tokens"], first["stream"], first["prompt"]) == (1, False, "x")
+    assert (first["max_tokens"], first["stream"], first["prompt"]) == (1, False, prompt)
     assert first["kv_transfer_params"]["do_remote_decode"] is True
     assert "stream_options" not in first and "min_tokens" not in first
     second = decode_body(body, b'{"a":1}')
@@ -446,7 +448,7 @@ def test_bodies_of_the_legs() -> None:
     assert json.loads(second)["kv_transfer_params"] == {"a": 1}
     assert json.loads(decode_body(b"{}", b'{"a":1}')) == {"kv_transfer_params": {"a": 1}}
     third = json.loads(release_body(body, b'{"a":1}'))
-    assert (third["max_tokens"], third["stream"]) == (2147483647, False)
+    assert (third["max_tokens"], third["stream"], third["prompt"]) == (2147483647, False, prompt)
     params = read_params(b'{"kv_transfer_params":{"x":[1, 2]}}', 3, 100.0, 30.0)
     assert (params.owner, params.deadline) == (3, 118.0)
     for wrong in (b"", b"[]", b'{"choices":[]}', b'{"kv_transfer_params":null}'):

@@ -2,17 +2,21 @@
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 import pytest
+import uvloop
 
 from fake_engines import FakeEngine, stream
 from headgate.core.errors import InputError
-from router_world import routed, run
+from router_world import PATIENCE, routed, run, until
 
 FOLDER = Path(__file__).parents[3] / "data" / "tls"  # signed by itself, for localhost, made for these tests
 CERT, KEY = str(FOLDER / "cert.pem"), str(FOLDER / "key.pem")
+TRUSTING = ssl.create_default_context(cafile=CERT)
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def test_clients_must_show_a_certificate_where_asked() -> None:
@@ -29,6 +33,40 @@ def test_clients_must_show_a_certificate_where_asked() -> None:
             await world.settled()
 
     run(work())
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_handshakes_count_as_connections_and_have_a_clock(make_loop: LoopFactory) -> None:
+    async def work() -> None:
+        front = {"tls_cert": CERT, "tls_key": KEY, "connections": 3, "head_timeout": 0.5}
+        async with routed(stream, front=front) as world:
+            server = world.app.server
+            pairs = [await asyncio.open_connection("127.0.0.1", world.app.port) for _ in range(6)]
+            await until(lambda: server.refused >= 3)
+            assert server.open.held <= 3
+            await until(lambda: server.refused == 6 and not server.open.held)  # none of them said anything
+            for reader, writer in pairs:
+                assert await reader.read() == b""
+                writer.close()
+            half = await asyncio.open_connection("127.0.0.1", world.app.port)
+            half[1].write(b"no TLS at all\r\n\r\n")
+            await half[0].read()
+            half[1].close()
+            silent = await asyncio.open_connection("127.0.0.1", world.app.port, ssl=TRUSTING)
+            await silent[0].read()  # a handshake, and no request
+            silent[1].close()
+            await until(lambda: not server.open.held)
+            url = f"https://127.0.0.1:{world.app.port}/v1/completions"
+            for _ in range(20):
+                async with world.client.post(
+                    url, json={"prompt": "x"}, ssl=TRUSTING, headers={"Connection": "close"}
+                ) as answer:
+                    assert answer.status == 200
+            await until(lambda: not server.open.held)
+            await world.settled()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(asyncio.wait_for(work(), 2 * PATIENCE))
 
 
 class SecureEngine(FakeEngine):

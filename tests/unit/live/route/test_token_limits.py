@@ -1,14 +1,15 @@
 """Limits in tokens a minute, by key and by class."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from fake_engines import stream
+from fake_engines import Call, stream
 from headgate.core.errors import InputError
 from headgate.live.route.keys import new_key, read_keys
 from headgate.live.route.token_limits import Allowance, TokenLimits
-from router_world import routed, run
+from router_world import routed, run, until
 
 
 def test_an_allowance_fills_at_its_rate_and_no_further() -> None:
@@ -89,5 +90,66 @@ def test_a_class_has_one_too_and_what_was_not_used_comes_back() -> None:
             refused = [await world.ask(max_tokens=3, prompt=[1] * 20) for _ in range(3)]
             assert {each.status for each in refused} == {503}  # never 429: no token was used
             assert world.app.token_limits.classes["default"].level(world.app.now()) == 30
+
+    run(work())
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_hanging_up_before_the_first_token_does_not_give_the_prompt_back(streamed: bool) -> None:
+    async def never(call: Call) -> None:
+        await call.seen.closed.wait()
+
+    async def work() -> None:
+        async with routed(never, default={"name": "default", "tokens": 5000}) as world:
+            level = world.app.token_limits.classes["default"].level
+            asked = {"prompt": [1] * 4000, "max_tokens": 100, "stream": streamed}
+            began = world.app.now()
+            first = asyncio.create_task(world.ask(**asked))
+            await until(lambda: world.engines[0].seen)
+            first.cancel()
+            await world.settled()
+            used = 4000 if streamed else 4100  # how much of an answer was made is not known without a stream
+            now = world.app.now()
+            assert level(now) <= 5000 - used + (now - began) * 5000 / 60
+            assert (await world.ask(**asked)).status == 429
+
+    run(work())
+
+
+def test_hanging_up_in_the_queue_costs_nothing() -> None:
+    async def never(call: Call) -> None:
+        await call.seen.closed.wait()
+
+    async def work() -> None:
+        tokens = {"name": "default", "tokens": 5000}
+        async with routed(never, default=tokens, engine={"seats": 1}) as world:
+            level = world.app.token_limits.classes["default"].level
+            asked = [asyncio.create_task(world.stream(prompt=[1] * 100)) for _ in range(4)]
+            gate = world.app.gate
+            await until(lambda: world.engines[0].seen and len(gate.tickets) == 4)
+            sent = len(world.engines[0].seen)
+            assert sent < 4
+            for each in asked:
+                each.cancel()
+            await world.settled()
+            assert level(world.app.now()) >= 5000 - 100 * sent
+
+    run(work())
+
+
+def test_a_key_that_has_used_its_tokens_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
+    (key, line), file = new_key("alice"), tmp_path / "keys"
+    file.write_text(f"{line} tokens=10\n")
+
+    async def work() -> None:
+        async with routed(stream, front={"key_file": str(file)}) as world:
+            world.app.token_limits.keys["alice"].use(1000, world.app.now())
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port)
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+            writer.write(f"{head}Content-Length: 30000000\r\n\r\n".encode())  # and no body
+            assert b" 429 " in await reader.readline()
+            assert world.counted("refused_total", reason="tokens") == 1
+            writer.close()
+            await world.settled()
 
     run(work())
