@@ -119,6 +119,26 @@ def test_split_over_two_engines_and_a_deadline():
     sound(made)
 
 
+def test_a_request_is_split_only_where_another_engine_of_the_group_is_up():
+    made, loop = gate(Split(3, 1), engines=3)
+    for engine, group in enumerate("aab"):
+        made.set_engine(engine, group=group)
+
+    def stage():
+        ticket = made.arrive("chat", 8, 100)
+        move = placed(made, ticket)
+        made.end(ticket, End.STOPPED)
+        loop.turn()
+        return move.replica, move.stage
+
+    assert stage() == (0, Stage.PREFILL)
+    made.set_engine(1, up=False)
+    assert stage() == (0, Stage.WHOLE)  # engine 2 is up, and could not read its KV
+    made.set_engine(1, up=True)
+    assert stage() == (0, Stage.PREFILL)
+    sound(made)
+
+
 def test_kv_that_lapses_is_given_up_and_the_request_is_sent_whole():
     made, loop = gate(Split(2, 1), seats=1)
     fill = [made.arrive("chat", 1, 1) for _ in range(4)]

@@ -29,14 +29,14 @@ ENGINE = Engine(SECOND, 1000, 1000, 64, 8, block=10)
 few = settings(max_examples=max(5, settings.default.max_examples // 6))
 
 
-def fleet_of(router, workload, *outages, transfer=NO_TIME, policies=None):
+def fleet_of(router, workload, *outages, transfer=NO_TIME, policies=None, engines=2):
     def policy(role):
         made = Mixed(8, 64)
         if policies is not None:
             policies.append(made)
         return made
 
-    fleet = FleetSimulator(ENGINE, 2, policy, router, workload, transfer=transfer, outages=outages)
+    fleet = FleetSimulator(ENGINE, engines, policy, router, workload, transfer=transfer, outages=outages)
     fleet.run()
     return fleet.recorder.tables()
 
@@ -79,10 +79,25 @@ def test_a_copy_whose_sender_fails_is_computed_again_where_it_decodes():
 
 
 def test_a_copy_whose_receiver_fails_begins_anew():
-    """The decode engine is away from 3 to 20: the prompt is computed again, and copied from 20 on."""
-    tables = fleet_of(Split(2, 1), Workload.of([10], [3]), Outage(1, 3.0, 20.0), transfer=Transfer(10.0))
+    """Its engine fails at 3: prompt and token are computed again, and copied to the other until 14."""
+    outage, transfer = Outage(1, 3.0, 90.0), Transfer(10.0)
+    tables = fleet_of(Split(3, 1), Workload.of([10], [3]), outage, transfer=transfer, engines=3)
     row = tables["requests"]
-    assert row["first_token"].tolist() == [1.0] and row["finished"].tolist() == [31.0]
+    assert row["first_token"].tolist() == [1.0] and row["finished"].tolist() == [15.0]
+    assert row["replica"].tolist() == [2]
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_the_only_engine_left_of_a_split_serves_whole_requests_until_another_is_back(left):
+    """As many as under a router that never splits; then prompts and outputs are apart again."""
+    away = Outage(1 - left, 0.5, 50.0)
+    rows = {"arrival": [0.0, 0.7, 3.0, 60.0]}
+    split = fleet_of(Split(2, 1), Workload.of([10] * 4, [3] * 4, **rows), away, transfer=Transfer(10.0))
+    whole = fleet_of(LeastLoaded(2), Workload.of([10] * 4, [3] * 4, **rows), away)
+    ends = split["requests"]["finished"].tolist()
+    assert ends[1:3] == whole["requests"]["finished"].tolist()[1:3]
+    assert set(split["requests"]["replica"].tolist()[:3]) == {left}
+    assert split["requests"]["replica"][3] == 1 and ends[3] == 60.0 + 1.0 + 10.0 + 2.0
 
 
 @few

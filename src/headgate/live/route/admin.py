@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from headgate.core.errors import InputError
+from headgate.live.route.addresses import address
 from headgate.live.route.describe import described, measure, plan
 
 if TYPE_CHECKING:
@@ -14,13 +17,17 @@ if TYPE_CHECKING:
 
 
 class Admin:
-    """Handlers of that address."""
+    """Handlers of that address.
+
+    It asks for no key, so a page in the operator's browser must not reach it: neither by a request across
+    sites, which names its origin, nor under a host name of the page's own that leads here.
+    """
 
     def __init__(self, app: RouterApp) -> None:
         self.app = app
 
     def application(self) -> web.Application:
-        made = web.Application(client_max_size=1 << 16)
+        made = web.Application(client_max_size=1 << 16, middlewares=[self._no_pages])
         made.router.add_get("/", self.paths)
         made.router.add_get("/metrics", self.metrics)
         made.router.add_get("/books", self.books)
@@ -31,6 +38,25 @@ class Admin:
         made.router.add_post("/admin/engines/{id:[0-9]{1,6}}/undrain", self.undrain)
         made.router.add_post("/admin/reload", self.reload)
         return made
+
+    @web.middleware
+    async def _no_pages(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        site = request.headers.get("Sec-Fetch-Site", "none")
+        if "Origin" in request.headers or site not in ("none", "same-origin"):
+            return web.json_response({"error": "requests of web pages are not served; use curl"}, status=403)
+        if not self._is_ours(request.headers.get("Host", "localhost")):
+            said = "this host name is not served; use the address itself, such as 127.0.0.1"
+            return web.json_response({"error": said}, status=403)
+        return await handler(request)
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a request may name this host. An address that others reach may have any name."""
+        own = address(self.app.config.front.admin)[0]
+        try:
+            named = address(host if host.rpartition(":")[2].isdigit() else f"{host}:80")[0]
+        except ValueError:
+            return False
+        return not _is_loopback(own) or named == own or _is_loopback(named)
 
     async def paths(self, request: web.Request) -> web.Response:
         """What can be asked here."""
@@ -80,3 +106,10 @@ class Admin:
             return web.json_response({"error": "there is no such engine"}, status=404)
         self.app.drain_engine(upstream, draining)
         return web.json_response(described(upstream, self.app))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -71,10 +71,24 @@ def own_headers(tries: int, waited: float) -> dict[str, str]:
     }
 
 
-def error_event(status: int, message: str, torn: bool = False) -> bytes:
-    """The event that ends a broken stream; no `[DONE]` follows it.
+ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
 
-    A torn event is closed first, so that this one is read by itself.
+
+def error_event(status: int, message: str, path: str = "", torn: bool = False, number: int = 0) -> bytes:
+    """The event that ends a broken stream; nothing follows it. Its shape is what clients of the path read.
+
+    OpenAI's client takes any event with an `error`, Anthropic's only one that is named so. A torn event is
+    closed first, so that this one is read by itself. `number` is that of the event, for /v1/responses.
     """
-    body = {"error": {"message": message, "type": "server_error", "param": None, "code": status}}
-    return (b"\n\n" if torn else b"") + b"data: " + json.dumps(body).encode() + b"\n\n"
+    error: dict[str, object] = {"message": message, "type": "server_error", "param": None, "code": status}
+    body: dict[str, object] = {"error": error}
+    name = b"event: error\n"
+    if path == "/v1/messages":
+        error = {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": message}
+        body = {"type": "error", "error": error}
+    elif path == "/v1/responses":
+        told = {"code": "server_error", "message": message, "param": None, "sequence_number": number}
+        body = {"type": "error", **told, **body}
+    else:
+        name = b""
+    return (b"\n\n" if torn else b"") + name + b"data: " + json.dumps(body).encode() + b"\n\n"

@@ -93,7 +93,9 @@ class RouterApp:
             self.policy.router, config.kinds, limits=config.class_limits, clock=self.now, on_fall=self._fell
         )
         self.watch = Watch(self.session, self.config.health, self.set_room, self.now)
-        self.legs = Legs(self.connections, self.config, self.metrics, self.watch.tell, self.now)
+        self.legs = Legs(
+            self.connections, self.config, self.metrics, self.watch.tell, self.now, self.upstreams
+        )
         self.service = Service(self.gate, self.upstreams, self.legs, self.now)
         self.front = Front(self)
         self.server = GuardedServer(self.front.handle, front, server_tls(front))
@@ -122,7 +124,7 @@ class RouterApp:
     def _add(self, spec: EngineAt) -> Upstream:
         engine_key(spec)  # a missing key is an error before the gate knows the engine
         prompts = spec.prompts_at_once or self.policy.prompts_at_once(spec.seats)
-        state = EngineState(spec.seats, prompts, spec.role)
+        state = EngineState(spec.seats, prompts, spec.role, group=spec.kv_group or "")
         state.up = False
         upstream = Upstream(self.gate.add_engine(state), spec)
         self.upstreams[upstream.id] = upstream
@@ -154,7 +156,13 @@ class RouterApp:
                 self.watch.add(self._add(spec))
             elif known.spec != spec:
                 known.spec = spec
-                self.gate.set_engine(known.id, seats=spec.seats, prompts=spec.prompts_at_once, role=spec.role)
+                self.gate.set_engine(
+                    known.id,
+                    seats=spec.seats,
+                    prompts=spec.prompts_at_once,
+                    role=spec.role,
+                    group=spec.kv_group or "",
+                )
                 self.set_room(known)
         for gone in here.values():
             log.warning("engine %s is drained and retired", gone.url)
@@ -222,6 +230,7 @@ class RouterApp:
             self.access_log.flush()
             self.trace.flush()
             self.connections.forget_idle()
+            self.server.cut_hung_up()
 
     def _set_token_limits(self) -> None:
         every = (*self.config.classes, self.config.default)

@@ -10,6 +10,7 @@ WINDOW = 20
 SHARE = 0.5
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 120.0  # seconds
 CLOSES_AFTER = 2  # successes of probes
+SUSPECT = 3  # answered errors in a row after which it is found out whose they are
 
 
 class State(Enum):
@@ -23,7 +24,9 @@ class State(Enum):
 class Breaker:
     """Opens after 5 failures in a row or 10 of the last 20, for 10 s, doubled to 120 s while probes fail.
 
-    Only connect errors, resets, 5xx and timeouts are failures; the caller decides. Time is given, not read.
+    Only what is the engine's own is a failure; the caller decides. An error that the engine answered may be
+    the request's, so it is a doubt at first, which raises suspicion and opens nothing. Time is given, not
+    read.
     """
 
     def __init__(self) -> None:
@@ -31,6 +34,7 @@ class Breaker:
         self.opened = 0  # how often
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._row = 0
+        self._doubts = 0  # in a row
         self._pause = FIRST_PAUSE
         self._until = 0.0
         self._probes = 0  # probe requests under way
@@ -49,6 +53,11 @@ class Breaker:
         """When an open breaker lets a probe through."""
         return self._until if self.state is State.OPEN else None
 
+    @property
+    def suspected(self) -> bool:
+        """Whether requests that it answers with an error should be tried elsewhere, to see whose it is."""
+        return self.state is not State.CLOSED or self._doubts >= SUSPECT
+
     def sent(self) -> None:
         """A request goes to the engine."""
         if self.state is State.HALF_OPEN:
@@ -59,8 +68,17 @@ class Breaker:
         if self.state is State.HALF_OPEN:
             self._probes = max(0, self._probes - 1)
 
+    def doubted(self) -> None:
+        """It answered with an error; whether that is the engine's or the request's is not known."""
+        self._doubts += 1
+        self.gone()
+
+    def cleared(self) -> None:
+        """It serves others: a token came, or its error was the request's, which failed elsewhere too."""
+        self._doubts = 0
+
     def succeeded(self) -> None:
-        self._row = 0
+        self._row = self._doubts = 0
         self._recent.append(True)
         if self.state is State.HALF_OPEN:
             self._probes = max(0, self._probes - 1)
@@ -69,11 +87,13 @@ class Breaker:
                 self.state, self._pause = State.CLOSED, FIRST_PAUSE
                 self._recent.clear()
 
-    def failed(self, now: float) -> None:
-        """The engine could not be reached, reset the connection, answered 5xx or was too late."""
+    def failed(self, now: float, may_open: bool = True) -> None:
+        """The engine could not be reached, reset the connection, was late, or fails where others serve."""
         self._row += 1
         self._recent.append(False)
-        if self.state is State.HALF_OPEN:
+        if not may_open:
+            self.gone()
+        elif self.state is State.HALF_OPEN:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._open(now)
         elif self.state is State.CLOSED and (self._row >= IN_A_ROW or self._half_failed()):

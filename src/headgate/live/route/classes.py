@@ -14,8 +14,8 @@ class Classes:
     """The rules of a configuration, in its order; requests that fit none belong to the default.
 
     A rule by key comes before one by header, header before model, model before body field, field before
-    prompt length; within these the order of the file counts. The header counts only for keys that may choose,
-    or where no keys are in use.
+    prompt length; within these the order of the file counts. What the client itself says, header and field,
+    counts only for keys that may choose, or where no keys are in use.
     """
 
     def __init__(self, config: GateConfig, keyed: bool = False) -> None:
@@ -32,8 +32,9 @@ class Classes:
 
     def of(self, key: Key | None, header: str | None, model: str, field: str | None, prompt: int) -> Class:
         """The class of a request with these traits."""
-        chosen = header if not self._keyed or (key is not None and key.choose) else None
-        traits: Traits = key, chosen, model, field, prompt
+        if self._keyed and not (key is not None and key.choose):
+            header = field = None
+        traits: Traits = key, header, model, field, prompt
         for rule in self._rules:
             if _fits(rule.match, traits):
                 return rule

@@ -7,6 +7,7 @@ bodies that a router does not have.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +24,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from headgate.live.route.body import TURN, Body
 from headgate.live.route.verdict import Fault, LegError
 
+log = logging.getLogger("headgate.route")
 KEEP_ALIVE = 4.0  # seconds: below the 5 s after which vLLM's server closes an idle connection
+GOODBYE = b"HTTP/1.1 408"  # what proxies say before they close an idle connection
 
 
 class EngineConnection(ResponseHandler):
@@ -31,8 +34,14 @@ class EngineConnection(ResponseHandler):
 
     on_read: Callable[[], None] | None = None
     idle_since = 0.0
+    pool: Pool | None = None  # in which it waits for its next call
 
     def data_received(self, data: bytes) -> None:
+        if self.pool is not None:  # nobody has asked for anything
+            if not data.startswith(GOODBYE):
+                self.pool.distrust()
+            self.close()
+            return
         super().data_received(data)
         if data and self.on_read is not None:  # without data it is a parser that goes on after a pause
             self.on_read()
@@ -55,10 +64,52 @@ class EngineConnection(ResponseHandler):
         else:
             super().close()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether another answer has come behind the one that was read."""
+        return bool(self._buffer)
+
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Streams ask for it after every read; without a pause there is nothing to do."""
         if self._reading_paused:
             super().resume_reading(resume_parser)
+
+
+class Pool:
+    """Idle connections of one engine.
+
+    Where bytes have followed an answer once, the next could be taken for the answer to another client's
+    request: from then on every call to that engine has a connection of its own.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.idle: deque[EngineConnection] = deque()
+        self.trusted = True
+        self._url = url
+
+    def distrust(self) -> None:
+        """Bytes have followed an answer."""
+        if self.trusted:
+            log.error("engine %s sends more than one answer: each call has its own connection now", self._url)
+        self.trusted = False
+        while self.idle:
+            self.idle.pop().close()
+
+    def put(self, connection: EngineConnection) -> None:
+        connection.idle_since = asyncio.get_running_loop().time()
+        connection.pool = self
+        self.idle.append(connection)
+
+    def take(self) -> EngineConnection | None:
+        """One that may be used again."""
+        oldest = asyncio.get_running_loop().time() - KEEP_ALIVE
+        while self.idle:
+            connection = self.idle.pop()
+            connection.pool = None
+            if connection.idle_since > oldest and connection.is_connected() and not connection.should_close:
+                return connection
+            connection.close()
+        return None
 
 
 class Answer:
@@ -70,27 +121,29 @@ class Answer:
         headers: CIMultiDictProxy[str],
         content: aiohttp.StreamReader,
         connection: EngineConnection,
-        idle: deque[EngineConnection],
+        pool: Pool,
     ) -> None:
         self.status, self.headers, self.content, self.connection = status, headers, content, connection
-        self._idle: deque[EngineConnection] | None = idle
+        self._pool: Pool | None = pool
 
     def keep(self) -> None:
         """Its body was read to the end: the connection may be used again where both sides allow it."""
-        idle, self._idle, connection = self._idle, None, self.connection
-        if idle is None:
+        pool, self._pool, connection = self._pool, None, self.connection
+        if pool is None:
             return
         transport = connection.transport
-        if transport is None or connection.should_close or transport.get_write_buffer_size():
+        if connection.has_more:
+            pool.distrust()
+        closing = transport is None or connection.should_close or transport.get_write_buffer_size()
+        if closing or not pool.trusted:
             connection.close()
         else:
-            connection.idle_since = asyncio.get_running_loop().time()
-            idle.append(connection)
+            pool.put(connection)
 
     def close(self) -> None:
         """Hang up; whoever reads the body gets an error."""
-        if self._idle is not None:
-            self._idle = None
+        if self._pool is not None:
+            self._pool = None
             if self.content.exception() is None:
                 self.content.set_exception(aiohttp.ClientConnectionError("the connection is closed"))
             self.connection.close()
@@ -118,15 +171,15 @@ class Connections:
     def __init__(self, tls: ssl.SSLContext | bool) -> None:
         self._tls = tls
         self._addresses: dict[str, Address] = {}
-        self._idle: dict[str, deque[EngineConnection]] = {}
+        self._pools: dict[str, Pool] = {}
 
     async def post(
         self, url: str, path: str, body: Body, headers: CIMultiDict[str], connect: float
     ) -> Answer:
         """Send a request and wait for the head of its answer; connecting may take `connect` seconds."""
         address = self._addresses.get(url) or self._addresses.setdefault(url, _address(url))
-        idle = self._idle.setdefault(url, deque())
-        connection = self._reused(idle)
+        pool = self._pools.get(url) or self._pools.setdefault(url, Pool(url))
+        connection = pool.take()
         if connection is None:  # it has a length, so that `or` will not do
             connection = await self._connected(address, connect)
         try:
@@ -140,7 +193,7 @@ class Connections:
             while True:
                 message, content = await connection.read()
                 if not 100 <= message.code < 200 or message.code == 101:
-                    return Answer(message.code, message.headers, content, connection, idle)
+                    return Answer(message.code, message.headers, content, connection, pool)
         except HttpProcessingError:
             connection.close()
             raise LegError(Fault.GARBAGE, "the engine's answer is not HTTP") from None
@@ -151,18 +204,9 @@ class Connections:
     def forget_idle(self, seconds: float = KEEP_ALIVE) -> None:
         """Close those that were not used for so long."""
         oldest = asyncio.get_running_loop().time() - seconds
-        for idle in self._idle.values():
-            while idle and idle[0].idle_since <= oldest:
-                idle.popleft().close()
-
-    def _reused(self, idle: deque[EngineConnection]) -> EngineConnection | None:
-        oldest = asyncio.get_running_loop().time() - KEEP_ALIVE
-        while idle:
-            connection = idle.pop()
-            if connection.idle_since > oldest and connection.is_connected() and not connection.should_close:
-                return connection
-            connection.close()
-        return None
+        for pool in self._pools.values():
+            while pool.idle and pool.idle[0].idle_since <= oldest:
+                pool.idle.popleft().close()
 
     async def _connected(self, address: Address, limit: float) -> EngineConnection:
         loop = asyncio.get_running_loop()

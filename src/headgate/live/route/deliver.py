@@ -92,14 +92,16 @@ async def _pass_on(
         progress.writing = True
         progress.touch()
         call.fail(fault)
-        job.fault, job.outcome = fault.fault.value, "ok" if leg.scanner.done else "failed"
+        whole = leg.scanner.done and leg.scanner.error is None
+        job.fault, job.outcome = fault.fault.value, "ok" if whole else "failed"
         if leg.scanner.done:  # the client has everything
             await response.write_eof()
         elif leg.scans:
             if not client.chunked:
                 response.force_close()  # its length was announced and is not kept
             status = FAILED_STATUS.get(fault.fault, 502)
-            await response.write(error_event(status, fault.message, leg.torn))
+            events = leg.scanner.events
+            await response.write(error_event(status, fault.message, job.path, leg.torn, events))
             await response.write_eof()
         else:
             abort(job.request)  # a body that ends early must not look whole

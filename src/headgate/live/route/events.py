@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from headgate.live.route.verdict import decoded
+
 EVENT_CAP = 1 << 20  # bytes of one event that are kept; a longer one is passed on unread
-DONE = b"data: [DONE]"
+DONE = b"[DONE]"
 ERROR_HEAD = 48  # an error event names its one key within so many bytes
+LAST_EVENTS: dict[str, frozenset[bytes]] = {  # how streams of a path end, besides with [DONE]
+    "/v1/completions": frozenset(),
+    "/v1/chat/completions": frozenset(),
+    "/v1/messages": frozenset((b"message_stop", b"error")),
+    "/v1/responses": frozenset((b"response.completed", b"response.failed", b"response.incomplete", b"error")),
+}
+FAILURES = frozenset((b"error", b"response.failed"))
 
 
 class EventScanner:
@@ -15,11 +24,14 @@ class EventScanner:
     with carriage returns are passed on at once: the end of an event is not known before the next byte.
     """
 
-    __slots__ = ("_cap", "_first", "_last", "_raw", "_skipping", "_tail", "done", "error", "events", "usage")
+    __slots__ = (
+        "_cap", "_ends", "_first", "_last", "_raw", "_skipping", "_tail", "done", "error", "events", "usage"
+    )  # fmt: skip
 
-    def __init__(self, cap: int = EVENT_CAP) -> None:
+    def __init__(self, cap: int = EVENT_CAP, path: str = "") -> None:
+        self._ends = LAST_EVENTS.get(path, frozenset())
         self.events = 0  # events with data
-        self.done = False  # `[DONE]` came
+        self.done = False  # `[DONE]` came, or what else ends a stream of this path
         self.error: bytes | None = None  # the data of the newest event that looks like an error
         self.usage: bytes | None = None  # the data of the newest event with a usage object
         self._first: bytes | None = None
@@ -42,7 +54,8 @@ class EventScanner:
     def feed(self, chunk: bytes) -> bytes:
         """Look at the next bytes; what is returned may be sent to the client now."""
         if (
-            chunk.startswith(b"data: {")
+            not self._ends
+            and chunk.startswith(b"data: {")
             and chunk.endswith(b"\n\n")
             and chunk.count(b"\n") == 2
             and self._first is not None
@@ -59,7 +72,13 @@ class EventScanner:
         return self._feed_parts(chunk)
 
     def rest(self) -> bytes:
-        """Bytes held back at the end of the stream: the beginning of an event that never ended."""
+        """Bytes held back at the end of the stream: the beginning of an event that never ended.
+
+        The last event counts also where the empty line behind it is missing.
+        """
+        piece = bytes(self._tail).rstrip(b"\n")
+        if piece and not self._skipping and self._is_last(piece, payload(_data_lines(piece))):
+            self.done = True
         return b"" if self._raw or self._skipping else bytes(self._tail)
 
     def _feed_parts(self, chunk: bytes) -> bytes:
@@ -124,10 +143,23 @@ class EventScanner:
             self._note_first(payload(data))
         if b'"usage"' in data and b'"usage":null' not in data:
             self.usage = payload(data)
-        elif data == DONE:
-            self.done = True
         elif b'"error"' in data[:ERROR_HEAD]:
             self.error = payload(data)
+        if self._is_last(piece, payload(data)):
+            self.done = True
+
+    def _is_last(self, piece: bytes, data: bytes) -> bool:
+        """Whether nothing may follow this event. One without a name is known by its type."""
+        if data.strip() == DONE:
+            return True
+        if not self._ends:
+            return False
+        name = _name(piece)
+        if not name and any(each in data for each in self._ends):
+            name = str(decoded(data).get("type")).encode()
+        if name in FAILURES:
+            self.error = data
+        return name in self._ends
 
     def _note_first(self, data: bytes) -> None:
         if self._first is None:
@@ -138,6 +170,12 @@ def _data_lines(piece: bytes) -> bytes:
     """The data of an event as one line; comments, names and ids are left out."""
     lines = [payload(line) for line in piece.split(b"\n") if line.startswith(b"data:")]
     return b"data: " + b"\n".join(lines) if lines else b""
+
+
+def _name(piece: bytes) -> bytes:
+    """The name of an event, empty where it has none."""
+    names = [line[6:].strip() for line in piece.split(b"\n") if line.startswith(b"event:")]
+    return names[-1] if names else b""
 
 
 def payload(line: bytes) -> bytes:

@@ -187,12 +187,14 @@ class Gate(GuardedRouter):
         role: str | None = None,
         taken: int | None = None,
         most: int | None = None,
+        group: str | None = None,
     ) -> None:
         """What is given changes. Down or drained is `up=False`: requests on it stay counted until `end`."""
         if id not in self.desk.engines:
             raise InputError(f"there is no engine {id}; add it first")
         state = self.desk.engines[id]
-        asked = {"up": up, "seats": seats, "prompts": prompts, "role": role, "taken": taken, "most": most}
+        asked = {"up": up, "seats": seats, "prompts": prompts, "role": role, "taken": taken, "most": most,
+                 "group": group}  # fmt: skip
         before = {name: getattr(state, name) for name in asked}
         for name, value in asked.items():
             if value is not None:

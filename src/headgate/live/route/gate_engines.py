@@ -17,13 +17,19 @@ SPARE = 1 / 16  # of its seats that an engine may have queued inside, before rou
 class EngineState:
     """What is known of one engine apart from the requests on it."""
 
-    __slots__ = ("most", "prompts", "role", "rooms", "seats", "taken", "up")
+    __slots__ = ("group", "most", "prompts", "role", "rooms", "seats", "taken", "up")
 
     def __init__(
-        self, seats: int, prompts: int = 1, role: str = AUTO, rooms: Callable[[str], Room] | None = None
+        self,
+        seats: int,
+        prompts: int = 1,
+        role: str = AUTO,
+        rooms: Callable[[str], Room] | None = None,
+        group: str = "",
     ) -> None:
         """`rooms` replaces the usual room of a role: to repeat a simulation one needs the simulator's."""
         self.seats, self.prompts, self.role, self.rooms = seats, prompts, role, rooms
+        self.group = group  # engines of one group can send KV to each other
         self.up = True
         self.taken = 0  # seats held by requests that this gate did not send
         self.most = UNBOUNDED  # requests it may have in all: a breaker that tries it again allows one
@@ -65,6 +71,12 @@ def live_room(role: str, seats: int, prompts: int, deep: bool, taken: int = 0, m
     if role in (SOLO, DECODE):
         return Room(0, total, total)
     return Room(at_once, total, total)
+
+
+def paired(engines: Mapping[int, EngineState]) -> set[int]:
+    """Engines that can hand KV to another one of their group that is up; all that repeat a simulation."""
+    up: Counter[str] = Counter(each.group for each in engines.values() if each.up)
+    return {id for id, each in engines.items() if each.rooms is not None or up[each.group] > each.up}
 
 
 def assign(

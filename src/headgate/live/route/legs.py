@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -34,9 +34,10 @@ class Legs:
         metrics: Metrics,
         changed: Callable[[Upstream], None],
         now: Callable[[], float],
+        upstreams: Mapping[int, Upstream],
     ) -> None:
         self.config, self.metrics, self.now = config, metrics, now
-        self._connections, self._changed = connections, changed
+        self._connections, self._changed, self._upstreams = connections, changed, upstreams
         self.stopping = False
         self.open_calls: set[OpenLeg] = set()
         self.turns = Turns()  # for all work on bodies
@@ -55,7 +56,7 @@ class Legs:
             limits.idle,
             limits.answer_buffer,
             limits.event,
-            limits.retry_500,
+            limits.retry_500 or upstream.breaker.suspected,
         )
         return OpenLeg(self, upstream, Leg(self._connections, upstream.url, path, times))
 
@@ -84,15 +85,32 @@ class Legs:
         upstream.breaker.succeeded()
 
     def failed(self, upstream: Upstream, fault: LegError) -> None:
-        """It did not; the breaker counts what is the engine's failure."""
+        """It did not; the breaker counts what is surely the engine's failure."""
         self.metrics.faults.labels(str(upstream.id), fault.fault.value).inc()
         if fault.fault is Fault.BUSY:
             upstream.busy = True
-        if fault.trips:
-            upstream.breaker.failed(self.now())
-            log.warning("engine %d: %s", upstream.id, fault.message)
+        if fault.doubtful:
+            upstream.breaker.doubted()
+        elif fault.trips:
+            self._count(upstream, fault.answered, fault.message)
         else:
             upstream.breaker.gone()
+
+    def blame(self, upstream: Upstream, better: Upstream) -> None:
+        """Another engine has served the request that this one answered with an error."""
+        self._count(upstream, True, f"it answered with an error to what engine {better.id} served")
+        self._changed(upstream)
+
+    def _count(self, upstream: Upstream, answered: bool, why: str) -> None:
+        upstream.breaker.failed(self.now(), may_open=not answered or self._may_close_off(upstream))
+        log.warning("engine %d: %s", upstream.id, why)
+
+    def _may_close_off(self, upstream: Upstream) -> bool:
+        """Would half of the engines still be up? The last ones are used as long as they answer."""
+        now = self.now()
+        there = [each for each in self._upstreams.values() if not (each.retired or each.draining)]
+        up = sum(each.up(now) for each in there if each is not upstream)
+        return up > 0 and len(there) <= 2 * up
 
     def headers(self, job: Job, upstream: Upstream, id: str = "") -> CIMultiDict[str]:
         """The headers of a call for this request to this engine; `id` where it is not the request's own."""
@@ -121,6 +139,7 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
             self.fail(LegError(Fault.STATUS, f"the engine answered {self.leg.status}", self.leg.status))
         elif self.leg.streaming:
             self.upstream.took_first_token(self._legs.now() - sent)
+            self.upstream.breaker.cleared()
             if self.upstream.breaker.state is State.HALF_OPEN:
                 self.good()  # a probe has told enough; the next may come
                 self._legs.tell(self.upstream)

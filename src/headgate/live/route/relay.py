@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import NamedTuple, Protocol
 
 import aiohttp
 from multidict import CIMultiDict
 
+from headgate.live.route.answers import error_object
 from headgate.live.route.body import Body
 from headgate.live.route.client_writer import ClientWriter
 from headgate.live.route.connections import Answer, Connections
-from headgate.live.route.events import EventScanner
+from headgate.live.route.events import LAST_EVENTS, EventScanner
 from headgate.live.route.headers import connection_names, to_client
 from headgate.live.route.progress import Progress
 from headgate.live.route.tap import Tap
@@ -26,7 +28,6 @@ from headgate.live.route.verdict import (
     usage_of,
 )
 
-DONE_ENDS = ("/v1/completions", "/v1/chat/completions")  # whose streams end with [DONE]
 ERROR_BODY = 1 << 20  # bytes of an engine's error that are passed on
 HELD_EVENTS = 2  # events without text that are held back at most
 
@@ -61,7 +62,7 @@ class Leg:
         self.scans = False  # are its events read? Those of a compressed stream are not
         self.whole = False  # the answer is complete in `head`
         self.head = b""  # to be sent to the client first
-        self.scanner = EventScanner(times.event)
+        self.scanner = EventScanner(times.event, path)
         self._connections, self._url, self._path, self._times = connections, url, path, times
         self._answer: Answer | None = None
         self._usage: Usage | None = None
@@ -109,7 +110,7 @@ class Leg:
         rest = self.scanner.rest()
         self._sent_rest = bool(rest)
         last += rest
-        if self.scans and not self.scanner.done and self._path in DONE_ENDS:
+        if self.scans and not self.scanner.done and self._path in LAST_EVENTS:
             await client.write(last)
             raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
         return last
@@ -191,16 +192,20 @@ class Leg:
         elif kind.startswith("text/event-stream"):
             self.streaming, self.scans = True, plain
             await (self._first_event() if plain else self._first_bytes())
+        elif kind.startswith("text/"):  # a page of something before the engine
+            raise LegError(Fault.GARBAGE, "the engine's answer is a text, not JSON or events")
         else:
             await self._read_answer(plain)
 
     async def _read_error(self, kind: str) -> None:
         body = await self._read_up_to(ERROR_BODY)
         if body is None:
-            raise LegError(
-                Fault.GARBAGE, f"the engine's error {self.status} is larger than {ERROR_BODY} bytes"
-            )
-        _raise(judge_status(self.status, body, kind, self._times.retry_500))
+            # vLLM repeats what it does not understand: the length follows the request, not the engine
+            message = f"the engine's error {self.status} is larger than {ERROR_BODY} bytes"
+            told = json.dumps(error_object(self.status, message)).encode()
+            raise LegError(Fault.STATUS, message, self.status, told, retry=False)
+        after = self.headers.get("Retry-After")
+        _raise(judge_status(self.status, body, kind, self._times.retry_500, after))
         self.head, self.whole = body, True
 
     async def _read_answer(self, plain: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -119,6 +120,25 @@ class GuardedServer(web.Server):
         client = self._clients.pop(handler, None)
         if client is not None:
             self.open.give_back(client)
+
+    def cut_hung_up(self) -> None:
+        """End connections whose clients hung up behind what is not read yet, such as pipelined requests.
+
+        Nothing more is read from them while requests wait, so their end is asked for. Linux tells it.
+        """
+        if not hasattr(select, "POLLRDHUP"):
+            return
+        gone = select.poll()
+        paused = {}
+        for handler in self._connections:
+            transport = handler.transport
+            if transport is not None and (handler._reading_paused or handler._buffer_paused):
+                number = transport.get_extra_info("socket").fileno()
+                if number >= 0:
+                    paused[number] = transport
+                    gone.register(number, select.POLLRDHUP)
+        for number, _ in gone.poll(0) if paused else ():
+            paused[number].abort()
 
     def _check(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         if self._guards.pop(handler, None) is not None:

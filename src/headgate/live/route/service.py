@@ -117,7 +117,7 @@ class Service:
             if fault.content_type:
                 headers["Content-Type"] = fault.content_type
             if fault.status in (429, 503):
-                headers["Retry-After"] = str(max(1, round(1 + 4 * random.random())))
+                headers["Retry-After"] = fault.retry_after or str(max(1, round(1 + 4 * random.random())))
             return web.Response(status=fault.status, body=fault.body, headers=headers)
         if self.legs.stopping:
             raise RefusedError(503, "draining", SHUTTING_DOWN, 5)
@@ -139,6 +139,7 @@ class _Handling:
         self._timer: asyncio.TimerHandle | None = None
         self._last_failed = -1
         self._detached = False  # a prefill that outlives its client ends the ticket
+        self._doubted: Upstream | None = None  # it answered with an error that may be the request's own
 
     async def run(self) -> web.StreamResponse:
         """Try until an engine's first token is there, then pass its answer on."""
@@ -151,22 +152,51 @@ class _Handling:
             except LegError as fault:
                 job.fault = fault.fault.value
                 self._drop_call()
-                if not service.may_retry(job, fault):
+                if not self._worth_a_try(fault) or not service.may_retry(job, fault):
                     self.how = End.ABORTED
                     return service.final(job, fault)
                 service.legs.metrics.retries.labels(fault.fault.value).inc()
                 self._go_back()
                 continue
             self._first_token()
+            if self._doubted is not None and self._doubted is not call.upstream:
+                self._compare(self._doubted, call.upstream, call.leg.status)
             response = await deliver(job, call, service, self.ticket)
             self.how = End.STOPPED if job.outcome == "ok" else End.ABORTED
             return response
 
+    def _worth_a_try(self, fault: LegError) -> bool:
+        """Whether another engine may do better.
+
+        What two engines have answered with an error is the request's own. So one that
+        every engine answers so reaches two of them and counts against none.
+        """
+        if not fault.doubtful:
+            return True
+        here, before = self.service.upstreams[self.job.engine], self._doubted
+        if before is None:
+            self._doubted, now = here, self.service.now()
+            return any(each.up(now) for each in self.service.upstreams.values() if each is not here)
+        if before is not here:
+            self._compare(before, here, fault.status or 500)
+        return False
+
+    def _compare(self, doubted: Upstream, other: Upstream, status: int) -> None:
+        """Two engines have answered the request: the first with an error, the other with this status."""
+        self._doubted = None
+        if status < 400:
+            self.service.legs.blame(doubted, other)
+            return
+        doubted.breaker.cleared()
+        if status >= 500:
+            other.breaker.cleared()
+
     def _go_back(self) -> None:
-        """To the head of the queue; after two tries the request is not split again."""
+        """To the head of the queue. After two tries, or to find out whose an error is, it is sent whole."""
         self._last_failed = self.ticket.engine
         if self.ticket.state not in (State.QUEUED, State.GONE):
-            self.service.gate.back(self.ticket, whole=True if self.job.tries >= 2 else None)
+            whole = self.job.tries >= 2 or self._doubted is not None
+            self.service.gate.back(self.ticket, whole=True if whole else None)
 
     async def _call(self, move: Move) -> OpenLeg:
         """The call at its place, up to its first token."""

@@ -10,7 +10,14 @@ from secrets import token_hex
 from headgate.core.policy import End
 from headgate.live.route.body import Body
 from headgate.live.route.gate import Gate, Ticket
-from headgate.live.route.handover import KvParams, decode_body, making_prefill, making_release, read_params
+from headgate.live.route.handover import (
+    SHARE_OF_LEASE,
+    KvParams,
+    decode_body,
+    making_prefill,
+    making_release,
+    read_params,
+)
 from headgate.live.route.job import Job
 from headgate.live.route.legs import Legs, OpenLeg
 from headgate.live.route.upstream import Upstream
@@ -19,6 +26,7 @@ from headgate.live.route.verdict import Fault, LegError
 log = logging.getLogger("headgate.route")
 RELEASE_TIMEOUT = 5.0  # seconds
 RELEASES = 3  # engines that are asked to release KV, where the first cannot be reached
+SOON = 0.1  # of a lease, from the prefill on: KV is there, even where leases are shorter than we are told
 CONSUMED = 5.0  # seconds in which a decode that does not stream has surely read its KV
 
 
@@ -80,13 +88,20 @@ class Splitter:
             raise
 
     async def _decode(self, job: Job, call: OpenLeg, body: Body, params: KvParams) -> None:
+        owner = self.upstreams[params.owner]
+        late = params.deadline - (SHARE_OF_LEASE - SOON) * self.legs.config.kv.lease
+        owner.reading.append(late)
         try:
             await call.start(job, body)
+            if self.now() > late:
+                owner.read_late = self.now()
         except LegError as fault:
             if fault.fault is Fault.CONNECT:
                 params.not_sent()
                 self.release(job, params)
             raise
+        finally:
+            owner.reading.remove(late)
 
     async def _consumed(self, job: Job, ticket: Ticket, call: OpenLeg, task: asyncio.Task[None]) -> None:
         """Wait for the first token of a decode without a client; an answer that does not stream has none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from math import inf
 
 from headgate.core.errors import InputError
 from headgate.live.route.breaker import Breaker, State
@@ -59,6 +60,8 @@ class Upstream:
     events: int = 0  # relayed
     tokens_per_event: float = 1.0  # learned from its counter of tokens
     warned_no_params: bool = False
+    reading: list[float] = field(default_factory=list)  # of its KV, now: when each began to be late
+    read_late: float = -inf  # when KV of it was last read late, or could have been
 
     @property
     def url(self) -> str:
@@ -92,6 +95,10 @@ class Upstream:
         self.first_token += (seconds - self.first_token) * (
             SMOOTHING if self.samples > 1 or self.first_token else 1
         )
+
+    def may_be_misread(self, now: float, span: float) -> bool:
+        """Whether an answer of the last `span` seconds may rest on KV that it did not hold any more."""
+        return now - self.read_late <= span or any(now > late for late in self.reading)
 
     def eject(self, now: float, pause: float) -> None:
         """It is much slower than the others: leave it alone for a while, longer each time."""

@@ -48,11 +48,24 @@ class LegError(Exception):
         super().__init__(message)
         self.fault, self.message, self.status, self.body = fault, message, status, body
         self.content_type, self.retry = content_type, retry
+        self.retry_after: str | None = None  # as the engine said it
 
     @property
     def trips(self) -> bool:
         """Whether the breaker counts it."""
         return self.fault in TRIPS and (self.status == 0 or self.status >= 500)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the engine itself said so, in a whole answer: it lives."""
+        return self.fault in (Fault.STATUS, Fault.ERROR_EVENT)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it may be the request's own: any engine would answer so, as vLLM does with 500 where it
+        cannot fetch an image. Another engine's answer to the same request tells.
+        """
+        return self.answered and self.trips and self.status not in RETRIED
 
 
 class Usage(NamedTuple):
@@ -88,14 +101,18 @@ def usage_of(data: bytes | None) -> Usage | None:
     return Usage(*numbers)
 
 
-def judge_status(status: int, body: bytes, content_type: str, retry_500: bool) -> LegError | None:
+def judge_status(
+    status: int, body: bytes, content_type: str, retry_500: bool, retry_after: str | None = None
+) -> LegError | None:
     """A status other than 2xx as a fault. One that is not retried is passed on as it is: None."""
     if status in RETRIED:
         busy = status == 429 or (status == 503 and b'"Service Unavailable"' in body)
         fault = Fault.BUSY if busy else Fault.STATUS
-        return LegError(fault, f"the engine answered {status}", status, body, content_type)
-    if status == 500 and retry_500:
-        return LegError(Fault.STATUS, "the engine answered 500", status, body, content_type)
+        found = LegError(fault, f"the engine answered {status}", status, body, content_type)
+        found.retry_after = retry_after
+        return found
+    if status >= 500 and retry_500:
+        return LegError(Fault.STATUS, f"the engine answered {status}", status, body, content_type)
     if 300 <= status < 400 or status < 200:
         return LegError(Fault.GARBAGE, f"the engine answered {status}")
     return None

@@ -21,6 +21,7 @@ LEAST_GAP = 0.25  # seconds by which an outlier is slower at least
 METRICS_CAP = 16 << 20  # bytes of an engine's /metrics
 OUTLIER_EVERY = 5.0  # seconds
 ENOUGH_EVENTS = 500  # before tokens per event are learned
+SHOWN_AFTER = 10.0  # seconds in which an engine surely counts what it was told
 FOREIGN_WINDOW = 3  # scrapes whose least difference counts as others' load
 
 
@@ -116,7 +117,11 @@ class Watch:
         self._learn_tokens(engine)
         for name, value in engine.load.alarms.items():
             if "expiry" in name and before.at and value > before.alarms.get(name, 0.0):
-                log.error("engine %d: %s rose to %d: an answer may be wrong", engine.id, name, value)
+                # one that gives KV up, or has no client any more, tells its owner, too
+                if engine.may_be_misread(self._now(), SHOWN_AFTER + 2 * self.health.every):
+                    log.error("engine %d: %s rose to %d: an answer may be wrong", engine.id, name, value)
+                else:
+                    log.warning("engine %d: %s rose to %d: KV was given up late", engine.id, name, value)
 
     def _learn_tokens(self, engine: Upstream) -> None:
         """Tokens per event, from its counter of tokens over the events relayed since it was first seen.

@@ -7,7 +7,19 @@ from typing import Final
 
 from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
-from headgate.core.fleet import DECODE, PREFILL, STAY, Fleet, Move, Replica, RoutePolicy, Routing, Stage
+from headgate.core.fleet import (
+    ANY,
+    CLOSED,
+    DECODE,
+    PREFILL,
+    STAY,
+    Fleet,
+    Move,
+    Replica,
+    RoutePolicy,
+    Routing,
+    Stage,
+)
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.methods.balance.assigned import Assigned, Loads, one_move
@@ -24,6 +36,7 @@ class Split(RoutePolicy):
     A prompt goes to the prefill engine with the fewest prompt tokens to do, an output to the decode engine
     with the fewest requests, both at once: engines queue. The split never changes by itself; what it should
     be is the planner's business (`planners.splitting`). Engines are found by their roles where these change.
+    While one engine alone is up it does both, and requests are sent whole: there is nowhere to hand KV to.
     """
 
     sends_at_once = True
@@ -46,9 +59,15 @@ class Split(RoutePolicy):
         self._tokens, self._outputs = Loads(makers), Loads(users)
         self._prompt_at: dict[int, tuple[int, int]] = {}  # engine, and the tokens it was given with
         self._decode_at: dict[int, int] = {}
+        self._whole: set[int] = set()  # of those in `_prompt_at`: their output stays at that engine
+        self._alone = False  # one engine is up
+        self._wished: tuple[tuple[int, str], ...] = ()  # roles to ask for
+        self._roles_before: dict[int, str] = {}  # of engines that did both since
 
     def roles(self, engines: int) -> tuple[str, ...]:
-        """The first prefill, the others decode."""
+        """The first prefill, the others decode; one alone does both."""
+        if engines == 1:
+            return (ANY,)
         return (PREFILL,) * self.prefill + (DECODE,) * (engines - self.prefill)
 
     def arrived(self, request: Request, now: float) -> None:
@@ -65,8 +84,11 @@ class Split(RoutePolicy):
         id, engine, stage = move
         if stage is not DECODE_ONLY:
             self._prompts.drop(id)
-            if stage is WHOLE:
+            if id not in self._prompt_at or self._prompt_at[id][0] != engine:
                 self._prompt_ended(request)
+                self._weigh_prompt(request, engine)
+            if stage is WHOLE:
+                self._whole.add(id)
             return
         self._decodes.drop(id)
         if self._decode_at.get(id) != engine:
@@ -75,11 +97,15 @@ class Split(RoutePolicy):
             self._give_again(())
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """Its output is given to an engine, unless it was sent whole."""
+        """Its output is given to an engine; that of a whole one weighs where it is."""
         self._prompts.touch(replica)
         if request.id in self._prompt_at:
+            whole = request.id in self._whole
             self._prompt_ended(request)
-            self._give_decode(request)
+            if whole:
+                self._weigh_decode(request, replica)
+            else:
+                self._give_decode(request)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
         """It no longer counts as load."""
@@ -97,8 +123,13 @@ class Split(RoutePolicy):
         """Decodes first, so that prefill engines get rid of their KV."""
         found, stage = self._decodes.next(fleet), DECODE_ONLY
         if found is None:
-            found, stage = self._prompts.next(fleet), PROMPT_ONLY
-        return STAY if found is None else one_move(*found, stage)
+            found, stage = self._prompts.next(fleet), WHOLE if self._alone else PROMPT_ONLY
+        if found is not None:
+            return one_move(*found, stage)
+        if not self._wished:
+            return STAY
+        roles, self._wished = self._wished, ()
+        return Routing(roles=roles)
 
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
         """Prompts and outputs in service weigh where they are; those who wait are given to an engine."""
@@ -108,8 +139,10 @@ class Split(RoutePolicy):
                 self._give_decode(place.request)
             elif place.decoding:
                 self._weigh_decode(place.request, place.replica)
-            elif place.stage is PROMPT_ONLY:
+            else:
                 self._weigh_prompt(place.request, place.replica)
+                if place.stage is WHOLE:
+                    self._whole.add(id)
         for queue in fleet.queues.values():
             for request in queue.values():
                 self._give_prompt(request)
@@ -129,6 +162,23 @@ class Split(RoutePolicy):
         self._users = _open(replicas, DECODE, lambda each: each.room.decodes)
         self._tokens.only(self._makers, len(replicas))
         self._outputs.only(self._users, len(replicas))
+        up = [each for each in replicas if each.room != CLOSED]
+        self._alone = len(up) == 1
+        self._wished = self._roles_for(up)
+
+    def _roles_for(self, up: Sequence[Replica]) -> tuple[tuple[int, str], ...]:
+        """An engine alone must do both, and has its role again when another is there."""
+        before = self._roles_before
+        if len(up) == 1:
+            each = up[0]
+            if each.room.prompts and each.room.decodes:
+                return ()
+            before.setdefault(each.id, each.role)
+            return ((each.id, ANY),)
+        back = tuple((each.id, before[each.id]) for each in up if each.id in before and each.role == ANY)
+        if up:
+            before.clear()
+        return back
 
     def _give_prompt(self, request: Request, first: bool = False) -> None:
         engine = self._tokens.least()
@@ -156,6 +206,7 @@ class Split(RoutePolicy):
 
     def _prompt_ended(self, request: Request) -> None:
         engine, tokens = self._prompt_at.pop(request.id, (None, 0))
+        self._whole.discard(request.id)
         if engine is not None:
             self._tokens.add(engine, -tokens)
             self._prompts.touch(engine)

@@ -30,7 +30,8 @@ def classes(keyed: bool = True) -> Classes:
         ((BOB, "urgent", "m", "batch", 9999), "both"),
         ((BOB, "urgent", "qwen-coder", "batch", 9999), "coder"),  # bob may not choose
         ((Key("carol", b"", True), "urgent", "qwen-coder", None, 0), "asked"),
-        ((BOB, None, "x", "batch", 9999), "tagged"),
+        ((Key("carol", b"", True), None, "x", "batch", 9999), "tagged"),
+        ((BOB, None, "x", "batch", 9999), "long"),  # nor by a field of the body
         ((BOB, None, "x", "nonsense", 9999), "long"),
         ((BOB, None, "x", "nonsense", 4095), "default"),
         ((None, "urgent", "", None, 0), "default"),
@@ -42,6 +43,7 @@ def test_first_kind_of_rule_decides(traits: tuple, name: str) -> None:
 
 def test_the_header_counts_where_there_are_no_keys() -> None:
     assert classes(keyed=False).of(None, "urgent", "", None, 0).name == "asked"
+    assert classes(keyed=False).of(None, None, "", "batch", 0).name == "tagged"
 
 
 def test_a_class_without_rules_takes_nothing() -> None:

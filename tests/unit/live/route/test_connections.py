@@ -38,8 +38,56 @@ def test_a_connection_whose_answer_was_not_read_is_not_used_again() -> None:
                     response.close()
                 await world.settled()
             calls = [each for each in world.engines[0].seen if each.method == "POST"]
-            assert all(each.closed.is_set() for each in calls)
+            await until(lambda: all(each.closed.is_set() for each in calls))
             assert len({each.connection for each in calls}) == 2
+
+    run(work())
+
+
+def late(seconds: float):
+    """An engine that answers everything twice."""
+
+    async def script(call: Call) -> None:
+        body = json.dumps({"choices": [{"text": call.seen.json["prompt"]}]}).encode()
+        await call.answer(200, body)
+
+        async def again() -> None:
+            await asyncio.sleep(seconds)
+            await call.answer(200, body)
+
+        call.engine._tasks.add(asyncio.create_task(again()))
+
+    return script
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.005])
+def test_an_engine_that_answers_twice_has_no_connection_for_two_clients(seconds: float) -> None:
+    async def work() -> None:
+        async with routed(late(seconds)) as world:
+            await world.ask(prompt="first")
+            (connection,) = [each.writer for each in world.engines[0].calls]
+            await until(connection.transport.is_closing)
+            for number in range(30):
+                answer = await world.ask(prompt=f"p{number}")
+                assert answer.json["choices"][0]["text"] == f"p{number}"
+            assert len({each.connection for each in world.engines[0].seen}) == 31
+            await world.settled()
+
+    run(work())
+
+
+def test_a_proxy_that_closes_an_idle_connection_is_no_such_engine() -> None:
+    async def work() -> None:
+        async with routed(stream) as world:
+            await world.ask()
+            await world.settled()
+            (call,) = world.engines[0].calls
+            await call.raw(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            await until(call.writer.transport.is_closing)
+            for _ in range(2):
+                assert (await world.ask()).status == 200
+                await world.settled()
+            assert len({each.connection for each in world.engines[0].seen}) == 2
 
     run(work())
 

@@ -163,3 +163,50 @@ def test_admin_tells_metrics_books_and_engines() -> None:
                 assert outside.status == 404
 
     run(work())
+
+
+PAGES = {
+    "another site": {"Origin": "https://evil.example"},
+    "a sandboxed frame": {"Origin": "null"},
+    "another site, without an origin": {"Sec-Fetch-Site": "cross-site"},
+    "a name that leads here": {"Host": "evil.example:9300"},
+    "a name like ours": {"Host": "localhost.evil.example"},
+    "no name": {"Host": "a b"},
+}
+
+
+@pytest.mark.parametrize("headers", PAGES.values(), ids=PAGES)
+def test_web_pages_do_not_reach_the_operator_s_address(headers: dict[str, str]) -> None:
+    async def work() -> None:
+        async with routed(stream) as world:
+            drain = world.admin + "/admin/engines/0/drain"
+            async with world.client.post(drain, headers=headers) as told:
+                assert told.status == 403 and "use" in (await told.json())["error"]
+            assert not world.app.upstreams[0].draining
+            async with world.client.get(world.admin + "/engines", headers=headers) as told:
+                assert told.status == 403
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:9300", "127.0.0.1", "127.1.2.3:1", "[::1]:9300", "[::1]"]
+)
+def test_the_operator_s_address_has_its_own_names(host: str) -> None:
+    async def work() -> None:
+        async with routed(stream) as world:
+            headers = {"Host": host, "Sec-Fetch-Site": "none"}
+            async with world.client.post(world.admin + "/admin/engines/0/drain", headers=headers) as told:
+                assert told.status == 200 and world.app.upstreams[0].draining
+
+    run(work())
+
+
+def test_an_operator_s_address_that_others_reach_may_have_any_name_and_serves_no_pages() -> None:
+    async def work() -> None:
+        async with routed(stream, front={"admin": "0.0.0.0:0"}) as world:
+            for headers, status in (({"Host": "route.svc:9300"}, 200), ({"Origin": "http://route.svc"}, 403)):
+                async with world.client.get(world.admin + "/engines", headers=headers) as told:
+                    assert told.status == status
+
+    run(work())

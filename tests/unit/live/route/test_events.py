@@ -63,6 +63,34 @@ def test_byte_by_byte(stream: bytes) -> None:
     assert seen(scanner) == naive(stream)
 
 
+NAMED = (
+    b'event: message_start\ndata: {"type":"message_start"}\n\ndata: {"type":"x","text":"message_stop"}\n\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "last", "done", "failed"),
+    [
+        ("/v1/messages", b'event: message_stop\ndata: {"type":"message_stop"}\n\n', True, False),
+        ("/v1/messages", b'data: {"type": "message_stop"}\n\n', True, False),
+        ("/v1/messages", b'event: error\r\ndata: {"type":"error"}\r\n\r\n', True, True),
+        ("/v1/messages", b'event: message_delta\ndata: {"type":"message_stop"}\n\n', False, False),
+        ("/v1/responses", b'event: response.failed\ndata: {"usage":{}}\n\n', True, True),
+        ("/v1/responses", b'event: response.completed\ndata: {"usage":{}}\n', True, False),
+        ("/v1/completions", b'event: message_stop\ndata: {"type":"message_stop"}\n\n', False, False),
+    ],
+)
+def test_the_last_event_of_a_path_at_every_split_position(
+    path: str, last: bytes, done: bool, failed: bool
+) -> None:
+    stream = NAMED + last
+    for first in range(len(stream) + 1):
+        scanner = EventScanner(path=path)
+        passed = b"".join(scanner.feed(part) for part in (stream[:first], stream[first:]) if part)
+        assert passed + scanner.rest() == stream
+        assert (scanner.done, scanner.error is not None) == (done, failed), first
+
+
 PIECES = st.sampled_from(
     [
         b"data: x",

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from fake_engines import Call, stream
+from headgate.live.route.breaker import State as BreakerState
 from router_world import routed, run, until
 
 Script = Callable[[Call], Awaitable[None]]
@@ -73,6 +74,10 @@ async def garbage(call: Call) -> None:
     call.reset()
 
 
+async def login_page(call: Call) -> None:
+    await call.answer(200, b"<html>please log in</html>", "text/html; charset=utf-8")
+
+
 async def redirect(call: Call) -> None:
     await call.answer(307, b"", more="Location: http://169.254.169.254/\r\n")
 
@@ -101,6 +106,7 @@ RETRIED: dict[str, tuple[Script, str, bool]] = {  # the script, its fault, wheth
     "429": (status(429), "busy", False),
     "not HTTP": (garbage, "garbage", True),
     "redirect": (redirect, "garbage", True),
+    "200 with a page": (login_page, "garbage", True),
 }
 
 
@@ -174,8 +180,7 @@ def test_passed_on_unchanged_and_not_retried(script: Script, code: int) -> None:
             assert answer.status == code
             assert answer.body == next(call.sent for engine in world.engines for call in engine.calls)
             assert sum(len(engine.seen) for engine in world.engines) == 1
-            failures = sum(each.breaker._row for each in world.app.upstreams.values())
-            assert failures == (1 if code >= 500 else 0)
+            assert not any(each.breaker._row for each in world.app.upstreams.values())
             await world.settled()
 
     run(work())
@@ -183,11 +188,119 @@ def test_passed_on_unchanged_and_not_retried(script: Script, code: int) -> None:
 
 def test_500_is_retried_where_configured() -> None:
     async def work() -> None:
-        async with routed(status(500), status(500), limits={"retry_500": True}) as world:
+        async with routed(*[status(500)] * 3, limits={"retry_500": True}) as world:
             answer = await world.stream()
             assert answer.status == 500
-            assert sum(len(engine.seen) for engine in world.engines) == 3
+            assert sorted(len(engine.seen) for engine in world.engines) == [0, 1, 1]  # it is the request's
             await world.settled()
+
+    run(work())
+
+
+ANSWERED = {"500": status(500), "501": status(501), "error event": error_event}
+
+
+def poisoned_by(script: Script) -> Script:
+    """An engine that answers so to what its client asks for, and serves everything else."""
+
+    async def chooses(call: Call) -> None:
+        await (script if "poison" in call.seen.json["prompt"] else stream)(call)
+
+    return chooses
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("router", ["least-loaded", "split:prefill=2"])
+@pytest.mark.parametrize("script", ANSWERED.values(), ids=ANSWERED)
+def test_errors_that_follow_a_client_open_no_breaker(script: Script, router: str, streams: bool) -> None:
+    async def work() -> None:
+        async with routed(*[poisoned_by(script)] * 4, router={"name": router}) as world:
+            world.app.service.budget.share = 1.0
+            asked = [
+                world.ask(prompt=("poison" if number % 2 else "fine") + f" {number}", stream=streams)
+                for number in range(40)
+            ]
+            answers = await asyncio.gather(*asked)
+            assert {each.status for each in answers[::2]} == {200}
+            assert not {each.status for each in answers[1::2]} & {200, 503}
+            tries = [int(each.headers["x-headgate-tries"]) for each in answers[1::2]]
+            assert max(tries) <= 2
+            assert not any(each.breaker.opened or each.breaker._row for each in world.app.upstreams.values())
+            await world.settled()
+
+    run(work())
+
+
+@pytest.mark.parametrize("router", ["least-loaded", "split:prefill=1"])
+@pytest.mark.parametrize("script", ANSWERED.values(), ids=ANSWERED)
+def test_an_engine_that_fails_everyone_is_found_out_and_closed_off(script: Script, router: str) -> None:
+    async def work() -> None:
+        limits = {"retry_share": 1.0}
+        async with routed(script, stream, stream, stream, router={"name": router}, limits=limits) as world:
+            states = [each.breaker for each in world.app.upstreams.values()]
+            answers = []
+            while not states[0].opened:
+                answers.append(await world.stream(prompt=f"fine {len(answers)}"))
+                assert len(answers) < 200
+            failed = [each for each in answers if each.status != 200]
+            assert len(failed) <= 3  # then errors of this engine are tried elsewhere
+            assert [each.opened for each in states] == [1, 0, 0, 0]
+            seen = len(world.engines[0].seen)
+            assert {(await world.stream()).status for _ in range(8)} == {200}
+            assert len(world.engines[0].seen) == seen
+            await world.settled()
+
+    run(work())
+
+
+@pytest.mark.parametrize("script", [status(500), status(502), error_event], ids=["500", "502", "error event"])
+def test_half_of_the_engines_stay_as_long_as_they_answer(script: Script) -> None:
+    async def work() -> None:
+        async with routed(*[script] * 4, limits={"retry_share": 1.0}) as world:
+            assert not {(await world.stream()).status for _ in range(40)} & {200, 503}
+            assert sum(each.up(world.app.now()) for each in world.app.upstreams.values()) >= 2
+            await world.settled()
+
+    run(work())
+
+
+def test_a_probe_that_the_request_itself_fails_leaves_the_breaker_half_open() -> None:
+    async def work() -> None:
+        async with routed(poisoned_by(status(500)), poisoned_by(status(500))) as world:
+            breaker = world.app.upstreams[0].breaker
+            for _ in range(5):
+                breaker.failed(world.app.now())
+            breaker._until = 0.0  # ten seconds later
+            world.app.watch.tell(world.app.upstreams[0])
+            world.app.drain_engine(world.app.upstreams[1], True)
+            assert (await world.stream(prompt="poison")).status == 500
+            assert breaker.state is BreakerState.HALF_OPEN and breaker.opened == 1
+            assert [(await world.stream()).status for _ in range(2)] == [200, 200]
+            assert breaker.state is BreakerState.CLOSED
+
+    run(work())
+
+
+def test_a_request_goes_whole_to_an_engine_of_another_role_where_all_of_its_own_failed() -> None:
+    async def work() -> None:
+        async with routed(reset_before_head, stream, stream, router={"name": "split:prefill=1"}) as world:
+            answer = await world.stream()
+            assert answer.status == 200 and answer.headers["x-headgate-tries"] == "3"
+            await world.settled()
+
+    run(work())
+
+
+def test_an_error_too_long_to_pass_on_keeps_its_status_and_is_not_tried_elsewhere() -> None:
+    async def repeats(call: Call) -> None:
+        await call.answer(400, b"x" * (2 << 20))
+
+    async def work() -> None:
+        async with routed(repeats, repeats) as world:
+            answer = await world.stream()
+            assert answer.status == 400 and "larger than" in answer.json["error"]["message"]
+            assert sum(len(engine.seen) for engine in world.engines) == 1
+            assert not any(each.breaker._row for each in world.app.upstreams.values())
 
     run(work())
 
@@ -228,6 +341,19 @@ def test_the_engine_s_answer_is_passed_on_when_no_try_is_left() -> None:
             assert answer.json["error"]["type"] == "Service Unavailable"
             assert 1 <= int(answer.headers["Retry-After"]) <= 60
             await world.settled()
+
+    run(work())
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_the_engine_s_retry_after_is_passed_on(code: int) -> None:
+    async def busy(call: Call) -> None:
+        await call.answer(code, b'{"error": {"type": "Service Unavailable"}}', more="Retry-After: 37\r\n")
+
+    async def work() -> None:
+        async with routed(busy, limits={"tries": 1}) as world:
+            answer = await world.stream()
+            assert (answer.status, answer.headers["Retry-After"]) == (code, "37")
 
     run(work())
 

@@ -240,14 +240,35 @@ def test_kv_of_a_drained_engine_is_read_first(monkeypatch: pytest.MonkeyPatch) -
 
 def test_at_home_without_parameters_and_the_pin_is_released() -> None:  # traps 6 and 7
     async def work() -> None:
-        async with split(engines=2) as (world, fleet):
+        async with split(engines=2, speed=SLOW) as (world, fleet):
+            asked = asyncio.create_task(wanted(world, LONG, 5))
+            await until(lambda: fleet.engines[0].running)
             fill(world, 1)  # the engine of the prompt has to decode as well
-            await wanted(world, "a prompt that stays", 5)
+            await asked
             await world.settled()
             assert world.app.gate.counts["moved"] == 2
             assert handed_over(world) == 0
             assert world.counted("kv_released_total", result="ok") == 1
             await until(lambda: fleet.at_rest)
+
+    run(work())
+
+
+@pytest.mark.parametrize("prefills", [True, False])
+def test_the_only_engine_left_is_sent_whole_requests(prefills: bool) -> None:
+    """No KV is pinned for an engine that is not there: its memory, of seven prompts here, stays its own."""
+
+    async def work() -> None:
+        async with split(engines=2, kv_tokens=8000, slots=7) as (world, fleet):
+            world.app.drain_engine(world.app.upstreams[1 if prefills else 0], True)
+            await asyncio.gather(*(wanted(world, f"{n} " + "abcd" * 1000, 5) for n in range(40)))
+            await world.settled()
+            assert world.app.gate.counts["moved"] == 40
+            assert all(world.counted("kv_released_total", result=each) == 0 for each in ("ok", "no-engine"))
+            await until(lambda: fleet.at_rest)
+            world.app.drain_engine(world.app.upstreams[1 if prefills else 0], False)
+            await wanted(world, "both are up again", 5)
+            assert handed_over(world) == 1
 
     run(work())
 
@@ -396,6 +417,29 @@ def test_a_lease_may_have_begun_when_the_prefill_was_sent() -> None:
             await until(lambda: fleet.at_rest)
 
     run(work())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_alarm_names_answers_only_where_kv_was_read_late(
+    late: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        waiting, go_on = held_decodes(monkeypatch)
+        async with split(engines=2, kv={"lease": 20.0 if late else 300.0}) as (world, fleet):
+            asked = asyncio.create_task(wanted(world, "a prompt", 5))
+            await waiting.wait()
+            if late:
+                (deadline,) = world.app.upstreams[0].reading
+                await until(lambda: world.app.now() > deadline)
+            go_on.set()
+            await asked
+            fleet.engines[0].tally.nixl["notifications_after_expiry"] += 1  # of KV that it no longer holds
+            await until(lambda: "notifications_after_expiry_total rose to 1" in caplog.text)
+            await world.settled()
+            assert not world.app.upstreams[0].reading
+
+    run(work())
+    assert ("an answer may be wrong" in caplog.text) == late
 
 
 def test_requests_with_the_same_id_have_kv_of_their_own() -> None:

@@ -72,6 +72,118 @@ def test_a_broken_stream_ends_with_an_error_event(script, code: int) -> None:
     run(work())
 
 
+def named(name: str, **fields: object) -> bytes:
+    """An event as vLLM writes those of Anthropic's and of OpenAI's newer interface."""
+    return f"event: {name}\ndata: {json.dumps({**fields, 'type': name})}\n\n".encode()
+
+
+MESSAGE = {"id": "m", "type": "message", "role": "assistant", "content": [], "model": "m",
+           "stop_reason": None, "stop_sequence": None,
+           "usage": {"input_tokens": 3, "output_tokens": 0}}  # fmt: skip
+RESPONSE = {"id": "r", "object": "response", "created_at": 1, "model": "m", "output": [], "tools": [],
+            "parallel_tool_calls": True, "tool_choice": "auto", "status": "completed"}  # fmt: skip
+DELTA = {"index": 0, "delta": {"type": "text_delta", "text": "a"}}
+TEXT = {"item_id": "i", "output_index": 0, "content_index": 0, "delta": "a", "logprobs": []}
+NAMED = {  # how such streams begin, go on, and may end
+    "/v1/messages": (
+        [named("message_start", message=MESSAGE), named("content_block_delta", **DELTA)],
+        [named("message_stop"), b'data: {"type": "message_stop"}\n\n', b"data: [DONE]\n\n"],
+    ),
+    "/v1/responses": (
+        [
+            named("response.created", response=RESPONSE, sequence_number=0),
+            named("response.output_text.delta", sequence_number=1, **TEXT),
+        ],
+        [
+            named(f"response.{each}", response=RESPONSE, sequence_number=2)
+            for each in ("completed", "incomplete")
+        ],
+    ),
+}
+LASTS = [(path, last) for path, (_, lasts) in NAMED.items() for last in lasts]
+
+
+def of_path(path: str, *more: bytes, then: str = "end"):
+    async def script(call: Call) -> None:
+        await call.head()
+        for event in (*NAMED[path][0], *more):
+            await call.chunk(event)
+        if then == "end":
+            await call.finish()
+        elif then == "reset":
+            await asyncio.sleep(0.05)
+            call.reset()
+        else:
+            await asyncio.Event().wait()
+
+    return script
+
+
+@pytest.mark.parametrize("then", ["end", "reset", "idle"])
+@pytest.mark.parametrize("path", NAMED)
+def test_a_broken_stream_of_named_events_ends_with_one_named_error(path: str, then: str) -> None:
+    async def work() -> None:
+        async with routed(of_path(path, then=then), limits={"idle": 0.3}) as world:
+            answer = await world.ask(path, stream=True)
+            sent = world.engines[0].calls[0].sent
+            assert answer.body.startswith(sent) and not answer.broken
+            name, data = answer.body[len(sent) :].decode().removesuffix("\n\n").split("\n")
+            error = json.loads(data.removeprefix("data: "))
+            assert (name, error["type"]) == ("event: error", "error")
+            late = then == "idle"
+            if path == "/v1/messages":
+                assert error["error"]["type"] == ("timeout_error" if late else "api_error")
+            else:
+                assert error["sequence_number"] == 2 and error["error"]["code"] == (504 if late else 502)
+            assert error["error"]["message"]
+            assert world.counted("requests_total", **{"class": "default", "outcome": "failed"}) == 1
+            await world.settled()
+
+    run(work())
+
+
+@pytest.mark.parametrize(("path", "last"), LASTS)
+def test_a_stream_of_named_events_that_ended_is_passed_on_as_it_is(path: str, last: bytes) -> None:
+    async def work() -> None:
+        async with routed(of_path(path, last)) as world:
+            assert (await world.ask(path, stream=True)).body == world.engines[0].calls[0].sent
+            assert world.counted("requests_total", **{"class": "default", "outcome": "ok"}) == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("/v1/messages", named("error", error={"type": "overloaded_error", "message": "full"})),
+        ("/v1/responses", named("error", code="x", message="no", param=None, sequence_number=2)),
+        ("/v1/responses", named("response.failed", response=RESPONSE, sequence_number=2)),
+    ],
+)
+def test_an_engine_s_own_error_ends_a_stream_of_named_events(path: str, last: bytes) -> None:
+    async def work() -> None:
+        async with routed(of_path(path, last)) as world:
+            assert (await world.ask(path, stream=True)).body == world.engines[0].calls[0].sent
+            assert world.counted("requests_total", **{"class": "default", "outcome": "failed"}) == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize("last", [b"data:[DONE]\n\n", b"data: [DONE]\n", b"data:[DONE]", b"data: [DONE]\r\n"])
+def test_the_end_of_a_stream_is_known_however_it_is_spaced(last: bytes) -> None:
+    async def script(call: Call) -> None:
+        await two_tokens(call)
+        await call.chunk(last)
+        await call.finish()
+
+    async def work() -> None:
+        async with routed(script) as world:
+            assert (await world.stream()).body == world.engines[0].calls[0].sent
+            assert world.counted("requests_total", **{"class": "default", "outcome": "ok"}) == 1
+
+    run(work())
+
+
 def test_the_connection_of_a_broken_stream_serves_the_next_request() -> None:
     """The answer was ended properly, so clients use its connection again."""
 
@@ -243,6 +355,32 @@ def test_a_client_that_ends_its_sending_side_has_hung_up() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("size", [0, 1 << 20])
+def test_a_hang_up_behind_pipelined_requests_reaches_the_engine(size: int) -> None:
+    """What is behind the first request is not read while that is served, and so is not the end."""
+
+    async def slow(call: Call) -> None:
+        await two_tokens(call)
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with routed(slow) as world:
+            _, writer = await asyncio.open_connection("127.0.0.1", world.app.port)
+            body = json.dumps({"prompt": "x" * size, "stream": True}).encode()
+            writer.write(post(b'{"prompt": "x", "stream": true}') + post(body) * 60)
+            await until(lambda: world.engines[0].seen)
+            server = world.app.server
+            await until(
+                lambda: any(each._reading_paused or each._buffer_paused for each in server.connections)
+            )
+            writer.transport.abort() if size else writer.close()
+            await world.engines[0].seen[0].closed.wait()
+            await world.settled()
+            assert len(world.engines[0].seen) == 1
+
+    run(work())
+
+
 def test_a_hang_up_in_the_queue_never_reaches_an_engine() -> None:
     async def slow(call: Call) -> None:
         await asyncio.Event().wait()
@@ -299,6 +437,41 @@ def test_the_openai_client_reads_the_error_of_a_broken_stream() -> None:
                 async for part in await client.completions.create(model="m", prompt="p", stream=True):
                     got.append(part.choices[0].text)
             assert got == ["a", "b"]
+            await client.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("then", ["end", "reset"])
+def test_the_openai_client_reads_the_error_of_a_broken_response(then: str) -> None:
+    openai = pytest.importorskip("openai")
+
+    async def work() -> None:
+        async with routed(of_path("/v1/responses", then=then)) as world:
+            client = openai.AsyncOpenAI(base_url=world.url + "/v1", api_key="x", max_retries=0)
+            got = []
+            with pytest.raises(openai.APIError, match=r"the engine (closed|ended)"):
+                async for part in await client.responses.create(model="m", input="p", stream=True):
+                    got.append(part.type)
+            assert got == ["response.created", "response.output_text.delta"]
+            await client.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("then", ["end", "reset"])
+def test_anthropic_s_client_reads_the_error_of_a_broken_message(then: str) -> None:
+    anthropic = pytest.importorskip("anthropic")
+
+    async def work() -> None:
+        async with routed(of_path("/v1/messages", then=then)) as world:
+            client = anthropic.AsyncAnthropic(base_url=world.url, api_key="x", max_retries=0)
+            asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "p"}]}
+            got = []
+            with pytest.raises(anthropic.APIStatusError, match=r"the engine (closed|ended)"):
+                async for part in await client.messages.create(stream=True, **asked):
+                    got.append(part.type)
+            assert got == ["message_start", "content_block_delta"]
             await client.close()
 
     run(work())

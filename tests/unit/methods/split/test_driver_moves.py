@@ -43,3 +43,18 @@ def test_an_output_that_the_driver_places_is_not_placed_again():
     fleet.router.prefilled(fleet.request, 0, 0.0)
     fleet.act(Move(0, 1, Stage.DECODE))
     assert fleet.router.route(fleet.roster) == STAY
+
+
+def test_a_request_sent_whole_weighs_on_its_engine_as_long_as_its_prompt_runs():
+    router = Split(3, 2)
+    roster = Roster(router.roles(3), endless, ("",))
+    places = []
+    for id, prompt in enumerate((8, 1, 1)):
+        request = SimpleNamespace(id=id, kind="", prompt=prompt)
+        roster.arrive(request)
+        router.arrived(request, 0.0)
+        (move,) = router.route(roster).moves
+        places.append(move.replica)
+        roster.start_prompt(request, roster.replicas[move.replica], Stage.WHOLE)
+        router.moved(request, move._replace(stage=Stage.WHOLE), 0.0)
+    assert places == [0, 1, 1]
