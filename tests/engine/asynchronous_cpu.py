@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import tomllib
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,14 @@ def install() -> None:
 
 
 def installed_in(folder: Path) -> list[str]:
-    """Folders for PYTHONPATH in which vLLM finds this module as one of its plug-ins."""
+    """Folders for PYTHONPATH in which vLLM finds this module as one of its plug-ins, and headgate's own."""
     about = folder / f"{NAME}-0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 0\n")
-    (about / "entry_points.txt").write_text(
-        f"[vllm.general_plugins]\n{NAME} = {Path(__file__).stem}:install\n"
-    )
+    ours = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "entry-points"
+    ]
+    plugins = {NAME: f"{Path(__file__).stem}:install", **ours["vllm.general_plugins"]}
+    lines = [f"{name} = {path}\n" for name, path in plugins.items()]
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\n" + "".join(lines))
     return [str(folder), str(Path(__file__).parent)]

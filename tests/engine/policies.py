@@ -31,6 +31,30 @@ def gated(shape: EngineShape, policy: BatchPolicy, watchdog: float = 1e9) -> Any
     return made
 
 
+class Narrow(BatchPolicy):
+    """Another policy, whose plans are cut to as little as a plan may ask for."""
+
+    def __init__(self, inner: BatchPolicy, chunk: float, spare: float) -> None:
+        self.inner, self.chunk, self.spare = inner, chunk, spare  # spare: of the budget, beside decodes
+        for hook in HOOKS:
+            setattr(self, hook, getattr(inner, hook))
+
+    def arrived(self, request, now): ...
+    def admitted(self, request, now): ...
+    def prefilled(self, request, now): ...
+    def held(self, request, now): ...
+    def resumed(self, request, now): ...
+    def evicted(self, request, now): ...
+    def finished(self, request, now, how): ...
+    def stepped(self, steps): ...
+
+    def plan(self, view: View) -> Plan:
+        plan = self.inner.plan(view)
+        named = {ALL: view.decoding, NONE: ()}.get(plan.decode, plan.decode)
+        least = len(named) * view.limits.decode_width + self.spare
+        return plan._replace(chunk=min(plan.chunk, self.chunk), budget=min(plan.budget, least))
+
+
 class Failing(BatchPolicy):
     """A policy that is fine for a while, and from its `after`-th plan or news on is not."""
 

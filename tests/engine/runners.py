@@ -47,6 +47,7 @@ class Runner:
         self.seats: dict[str, Seat] = {}
         self.steps: list[Ran] = []
         self.guesses = 0  # which drafts come next: some right, some wrong
+        self.lost: list[str] = []  # whose drafts were asked for and were not there
 
     def execute(self, output: Any) -> ModelRunnerOutput:
         """Run one step and say its tokens."""
@@ -87,6 +88,9 @@ class Runner:
 
     def _run(self, name: str, count: int, drafts: list[int]) -> list[int]:
         seat, truth = self.seats[name], self.truths[name]
+        near = seat.computed + 2 * (1 + self.shape.drafts) >= self.shape.longest  # vLLM skips steps there
+        if UNKNOWN in drafts and seat.speaks and not seat.drafts and not near:
+            self.lost.append(name)
         drafts = [self._draft(seat, place, draft) for place, draft in enumerate(drafts)]
         real, first = count - len(drafts), seat.computed
         if real < 1 or count < 1:
@@ -197,8 +201,10 @@ class FirstRunner(Runner):
 
     def _renew(self, name: str, cached: Any, place: int) -> None:
         seat, outputs = self.seats[name], cached.num_output_tokens[place]
-        seat.computed = cached.num_computed_tokens[place]
-        del seat.tokens[seat.prompt + outputs :]
+        if not (self.shape.ahead and self.shape.drafts and name in self.batch):
+            seat.computed = cached.num_computed_tokens[place]
+            del seat.tokens[seat.prompt + outputs :]
+        # Else only the device knows how many drafts of the step before were right.
         blocks = cached.new_block_ids[place]
         if name in cached.resumed_req_ids:
             seat.table = list(blocks[0])
@@ -212,6 +218,8 @@ class FirstRunner(Runner):
     def _leave(self, name: str) -> None:
         self.batch.discard(name)
         self.newest.pop(name, None)
+        if self.shape.ahead and name in self.seats:
+            self.seats[name].drafts = []  # they were on the device, by the place in the batch
 
     def feed(self, name: str, first: int, count: int) -> list[int]:
         tokens = self.seats[name].tokens[first : first + count]

@@ -54,6 +54,7 @@ class EngineShape(NamedTuple):
     runner: int = 1  # which model runner the output is meant for
     adapters: int = 0  # max_loras; 0: no LoRA
     drafts: int = 0  # speculative tokens per step
+    drafter: bool = False  # a model makes them, which takes slots and KV of its own; else prompt look-up
     watermark: float = 0.0
     connector: bool = False  # the mock KV connector of connector.py
 
@@ -104,7 +105,7 @@ def config(shape: EngineShape, headgate: Mapping[str, Any] | None = None) -> Vll
         additional_config={"headgate": dict(headgate)} if headgate is not None else {},
     )
     if shape.drafts:
-        made.speculative_config = _drafting(made, shape.drafts)
+        made.speculative_config = _drafting(made, shape)
     # The CPU platform switches it off and chooses its own sizes; there is no device here to mind.
     made.scheduler_config.async_scheduling = shape.ahead
     made.scheduler_config.enable_chunked_prefill = shape.chunked
@@ -192,14 +193,16 @@ def _transfer() -> KVTransferConfig:
     return KVTransferConfig(kv_connector="RemoteKv", kv_connector_module_path="connector", kv_role="kv_both")
 
 
-def _drafting(made: VllmConfig, tokens: int) -> Any:
-    """Prompt look-up drafting: it needs no second model, and the scheduler treats all drafts alike."""
+def _drafting(made: VllmConfig, shape: EngineShape) -> Any:
+    """Prompt look-up needs no second model; of a drafter the scheduler only reads how much room it takes."""
     from vllm.config import SpeculativeConfig
 
+    how = {"method": "ngram", "prompt_lookup_max": 2}
+    if shape.drafter:
+        how = {"method": "draft_model", "model": model_folder()}
     return SpeculativeConfig(
-        method="ngram",
-        num_speculative_tokens=tokens,
-        prompt_lookup_max=2,
+        num_speculative_tokens=shape.drafts,
         target_model_config=made.model_config,
         target_parallel_config=made.parallel_config,
+        **how,
     )

@@ -1,17 +1,21 @@
-"""Asynchronous scheduling over HTTP: the next step is composed before the tokens of this one are known."""
+"""Asynchronous scheduling over HTTP: the next step is composed before the tokens of this one are known.
+
+The server is vLLM's own, without anything of `headgate serve`: metrics are on /metrics all the same.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 
 import openai
 import pytest
 import tiny
 from asynchronous_cpu import installed_in
-from http_server import START, Server, served
+from http_server import START, Server, start, stop, wait
 
 SEATS, COUNT = 16, 60
 FIRST = {"policy": "eb+", "card": "linear-h200-qwen3-8b"}
@@ -36,8 +40,14 @@ def server(scratch: Path):
     paths = [*installed_in(scratch / "plug-in"), *filter(None, [os.environ.get("PYTHONPATH")])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))
-        with served(model, scratch, "--config", "headgate.json", "--max-num-seqs", str(SEATS)) as found:
+        vllm = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
+        flags = "--scheduler-cls", "headgate.vllm.scheduler", "--max-num-seqs", str(SEATS)
+        found = start(vllm, scratch, *flags, HEADGATE_CONFIG=str(scratch / "headgate.json"))
+        try:
+            wait(found)
             yield found
+        finally:
+            stop(found)
 
 
 async def ask(server: Server, number: int, leaves: bool = False, **words: object) -> str:
@@ -81,6 +91,7 @@ def idle(server: Server) -> None:
 
 def test_answers_do_not_depend_on_company_or_policy(server, scratch):
     assert server.said("asynchronous scheduling")
+    assert server.uses("eb+")
 
     async def alone() -> list[str]:
         return [await ask(server, number) for number in range(COUNT)]

@@ -10,10 +10,11 @@ from audits import audit
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import Oracle
-from policies import HOOKS, NONSENSE, STARVES, Failing, engine_of, gated
+from policies import HOOKS, NONSENSE, STARVES, Failing, Narrow, engine_of, gated
 from schedulers import EngineShape, scheduler
-from traffic import Traffic, draw_shape, draw_traffic
+from traffic import Comer, Traffic, draw_shape, draw_traffic
 
+from headgate.methods.names import Mixed
 from worlds import POLICIES, EveryOther
 
 WAYS = [*NONSENSE, *(f"hook {name}" for name in HOOKS)]
@@ -75,6 +76,87 @@ def test_the_watchdog_ends_starvation(how, ahead):
     oracle = Oracle(made, shape, traffic, audit).run()
     assert "made no progress for 50 s" in made._headgate.fallen
     assert oracle.step < 2 * LIMIT + 300
+
+
+class Fault(Exception):  # noqa: N818
+    """Stands for any error of vLLM's own."""
+
+
+def fails(made, place: str, after: int) -> list[bool]:
+    """From its `after`-th call on, while a policy decides, this part of vLLM's `schedule` fails; the list
+    tells how often.
+    """
+    owner = made if hasattr(made, place) else made.kv_cache_manager
+    inner, calls, failed = getattr(owner, place), [], []
+
+    def part(*args, **words):
+        done = inner(*args, **words)
+        calls.append(True)
+        if len(calls) >= after and made._headgate.plan is not None:
+            failed.append(True)
+            raise Fault(f"in {place}")
+        return done
+
+    setattr(owner, place, part)
+    return failed
+
+
+@pytest.mark.parametrize("place", ["new_step_starts", "allocate_slots", "_make_cached_request_data"])
+@given(
+    data=st.data(),
+    seed=SEEDS,
+    name=st.sampled_from(sorted(POLICIES)),
+    after=st.sampled_from([1, 2, 5, 20, 60]),
+    ahead=st.booleans(),
+    runner=st.sampled_from([1, 2]),
+)
+def test_vllm_that_fails_under_a_plan_is_asked_again_without(place, data, seed, name, after, ahead, runner):
+    """Whatever was half done: everybody is served the right tokens, and no block is lost."""
+    random = Random(seed)
+    shape = draw_shape(random, ahead=ahead, runner=runner)
+    made = gated(shape, POLICIES[name](data.draw, engine_of(shape)))
+    failed, heard = fails(made, place, after), Heard()
+    Oracle(made, shape, draw_traffic(random, shape), audit).run()
+    heard.stop()
+    assert len(failed) == bool(made._headgate.fallen) <= 1
+    if failed:
+        assert f"vLLM's schedule failed under the plan: Fault: in {place}" in made._headgate.fallen
+        assert sum("FALLEN BACK" in line for line in heard.lines) == 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_prompt_that_vllm_pads_and_a_plan_cuts(ahead):
+    """What ended engines before: a prompt of one token beside a stream, with drafts, in pieces of one."""
+    shape = EngineShape(ahead=ahead, drafts=3, caching=True)
+    comers = [
+        Comer(f"r{n}", n * 4, [*range(1, 9)] if not n else [n], 40, (), 0, 0, None, False) for n in range(4)
+    ]
+    for least, fallen in ((1, True), (4, False)):
+        made = gated(shape, Narrow(Mixed(16, 256), chunk=1, spare=40))
+        made._headgate_hooks._knobs._least = least
+        Oracle(made, shape, Traffic(comers, frozenset(), {}, {}), audit).run()
+        assert bool(made._headgate.fallen) == fallen
+        assert not fallen or "AssertionError" in made._headgate.fallen
+
+
+class Breaks(set):
+    """VLLM takes a request out of it when its prompt is complete, and its tokens are counted by then."""
+
+    def discard(self, request):
+        raise Fault("its tokens are counted as computed")
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["a connector was told", "tokens were counted"])
+def test_an_error_that_cannot_be_undone_is_raised(counted):
+    shape = EngineShape(connector=not counted)
+    made = gated(shape, EveryOther())
+    if counted:
+        made._inflight_prefills = Breaks()
+    else:
+        fails(made, "_make_cached_request_data", after=1)
+    with pytest.raises(Fault):
+        Oracle(made, shape, draw_traffic(Random(3), shape, calm=True)).run()
+    assert made._headgate.fallen is None and made.max_num_scheduled_tokens == shape.budget
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 from audits import audit
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracle import Oracle
-from policies import engine_of, gated
+from policies import Narrow, engine_of, gated
 from schedulers import EngineShape, scheduler
 from traffic import Comer, Traffic, draw_shape, draw_traffic
 
@@ -84,16 +84,56 @@ def test_kv_that_comes_from_elsewhere(ahead, runner, data, seed, name):
     assert made._headgate.fallen is None
 
 
-@pytest.mark.parametrize(("ahead", "runner"), [mode for mode in MODES if mode.values != (True, 1)])
+@pytest.mark.parametrize(("ahead", "runner"), MODES)
 @given(data=st.data(), seed=SEEDS, name=st.sampled_from(sorted(MAKE)))
 def test_drafts_that_are_right_and_wrong(ahead, runner, data, seed, name):
     random = Random(seed)
-    shape = draw_shape(random, ahead=ahead, runner=runner)._replace(drafts=random.randint(1, 3))
-    shape = shape._replace(budget=max(shape.budget, shape.running * (1 + shape.drafts)))
+    shape = draw_drafting(random, ahead, runner)
     traffic = draw_traffic(random, shape)
     Oracle(scheduler(shape), shape, traffic).run()
     policy = MAKE[name](data.draw, engine_of(shape))
     assume(getattr(policy, "budget", shape.budget) > shape.drafts)  # or not even one decode would fit
+    made = gated(shape, policy)
+    Oracle(made, shape, traffic, audit).run()
+    assert made._headgate.fallen is None
+
+
+@settings(max_examples=max(60, settings().max_examples))
+@given(data=st.data(), seed=SEEDS, name=st.sampled_from(sorted(MAKE)))
+def test_the_first_runner_is_asked_for_no_drafts_that_it_has_lost(data, seed, name):
+    """It has those of the step before: a decode that was held comes back without any.
+
+    Where memory is short vLLM itself asks for lost ones.
+    """
+    random = Random(seed)
+    shape = draw_drafting(random, ahead=True, runner=1)
+    shape = shape._replace(blocks=shape.running * -(-shape.longest // shape.block))
+    policy = MAKE[name](data.draw, engine_of(shape))
+    assume(getattr(policy, "budget", shape.budget) > shape.drafts)
+    made = gated(shape, policy)
+    oracle = Oracle(made, shape, draw_traffic(random, shape, calm=True), audit).run()
+    assert not oracle.runner.lost
+
+
+def draw_drafting(random, ahead, runner):
+    """An engine that speculates, with room for a token and its drafts of everybody."""
+    shape = draw_shape(random, ahead=ahead, runner=runner)
+    shape = shape._replace(drafts=random.randint(1, 5), drafter=random.random() < 0.5)
+    room = shape.running * (1 + shape.drafts + shape.drafter)
+    return shape._replace(budget=max(shape.budget, room))
+
+
+@pytest.mark.parametrize("name", MAKE)
+@given(data=st.data(), seed=SEEDS)
+def test_no_policy_no_plan_and_no_client_makes_vllm_raise(name, data, seed):
+    """With drafts, vLLM pads a prompt of which one token is left; plans may be as narrow as they like."""
+    random = Random(seed)
+    shape = draw_drafting(random, ahead=random.random() < 0.5, runner=random.choice([1, 2]))
+    traffic = draw_traffic(random, shape, tiny=True)
+    policy = MAKE[name](data.draw, engine_of(shape))
+    assume(getattr(policy, "budget", shape.budget) > shape.drafts)
+    if random.random() < 0.7:
+        policy = Narrow(policy, random.choice([1, 2, shape.drafts, 10]), random.choice([1, shape.drafts, 40]))
     made = gated(shape, policy)
     Oracle(made, shape, traffic, audit).run()
     assert made._headgate.fallen is None

@@ -40,8 +40,8 @@ SHAPES = {
 }  # rows and columns of the matrices of a layer
 
 
-def model(folder: Path, seed: int = 0) -> Path:
-    """Config, weights and tokenizer."""
+def model(folder: Path, seed: int = 0, noise: float = 0.0) -> Path:
+    """Config, weights and tokenizer; with a little noise it is a drafter for the model without."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     made = torch.Generator().manual_seed(seed)
@@ -55,6 +55,9 @@ def model(folder: Path, seed: int = 0) -> Path:
             weights[f"model.layers.{layer}.{norm}.weight"] = torch.ones(HIDDEN)
         for name, shape in SHAPES.items():
             weights[f"model.layers.{layer}.{name}.weight"] = torch.randn(shape, generator=made) * SPREAD
+    if noise:
+        weights = {name: each + noise * torch.randn(each.shape, generator=made) if "_proj" in name else each
+                   for name, each in weights.items()}  # fmt: skip
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     _tokenizer(folder)
     return folder

@@ -64,14 +64,21 @@ def draw_shape(random: Random, *, ahead: bool, runner: int) -> EngineShape:
     )
 
 
-def draw_traffic(random: Random, shape: EngineShape, *, adapters: int = 0, calm: bool = False) -> Traffic:
-    """A few dozen requests; when `calm`, nobody hangs up and nobody pauses the engine."""
+def draw_traffic(
+    random: Random, shape: EngineShape, *, adapters: int = 0, calm: bool = False, tiny: bool = False
+) -> Traffic:
+    """A few dozen requests; when `calm`, nobody hangs up and nobody pauses the engine.
+
+    When `tiny`, most prompts have one token that is not in the prefix cache, alone or behind whole blocks.
+    """
     prefixes = [[random.randrange(WORDS) for _ in range(random.randint(1, shape.longest // 2))] for _ in "ab"]
     last = random.choice([0, 10, LAST_ARRIVAL])
     comers = [
         _comer(f"r{number}", random, shape, prefixes, last, adapters, calm)
         for number in range(random.randint(1, 30))
     ]
+    if tiny:
+        comers = [_tiny(comer, random, shape, prefixes[0]) for comer in comers]
     if calm:
         return Traffic(comers, frozenset(), {}, {})
     throttled = frozenset(step for step in range(400) if random.random() < 0.2)
@@ -114,6 +121,14 @@ def _comer(
         remote=random.randint(1, 40) if shape.connector and random.random() < 0.6 else 0,
         late=random.randint(0, 5),
     )
+
+
+def _tiny(comer: Comer, random: Random, shape: EngineShape, prefix: list[int]) -> Comer:
+    """One token, or the first blocks of a common prefix and one token more; one in four stays as it is."""
+    kind = random.randrange(4)
+    blocks = random.randint(1, max(1, len(prefix) // shape.block)) if kind == 1 else 0
+    prompt = [*prefix[: blocks * shape.block], random.randrange(WORDS)]
+    return comer._replace(prompt=prompt) if kind < 3 and len(prompt) < shape.longest else comer
 
 
 def _pauses(random: Random) -> dict[int, PauseState]:

@@ -29,7 +29,7 @@ class Alarm(LiveObserver):
         self.reasons: list[str] = []
         self.rescues = 0
 
-    def fell_back(self, reason, now):
+    def fell_back(self, reason, now, cause):
         self.reasons.append(reason)
 
     def rescued(self, now):

@@ -32,7 +32,7 @@ def test_classes_promises_and_guess():
     assert promises({"headgate_class": "chat"}, TWO) == ("chat", Slo(0.3, 0.05), None)
     own = {"headgate_class": "chat", "headgate_ttft": "1s", "headgate_guess": 80}
     assert promises(own, TWO) == ("chat", Slo(1.0, 0.05), 80)
-    assert promises({"headgate_tbt": 0.02, "headgate_guess": "12"}, OPEN) == ("", Slo(None, 0.02), 12)
+    assert promises({"headgate_tbt": 0.07, "headgate_guess": "12"}, OPEN) == ("", Slo(None, 0.07), 12)
     assert promises({"headgate_class": "anything"}, OPEN).kind == "anything"
     assert not requests.BAD
 
@@ -42,12 +42,12 @@ def test_promises_of_all_requests_hold_where_there_is_no_closer_one():
     settings = Settings(ttft="500ms", tbt=0.1, classes=own, clients_may=CLIENTS_MAY, delivery=0)
     assert promises(None, settings) == promises({"top": 1}, settings) == ("", Slo(0.5, 0.1), None)
     assert promises({"headgate_class": "chat"}, settings) == ("chat", Slo(0.3, 0.1), None)
-    assert promises({"headgate_tbt": "20ms"}, settings) == ("", Slo(0.5, 0.02), None)
+    assert promises({"headgate_tbt": "200ms"}, settings) == ("", Slo(0.5, 0.2), None)
 
 
 def test_a_part_of_each_gap_is_left_to_delivery():
     """10 ms, but never more than a fifth of a promise; first tokens keep theirs."""
-    settings = Settings(ttft="500ms", tbt="100ms", clients_may=CLIENTS_MAY)
+    settings = Settings(ttft="500ms", tbt="100ms", clients_may=CLIENTS_MAY, floor={"tbt": "20ms"})
     assert promises(None, settings).slo == Slo(0.5, pytest.approx(0.09))
     assert promises({"headgate_tbt": "30ms"}, settings).slo == Slo(0.5, pytest.approx(0.024))
     assert promises(None, Settings(ttft="500ms")).slo == Slo(0.5, None)
@@ -71,11 +71,22 @@ def test_nothing_at_all_is_the_clients_word_where_the_operator_says_so():
 
 def test_times_have_a_floor_and_a_ceiling_and_a_guess_is_bounded():
     said = promises({"headgate_ttft": 1e-9, "headgate_tbt": "0.001ms", "headgate_guess": 1e300}, OPEN)
-    assert said == ("", Slo(0.1, 0.02), requests.MOST_TOKENS)
-    own = Settings(clients_may=CLIENTS_MAY, delivery=0, floor={"tbt": "50ms"})
-    assert promises({"headgate_ttft": 1e-9, "headgate_tbt": 1e-9}, own).slo == Slo(0.1, 0.05)
+    assert said == ("", Slo(0.1, 0.05), requests.MOST_TOKENS)
+    own = Settings(clients_may=CLIENTS_MAY, delivery=0, floor={"tbt": "30ms"})
+    assert promises({"headgate_ttft": 1e-9, "headgate_tbt": 1e-9}, own).slo == Slo(0.1, 0.03)
     assert promises({"headgate_ttft": 1e300, "headgate_tbt": 10**400}, OPEN).slo == Slo(86_400.0, 86_400.0)
     assert promises({"headgate_guess": 10**5000}, OPEN).guess == requests.MOST_TOKENS
+
+
+def test_no_claim_is_tighter_than_what_the_operator_promises():
+    """Under slai and keep the tightest gap limits the prompts of all; the operator may set a floor."""
+    words = {"clients_may": CLIENTS_MAY, "delivery": 0, "tbt": "200ms"}
+    greedy = {"headgate_tbt": 1e-9}
+    assert promises(greedy, Settings(**words)).slo.between_tokens == 0.2
+    classes = {"chat": {"tbt": "80ms"}, "batch": {}}
+    assert promises(greedy, Settings(**words, classes=classes)).slo.between_tokens == 0.08
+    lower = Settings(**words, classes=classes, floor={"tbt": "20ms"})
+    assert promises(greedy, lower).slo.between_tokens == 0.02
 
 
 def test_a_wrong_allow_list_is_one_line():

@@ -16,13 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, multiprocess
 
+from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import BatchPolicy
+from headgate.core.view import Limits
 from headgate.live.engine.background import Background
+from headgate.live.engine.live import Live
 from headgate.live.engine.metrics import Metrics
 from headgate.live.engine.tally import Tally
+from headgate.live.vllm import front
 from headgate.live.vllm.fields import Settings
+from headgate.live.vllm.front import FOLDER
 from headgate.methods.eb.exclusive import Exclusive
+from headgate.methods.keep.policy import Keep
 from headgate.record.recorder import HOW, Recorder
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
@@ -103,6 +109,53 @@ def test_modes():
     assert tally.mode == "v0" and tally.fallen is None
 
 
+@pytest.mark.parametrize("name", ["keep", "auto", "keep:tbt=50ms"])
+def test_the_mode_of_keep_is_its_own(name):
+    """Its eb+ decides only while no request has a promise; what that would do is a gauge."""
+    tally, keep = Tally(name), Keep(8, 64, Line(), tbt=4.0)
+    Simulator(Engine(Line(), 2_000, 1000, 64, 8), keep, Workload.of([40] * 12, [30] * 12), (tally,)).run()
+    assert "exclusive" in tally.gauges
+    assert tally.mode == "keep"
+
+
+def test_fallbacks_are_counted_under_a_few_labels():
+    """Whatever failed, and whichever requests the reason names."""
+    registry = CollectorRegistry()
+    metrics = Metrics(Settings(), ABOUT, 2_000, registry=registry, background=False)
+    for number in range(300):
+        clock = Clock()
+        live = Live(Starves(), Limits(64, 8), 2_000, (metrics,), clock, watchdog=1.0)
+        live.arrive(Entry(live.ledger, number, 0.0, 10, 5))
+        for _ in range(200):
+            clock.now += 0.1
+            live.begin(2_000)
+            live.ran((), 0, None)
+        assert f"request {number} (waiting)" in live.fallen
+    for policy in (Alternates(), None):
+        live = Live(policy, Limits(64, 8), 2_000, (metrics,))
+        live.fall("it broke " + "x" * 1000, *(() if policy else ("made up",)))
+    metrics.show()
+    found = {
+        sample.labels["reason"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "headgate_fallbacks_total"
+    }
+    assert found == {"starved": 300, "raised": 2}
+
+
+class Starves(BatchPolicy):
+    def plan(self, view):
+        return Plan(ALL)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
 # -- metrics --------------------------------------------------------------------------------------------
 
 
@@ -138,8 +191,7 @@ def test_metrics_show_the_tally_once():
     assert value(registry, "headgate_phase", phase="idle") == 1
     assert value(registry, "headgate_requests", state="decoding") == 0
     assert value(registry, "headgate_fallen") == 1
-    reason = ("it broke " + "x" * 1000)[:200]
-    assert value(registry, "headgate_fallbacks_total", reason=reason) == 1
+    assert value(registry, "headgate_fallbacks_total", reason="raised") == 1
     labels = {"version": metrics._board._about["version"], **ABOUT}
     assert value(registry, "headgate_info", **labels) == 1
     metrics.renewed("v0", {}, 2.0)
@@ -220,6 +272,46 @@ def test_values_of_the_engines_process_reach_the_servers_metrics(tmp_path):
     assert value(registry, "headgate_steps_total", kind="decode") == 1
     assert value(registry, "headgate_mode", mode="eb") == 1
     assert value(registry, "headgate_step_seconds_sum", kind="decode") == pytest.approx(0.02)
+
+
+def test_values_of_the_engines_process_reach_a_front_end_that_was_not_set_up():
+    """As vLLM does it: plug-ins in the front end, engines as its children, then /metrics; nothing stays."""
+    engine = (
+        "import sys\n"
+        "from headgate.live.engine.metrics import Metrics\n"
+        "from headgate.live.vllm.fields import Settings\n"
+        "from headgate.core.policy import Steps\n"
+        "from headgate.live.vllm.front import install; install()\n"
+        "number = int(sys.argv[1])\n"
+        "metrics = Metrics(Settings(), {'policy': 'eb', 'card': 'none', 'model': 'm'}, 100, number)\n"
+        "metrics.stepped(Steps(0.0, [0.02], 4, 40, 0, 0, 50))\n"
+    )
+    end = (
+        "import os, subprocess, sys\n"
+        "from headgate.live.vllm.front import FOLDER, install\n"
+        "install(); install()\n"
+        "for number in '01':\n"
+        f"    subprocess.run([sys.executable, '-c', {engine!r}, number], check=True)\n"
+        "from prometheus_client import generate_latest\n"
+        "print(os.environ[FOLDER]); print(generate_latest().decode())\n"
+    )
+    environment = {n: v for n, v in os.environ.items() if n not in ("PROMETHEUS_MULTIPROC_DIR", FOLDER)}
+    words = {"env": environment, "check": True, "timeout": 600, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", end], **words)
+    folder, *lines = done.stdout.splitlines()
+    for number in "01":
+        assert f'headgate_steps_total{{engine="{number}",kind="decode"}} 1.0' in lines
+        assert f'headgate_step_seconds_count{{engine="{number}",kind="decode"}} 1.0' in lines
+    assert sum(line.startswith("# TYPE headgate_steps_total ") for line in lines) == 1
+    assert not os.path.exists(folder)
+
+
+def test_an_engine_in_the_front_ends_process_is_shown_once(monkeypatch, tmp_path):
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    assert front.leaves()
+    monkeypatch.setattr(front, "_shows", [os.getpid()])
+    assert not front.leaves()
 
 
 class Odd:

@@ -17,6 +17,9 @@ from headgate.live.engine.step_in_flight import StepInFlight
 LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
 NOBODY = Listeners(())
 MOST_AT_ONCE = 16  # steps
+# Why a policy was relieved: it raised, planned nonsense or starved a request; the engine's own scheduler
+# failed under its plan; or headgate itself failed.
+CAUSES = RAISED, NONSENSE, STARVED, ENGINE, INTERNAL = "raised", "nonsense", "starved", "engine", "internal"
 SHOWN_EVERY = 0.25  # seconds: metrics are, so nothing for them waits longer
 
 
@@ -29,8 +32,11 @@ class LiveObserver(Observer):
     def gauged(self, gauges: Mapping[str, float], now: float) -> None:
         """The policy's numbers: after a plan, but only a few times a second."""
 
-    def fell_back(self, reason: str, now: float) -> None:
-        """The policy was relieved; from now on the engine decides as if we were not there."""
+    def fell_back(self, reason: str, now: float, cause: str = RAISED) -> None:
+        """The policy was relieved; from now on the engine decides as if we were not there.
+
+        `cause` is one of `CAUSES`; `reason` may name requests, lines and values.
+        """
 
     def rescued(self, now: float) -> None:
         """The engine refused every prompt of a plan that holds decodes; they run instead."""
@@ -178,9 +184,9 @@ class Events:
         """The policy's numbers as they are now."""
         self._to_all(self.gauged, gauges, now)
 
-    def fell_back(self, reason: str, now: float) -> None:
+    def fell_back(self, reason: str, now: float, cause: str) -> None:
         self.tell()
-        self._to_all([each.fell_back for each in self._live()], reason, now)
+        self._to_all([each.fell_back for each in self._live()], reason, now, cause)
 
     def rescued(self, now: float) -> None:
         """Decodes ran in place of prompts the engine refused."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,10 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1
 # Name: help, labels beside `engine`. Gauges:
 GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "headgate_info": ("What is on; always 1.", ("version", "policy", "card", "model")),
-    "headgate_mode": ("1 for who decides now: the policy, one of its two ways, or fallback.", ("mode",)),
+    "headgate_mode": (
+        "1 for what decides now: the policy, one of the two ways of eb+, or fallback.",
+        ("mode",),
+    ),
     "headgate_fallen": ("1 when vLLM decides alone because the policy failed.", ()),
     "headgate_phase": ("1 for the kind of the newest step, or idle.", ("phase",)),
     "headgate_policy": ("The policy's own numbers: threshold, seats, estimates.", ("gauge",)),
@@ -34,7 +37,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "headgate_evictions": ("Requests whose KV was dropped.", ()),
     "headgate_wasted_tokens": ("Tokens computed in vain, by cause.", ("cause",)),
     "headgate_rescues": ("Plans whose prompts the engine all refused.", ()),
-    "headgate_fallbacks": ("Times the policy was relieved, and why.", ("reason",)),
+    "headgate_fallbacks": ("Times the policy was relieved, and why; the log says more.", ("reason",)),
     "headgate_renewals": ("Times the settings were read again and another policy took over.", ()),
     "headgate_ignored_words": ("Wrong headgate_* words of requests.", ("word",)),
 }
@@ -82,6 +85,11 @@ class Board:
         self._chosen: dict[str, tuple[str, ...]] = {}  # which label of a metric is 1
         for kind in KINDS:
             self._of("headgate_steps", kind)
+
+    def collect(self) -> Iterator[Any]:
+        """Every metric, as a registry hands them out."""
+        for metric in self._metrics.values():
+            yield from metric.collect()
 
     def show(self) -> None:
         """Everything as it is now."""

@@ -14,7 +14,7 @@ from headgate.core.plan import ALL, NONE, Decodes, Plan, check
 from headgate.core.policy import COMPLETE, BatchPolicy, End, Observer
 from headgate.core.view import Limits
 from headgate.core.watchdog import Watchdog
-from headgate.live.engine.events import SHOWN_EVERY, Events, LiveObserver
+from headgate.live.engine.events import NONSENSE, RAISED, SHOWN_EVERY, STARVED, Events, LiveObserver
 from headgate.live.engine.last_tokens import LastTokens
 from headgate.live.engine.step_in_flight import Chunk, StepInFlight
 
@@ -91,13 +91,13 @@ class Live:
             except Exception as error:
                 self.fall(one_line(error))
 
-    def fall(self, reason: str) -> None:
+    def fall(self, reason: str, cause: str = RAISED) -> None:
         """The policy is relieved: no plan, no hooks, no second chance."""
         if self.fallen is not None:
             return
         self.fallen, self.plan = reason, None
         self._news.serve(None)
-        self._news.fell_back(reason, self.now)
+        self._news.fell_back(reason, self.now, cause)
 
     # -- comings and goings ---------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Live:
         """Does the watchdog relieve the policy?"""
         starving = self._watchdog.look(self.ledger, now, sum(self.counts.values()))
         if starving:
-            self.fall(starving)
+            self.fall(starving, STARVED)
         return bool(starving)
 
     def _ask(self, policy: BatchPolicy) -> None:
@@ -242,7 +242,7 @@ class Live:
             self.fall(one_line(error))
             return
         if faults:
-            self.fall(f"planned nonsense: {'; '.join(faults)}")
+            self.fall(f"planned nonsense: {'; '.join(faults)}", NONSENSE)
             return
         for id in plan.reject:
             self._reject(ledger.known(id))

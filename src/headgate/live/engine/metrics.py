@@ -13,9 +13,10 @@ from headgate.live.engine.gauges import numbers
 from headgate.live.engine.instruments import Board
 from headgate.live.engine.tally import KINDS, STATES, Tally
 from headgate.live.vllm.fields import LOG, Settings
+from headgate.live.vllm.front import FOLDER, SHARED, leave, leaves
 
 SHOW_EVERY = 0.25  # seconds
-SHARED = "PROMETHEUS_MULTIPROC_DIR"  # where processes leave their values for the server to show
+LEAVE_EVERY = 1.0  # seconds: as text they take a millisecond or two
 
 
 class Metrics(Tally):
@@ -40,11 +41,15 @@ class Metrics(Tally):
         self._server: Any = None
         self._board = self._make_board(about, engine, registry) if settings.metrics else None
         self._spoken = clock()
+        self._name = f"engine-{engine}"
+        self._left = -LEAVE_EVERY  # when they were last left for the front end
+        self._leaves = leaves()
         self._steps_then = self.all_steps()
         self._thread = Background(self.show, SHOW_EVERY, "metrics") if background else None
 
     def close(self) -> None:
         """Show what is left, and stop."""
+        self._left = -LEAVE_EVERY
         if self._thread is not None:
             self._thread.close()
         if self._server is not None:
@@ -57,6 +62,9 @@ class Metrics(Tally):
         if self._board is not None:
             self._board.show()
         now = self._clock()
+        if self._leaves and self._board is not None and now - self._left >= LEAVE_EVERY:
+            self._left = now
+            leave(self._name, self._board)
         if now - self._spoken >= self._settings.log_every:
             steps = self.all_steps()
             if steps != self._steps_then:
@@ -88,10 +96,10 @@ class Metrics(Tally):
             return None
         if port is not None:
             self._server = _serve(port + engine, registry)
-        elif SHARED not in os.environ:
+        elif SHARED not in os.environ and FOLDER not in os.environ:
             LOG.info(
-                "headgate: metrics reach the server's /metrics when %s names an empty folder "
-                "(headgate serve does that); or set metrics_port",
+                "headgate: metrics reach the server's /metrics when headgate is one of vLLM's plug-ins "
+                "(VLLM_PLUGINS), or %s names an empty folder; or set metrics_port",
                 SHARED,
             )
         return board

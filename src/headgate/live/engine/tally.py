@@ -10,13 +10,14 @@ from headgate.core.build import mypyc_attr, quick
 from headgate.core.plan import Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
+from headgate.live.engine.events import CAUSES, RAISED, LiveObserver
 from headgate.live.engine.gauges import numbers
-from headgate.live.engine.live import LiveObserver
 
 STATES = ("waiting", "prefilling", "decoding")
 WAITING, PREFILLING, DECODING = range(3)
 KINDS = ("mixed", "decode", "prefill", "empty")  # of steps
 IDLE = "idle"
+KEEP = "auto", "keep"  # two names of one policy
 
 
 class Times(NamedTuple):
@@ -47,7 +48,7 @@ class Tally(LiveObserver):
         self._decoded = self._prefilled = self._cached = 0  # tokens
         self.lost: defaultdict[str, int] = defaultdict(int)  # tokens computed in vain, by eviction and gone
         self.left: defaultdict[str, int] = defaultdict(int)  # requests, by how they left
-        self.reasons: defaultdict[str, int] = defaultdict(int)  # fallbacks
+        self.reasons: defaultdict[str, int] = defaultdict(int)  # fallbacks, by cause
         self.plans = self.evictions = self.rescues = self.renewals = 0
         self.kv = 0
         self.gauges: Mapping[str, float] = {}
@@ -69,6 +70,9 @@ class Tally(LiveObserver):
         """Who decides, and where the policy has two ways, which of them."""
         if self.fallen is not None:
             return "fallback"
+        name = self.policy.partition(":")[0]
+        if name in KEEP:  # its eb+ shows which way it would go, also while promises decide
+            return KEEP[-1]
         exclusive = numbers(self.gauges).get("exclusive")
         return self.policy if exclusive is None else "exclusive" if exclusive else "mixed"
 
@@ -195,9 +199,10 @@ class Tally(LiveObserver):
     def gauged(self, gauges: Mapping[str, float], now: float) -> None:
         self.gauges = gauges
 
-    def fell_back(self, reason: str, now: float) -> None:
+    def fell_back(self, reason: str, now: float, cause: str = RAISED) -> None:
+        """Counted by its cause: reasons are as many as there are requests."""
         self.fallen = reason
-        self.reasons[reason] += 1
+        self.reasons[cause if cause in CAUSES else RAISED] += 1
 
     def rescued(self, now: float) -> None:
         """Decodes ran in place of prompts the engine refused."""

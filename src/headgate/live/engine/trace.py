@@ -18,8 +18,8 @@ from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
 from headgate.live.engine.background import Background
+from headgate.live.engine.events import RAISED, LiveObserver
 from headgate.live.engine.gauges import numbers
-from headgate.live.engine.live import LiveObserver
 from headgate.live.vllm.fields import LOG
 from headgate.record.live_trace import TRACE
 from headgate.record.trace_fields import FIELDS, KNOWN
@@ -155,7 +155,7 @@ class Trace(LiveObserver):
         """Another policy decides from now on."""
         self._note("policy", now, policy, dict(parameters))
 
-    def fell_back(self, reason: str, now: float) -> None:
+    def fell_back(self, reason: str, now: float, cause: str = RAISED) -> None:
         self._note("fell_back", now, reason)
 
     def rescued(self, now: float) -> None:

@@ -14,7 +14,7 @@ from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
 from headgate.cost.likeness import Likeness
 from headgate.live.calibrate.engine import shape_of
-from headgate.live.engine.live import LiveObserver
+from headgate.live.engine.events import RAISED, LiveObserver
 from headgate.live.engine.observers import Facts, Watcher, close, connect, engine_number, observers, renewed
 from headgate.live.vllm.fields import LOG, OBSERVE, Settings
 from headgate.live.vllm.plugin import Duties, Headgate, Renewal
@@ -49,7 +49,7 @@ class AsyncHeadgate(Watched, Headgate, AsyncScheduler):
 class Says(LiveObserver):
     """The one event nobody may miss."""
 
-    def fell_back(self, reason: str, now: float) -> None:
+    def fell_back(self, reason: str, now: float, cause: str = RAISED) -> None:
         LOG.error("headgate: FALLEN BACK to vLLM's own scheduling after %.1f s: %s", now, reason)
 
 

@@ -22,6 +22,7 @@ PANEL = "headgate"  # in --help
 BETWEEN = ("itl", "tpot")  # other names of the promise of every gap; the second until 0.3, with a warning
 DEFAULT = "auto (default): keep, which without promises is eb+"
 MOST_DELIVERY = 0.2  # of a promise between tokens
+SHORTEST_CLAIM = 0.05  # seconds between tokens, where the operator promises none
 Status = Literal[503, 429]
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Name = Annotated[str, Field(strict=True, min_length=1)]
@@ -39,7 +40,7 @@ class Floor(SettingsModel):
     """The shortest times a request may claim for itself; promises of classes are not cut."""
 
     ttft: Seconds = 0.1
-    tbt: Seconds = declared(PANEL, "time between tokens", 0.02, also=BETWEEN)
+    tbt: Seconds | None = declared(PANEL, "time between tokens", also=BETWEEN)  # None: see `shortest_claim`
 
 
 class Settings(SettingsModel):
@@ -82,6 +83,14 @@ class Settings(SettingsModel):
         some of 108 ms. At most a fifth of a promise goes to delivery.
         """
         return None if promise is None else promise - min(self.delivery, MOST_DELIVERY * promise)
+
+    def shortest_claim(self) -> float:
+        """The shortest gap that a request may claim: the floor, or what the operator promises anyway.
+
+        The shortest gap among those that decode limits the steps of all.
+        """
+        promised = (self.tbt, *(each.tbt for each in self.classes.values()))
+        return self.floor.tbt or min((each for each in promised if each), default=SHORTEST_CLAIM)
 
     def tightest(self) -> float:
         """The shortest gap that the engine must keep for anybody; infinite where none is promised."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from traceback import extract_tb
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -11,12 +12,14 @@ from vllm.v1.request import Request, RequestStatus
 
 from headgate.core.errors import one_line
 from headgate.core.policy import COMPLETE, End
-from headgate.live.engine.events import LOG
+from headgate.live.engine.events import ENGINE, INTERNAL, LOG
 from headgate.live.engine.live import Live
 from headgate.live.vllm.knobs import NOBODY, Knobs
 from headgate.live.vllm.refusals import tell_refused
 from headgate.live.vllm.request_map import RequestMap
 
+CONNECTORS = ("connector", "ec_connector", "aux_output_connector")
+COUNTED = "_update_after_schedule"  # where vLLM counts the tokens of a step as computed
 UNPAUSED, PAUSED_ALL = PauseState.UNPAUSED, PauseState.PAUSED_ALL
 STOPPED, CAPPED = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
 END_STOPPED, END_LIMIT = COMPLETE
@@ -62,7 +65,11 @@ class Hooks:
             self._failed(error)
         try:
             output = vllm(throttle_prefills) if throttle_prefills else vllm()
-        finally:
+        except Exception as error:
+            self._undo(error, seen)
+            seen = NOBODY
+            output = vllm(throttle_prefills) if throttle_prefills else vllm()
+        else:
             knobs.restore()
         if not self.broken:
             try:
@@ -70,6 +77,28 @@ class Hooks:
             except Exception as error:
                 self._failed(error)
         return output
+
+    def _undo(self, error: Exception, seen: list[Request]) -> None:
+        """VLLM's own `schedule` has failed while a plan limited it: the policy is relieved, and vLLM can be
+        asked again. Raises the error where that is not sound, as it does where no plan is in force.
+
+        Not sound: a connector or an encoder's cache has been told of the step, a request that waits held KV
+        before it, or the step was complete and tokens were counted as computed.
+        """
+        live, scheduler = self._live, self._scheduler
+        elsewhere = any(getattr(scheduler, name, None) is not None for name in CONNECTORS)
+        pictures = any(request.mm_features for request in (*scheduler.running, *seen))
+        counted = any(frame.name == COUNTED for frame in extract_tb(error.__traceback__))
+        if self.broken or live.plan is None or elsewhere or self._books.holding or pictures or counted:
+            self._knobs.restore()
+            raise error
+        LOG.exception("headgate: vLLM's own schedule failed under a plan; all that run are computed again")
+        live.fall(f"vLLM's schedule failed under the plan: {one_line(error)}", ENGINE)
+        try:
+            self._knobs.undo(seen)
+        except Exception:
+            LOG.exception("headgate: the step could not be undone")
+            raise error from None
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """The tokens of a step are known."""
@@ -118,5 +147,5 @@ class Hooks:
         self.broken = True
         with suppress(Exception):
             LOG.exception("headgate failed; vLLM goes on without it")
-            self._live.fall(f"internal error: {one_line(error)}")
+            self._live.fall(f"internal error: {one_line(error)}", INTERNAL)
         self._knobs.restore()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final
 
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, NONE, Decodes, Plan
@@ -14,6 +14,7 @@ from headgate.live.engine.live import Live
 from headgate.live.vllm.queues import NOTHING, Gate, GatedQueue
 from headgate.live.vllm.request_map import RequestMap
 
+WAITING, PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
 DECODES_ONLY = Plan(ALL)
 NOBODY: Final[list[Request]] = []
 SEATS = ("max_num_active_reqs", "max_num_running_reqs")  # the first where there is one
@@ -47,6 +48,13 @@ class Knobs:
         self._order: list[Request] | None = None  # of those running, where we had to change it
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._longest: int = scheduler.scheduler_config.long_prefill_token_threshold
+        # Its worker has drafts of the step before only: one that was held would come back with none.
+        self._forgets = bool(
+            scheduler.num_spec_tokens
+            and scheduler.scheduler_config.async_scheduling
+            and not getattr(scheduler, "use_v2_model_runner", False)
+        )
+        self._least = _least_piece(scheduler, live.ledger.limits.decode_width)
 
     def prepare(self, throttled: bool) -> list[Request]:
         """Ask for the plan and turn the knobs; who of those waiting vLLM can see.
@@ -142,6 +150,27 @@ class Knobs:
             self._restore_order(self._order)
             self._order = None
 
+    def undo(self, seen: list[Request]) -> None:
+        """VLLM's `schedule` failed half-way: undo what it had done to those that wait and those that run.
+
+        Of the requests that it had seated the worker knows nothing: they wait again, as before. The others
+        may have got blocks that the worker was never told of, and blocks may be listed in the prefix cache
+        that were never computed: vLLM preempts all that run and empties the cache, which it refuses where
+        KV is held by requests that wait.
+        """
+        scheduler = self._scheduler
+        free = scheduler.kv_cache_manager.free
+        seated = {request for queue in self._queues for request in queue.put_back()}
+        self.restore()
+        scheduler.running[:] = [request for request in scheduler.running if request not in seated]
+        for request in seen:
+            free(request)
+            request.num_computed_tokens = 0
+            if request in seated:
+                request.status = PREEMPTED if request.num_preemptions else WAITING
+                getattr(scheduler, "_inflight_prefills", set()).discard(request)
+        scheduler.reset_prefix_cache(reset_running_requests=True)
+
     def _restore_order(self, order: list[Request]) -> None:
         """The order of admission decides whom vLLM preempts."""
         rank = {request: place for place, request in enumerate(order)}
@@ -162,21 +191,24 @@ class Knobs:
         for request in held:
             if request.next_decode_eligible_step < until:
                 request.next_decode_eligible_step = until
+            if self._forgets and request.spec_token_ids:
+                request.spec_token_ids = []
 
     def _limit(self, plan: Plan, visible: list[Request]) -> None:
-        """Tokens of the step, and of its prompts."""
+        """Tokens of the step, and of its prompts; never less than vLLM needs to run any prompt at all."""
         scheduler, budget, chunk = self._scheduler, plan.budget, plan.chunk
         self._limited = True
-        decodes = 0 if plan.decode is NONE else self._ledger.rolling * self._ledger.limits.decode_width
+        limits = self._ledger.limits
+        decodes = 0 if plan.decode is NONE else self._ledger.rolling * limits.decode_width
         if not scheduler.scheduler_config.enable_chunked_prefill:
             if visible:  # a prompt that cannot be cut runs whole, or never
-                budget = max(budget, decodes + visible[0].num_tokens)
+                budget = max(budget, decodes + max(visible[0].num_tokens, self._least))
         elif chunk < inf:
-            if getattr(scheduler, "need_mamba_block_aligned_split", False):
-                chunk = max(chunk, scheduler.cache_config.block_size)  # less would be rounded to nothing
+            chunk = max(chunk, self._least)
             budget = min(budget, decodes + chunk)
             longest = min(chunk, self._longest or chunk)
             scheduler.scheduler_config.long_prefill_token_threshold = int(longest)
+        budget = max(budget, self._least)
         if budget < self._budget:
             scheduler.max_num_scheduled_tokens = int(budget)
 
@@ -209,3 +241,16 @@ class Knobs:
         self._order = list(running)
         moved = set(tail)
         running[:] = [request for request in self._order if request not in moved] + tail
+
+
+def _least_piece(scheduler: Any, decode_width: int) -> int:
+    """Tokens of a prompt below which vLLM runs none of it, or fails.
+
+    It pads the last token of a prompt to the width of a decode with drafts: cut to less, that is an error of
+    its own; with less left of the budget it waits for ever. A hybrid model's pieces are rounded down to whole
+    blocks, those before a drafter that reads ahead by as much as it reads.
+    """
+    least = max(decode_width, getattr(scheduler, "num_prefill_lookahead", 0))
+    if getattr(scheduler, "need_mamba_block_aligned_split", False):
+        least = max(least, scheduler.cache_config.block_size)
+    return least

@@ -52,6 +52,13 @@ class GatedQueue(RequestQueue):
         if gone:
             inner.remove_requests(gone)
 
+    def put_back(self) -> list[Request]:
+        """Those taken since the gate was shut are where they were, and everybody can be seen again."""
+        taken, self.taken = list(self.taken), {}
+        self.members.update(taken)
+        self.visible = None
+        return taken
+
     # -- what vLLM calls ---------------------------------------------------------------------------
 
     def peek_request(self) -> Request:
