@@ -19,15 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import worlds
 from benchmarks.many_engines import many_engines
 from benchmarks.plain import PlainEngine
 from headgate.core.build import compiled
+from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy
-from headgate.core.view import View
+from headgate.core.request import Slo
+from headgate.core.view import Limits, View
 from headgate.cost.card import load_card
-from headgate.methods.names import Exclusive, Mixed, Rad, ShortestFirst, Slai
+from headgate.methods.names import Exclusive, Keep, Mixed, NestedWait, Rad, ShortestFirst, Slai, Wait
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.of_card import engine_of_card
@@ -37,6 +41,7 @@ from headgate.workloads.workload import Workload
 
 Result = dict[str, float]
 HERE = Path(__file__).parent
+QUEUES = (250, 4000, 16_000, 40_000)  # requests that wait, for (l)
 
 
 GOALS = """\
@@ -53,6 +58,9 @@ GOALS = """\
 (h) 250,000 requests on 1,000 engines, s | | thousand | CPU seconds
 (h) 250,000 requests on 1,000 engines, GiB | | thousand | GiB at most
 (i) asynchronous over synchronous, times | 1.5 | asynchronous | times
+(l) a plan of keep with 16,000 late over 250 waiting, times | 2 | queued | keep, late: 16,000 over 250
+(l) the same without a promise, times | 2 | queued | keep, no promise: 16,000 over 250
+(l) the same in a burst, times | | queued | keep, burst: 16,000 over 250
 (k) plan capacity --policy all, 3,000 requests, CPU s of two cores | 120 | capacity | CPU seconds"""
 
 
@@ -225,6 +233,62 @@ def planning() -> Result:
     return found
 
 
+def queued() -> Result:
+    """(l) A plan while 100 decode and ten chat prompts of 0.5 s have just come, over how many others wait.
+
+    They are late, or have no promise, or came within the last tenth of a second. The best of 15 calls after
+    the first, which sorts a burst.
+    """
+    found: Result = {}
+    engine = engine_of_card(load_card("cal-h200-qwen3-8b"))._replace(running=512, batch_tokens=8192)
+    made: dict[str, Callable[[], BatchPolicy]] = {
+        "keep": lambda: Keep(512, 8192, engine.cost),
+        "slai": lambda: Slai(512, 8192, engine.cost, order="deadline"),
+        "wait": lambda: Wait(512, engine.cost, thresholds="8"),
+        "nested-wait": lambda: NestedWait(512, engine.cost, thresholds="8/4", ends="64/512"),
+    }
+    for name, make in made.items():
+        for what in ("late", "no promise", "burst"):
+            costs = [_plan_over(make(), waiting, what) for waiting in QUEUES]
+            for waiting, cost in zip(QUEUES, costs, strict=True):
+                found[f"{name}, {what}, {waiting}: microseconds"] = cost
+            found[f"{name}, {what}: 16,000 over 250"] = costs[QUEUES.index(16_000)] / costs[0]
+    return found
+
+
+def _plan_over(policy: BatchPolicy, waiting: int, what: str) -> float:
+    """Microseconds of one plan."""
+    ledger, rng = Ledger(Limits(8192, 512, 16), 800_000), np.random.default_rng(0)
+    chat = Slo(0.5, 0.1)
+
+    def join(id: int, slo: Slo, arrival: float) -> Entry:
+        entry = Entry(ledger, id, arrival, int(rng.integers(50, 4000)), 500, slo=slo)
+        ledger.arrive(entry)
+        policy.arrived(entry, arrival)
+        return entry
+
+    for id in range(100):
+        entry = join(id, chat, 0.0)
+        ledger.admit(entry)
+        policy.admitted(entry, 0.0)
+        entry.todo = 0
+        ledger.join(entry, 0.0, True)
+        policy.prefilled(entry, 0.0)
+        ledger.kv_free -= entry.prompt
+    for place in range(waiting):
+        arrival = 5.0 * place / waiting if what == "late" else 9.9 + 0.1 * place / waiting
+        join(100 + place, Slo() if what == "no promise" else chat, arrival)
+    for place in range(10):
+        join(100 + waiting + place, chat, 9.95)
+    ledger.now, best = 10.0, float("inf")
+    policy.plan(ledger)
+    for _ in range(15):
+        began = time.perf_counter_ns()
+        policy.plan(ledger)
+        best = min(best, (time.perf_counter_ns() - began) / 1e3)
+    return best
+
+
 def plan_times(engine: Engine, policy: BatchPolicy, workload: Workload) -> list[float]:
     """Sorted microseconds of the calls that let prompts run while at least half of the seats decode."""
     times, plan = [], policy.plan
@@ -287,6 +351,7 @@ RACES: dict[str, Callable[[], Result]] = {
     "leases": leases,
     "asynchronous": asynchronous,
     "planning": planning,
+    "queued": queued,
     "caching": caching,
     "engines": many_engines,
     "thousand": thousand,

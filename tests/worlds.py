@@ -13,6 +13,7 @@ from draws import draw_keep, draw_look_ahead, draw_ordered, draw_rad
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
+from headgate.core.request import Slo
 from headgate.core.view import View
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.tiles import TileCost, TileTerms
@@ -22,7 +23,7 @@ from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.contents import Contents
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Kind, Workload
 
 
 class Line(StepCost):
@@ -310,6 +311,9 @@ TESTING: dict[str, Callable[[st.DrawFn, Engine], BatchPolicy]] = {
 POLICIES = {name: draw_policy(name) for name in BATCH}
 
 
+KINDS = (Kind("none"), Kind("both", Slo(6.0, 4.0)), Kind("first", Slo(first_token=0.5), priority=1))
+
+
 def columns_of(draw: st.DrawFn, rows: int) -> Callable[[Sequence[Any]], list[Any]]:
     """Columns of so many rows, each value one of a few; a column is one draw, which is most of the time."""
     drawn = st.binary(min_size=rows, max_size=rows)
@@ -317,7 +321,7 @@ def columns_of(draw: st.DrawFn, rows: int) -> Callable[[Sequence[Any]], list[Any
 
 
 @st.composite
-def workloads(draw: st.DrawFn, impatient: bool = False) -> Workload:
+def workloads(draw: st.DrawFn, impatient: bool = False, promised: bool = False) -> Workload:
     """A few requests, open or closed loop, with ties in time."""
     column = columns_of(draw, draw(st.integers(1, 25), label="requests"))
     columns: dict[str, Any] = {}
@@ -329,6 +333,8 @@ def workloads(draw: st.DrawFn, impatient: bool = False) -> Workload:
         columns["patience"] = column([np.inf, 0.1, 0.5, 2.5, 20.0])
         columns["abort"] = column([np.inf, np.inf, 0.1, 3.5, 30.0])
     columns["limit"] = column([2**31 - 1, 1, 7])
+    if promised and draw(st.booleans(), label="own promises"):
+        columns["kind"], columns["kinds"] = column([0, 1, 2]), KINDS
     if draw(st.booleans(), label="predicted"):
         columns["guess"] = column([-1, 1, 3, 30, 500])
     return Workload.of(column(range(1, 61)), column([1, 2, 3, 9, 30, 140]), **columns)

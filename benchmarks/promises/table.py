@@ -34,7 +34,7 @@ def table(lines: Iterable[Line], promise: str, synchronous: bool) -> str:
             if DEFAULT in policies:
                 default = [_against(rates[name], policy, DEFAULT) for name in names]
                 rows.append([f"`{policy}` against the default budget", *default])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def overload_table(lines: Iterable[Line], promise: str, synchronous: bool) -> str:
@@ -51,7 +51,7 @@ def overload_table(lines: Iterable[Line], promise: str, synchronous: bool) -> st
             shares = np.mean([line["tried"][place]["shares"] for line in mine], axis=0)
             cells.append(f"{100 * shares[0]:.0f} % / {100 * shares[-1]:.1f} %")
         rows.append([name, f"`{policy}`", *cells])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _best(rates: dict[str, dict[int, float]]) -> str:
@@ -77,6 +77,7 @@ def _against(rates: dict[str, dict[int, float]], policy: str, other: str) -> str
     return f"{change.mean():+.1f} %" if low is None else f"{change.mean():+.1f} ± {change.mean() - low:.1f} %"
 
 
-def _markdown(rows: list[list[str]]) -> str:
+def markdown(rows: list[list[str]]) -> str:
+    """Rows as a table, the first as its head."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])

@@ -25,7 +25,7 @@ def served(log: Log, requests: int) -> bool:
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-@given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True, promised=True))
 def test_same_again(name, data, engine, workload):
     policy = MAKE[name](data.draw, engine)
     first, second = (run(engine, copy.deepcopy(policy), workload) for _ in range(2))
@@ -63,7 +63,7 @@ class AskedTwice(BatchPolicy):
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-@given(data=st.data(), engine=engines(), workload=workloads())
+@given(data=st.data(), engine=engines(), workload=workloads(promised=True))
 def test_asked_twice_and_always_sensible(name, data, engine, workload):
     policy = MAKE[name](data.draw, engine)
     log = run(engine, AskedTwice(policy), workload)
@@ -71,7 +71,7 @@ def test_asked_twice_and_always_sensible(name, data, engine, workload):
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-@given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True, promised=True))
 def test_leases_and_asking_at_every_step_agree(name, data, engine, workload):
     policy = MAKE[name](data.draw, engine)
     leased = run(engine, copy.deepcopy(policy), workload)
@@ -82,7 +82,7 @@ def test_leases_and_asking_at_every_step_agree(name, data, engine, workload):
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-@given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True, promised=True))
 def test_everybody_is_served_or_leaves(name, data, engine, workload):
     log = run(engine, MAKE[name](data.draw, engine), workload)
     assert served(log, len(workload))
@@ -98,7 +98,7 @@ def test_everybody_is_served_or_leaves(name, data, engine, workload):
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-@given(data=st.data(), engine=engines(), workload=workloads())
+@given(data=st.data(), engine=engines(), workload=workloads(promised=True))
 def test_refusal_breaks_nothing(name, data, engine, workload):
     def mood() -> float:
         return data.draw(st.sampled_from([0.9, 0.4, 0.0]))
@@ -108,7 +108,7 @@ def test_refusal_breaks_nothing(name, data, engine, workload):
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-@given(data=st.data(), engine=engines(), workload=workloads(), when=st.integers(0, 40))
+@given(data=st.data(), engine=engines(), workload=workloads(promised=True), when=st.integers(0, 40))
 def test_take_over_half_way(name, data, engine, workload, when):
     fresh = MAKE[name](data.draw, engine)
 
@@ -129,7 +129,7 @@ def test_take_over_half_way(name, data, engine, workload, when):
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-@given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True, promised=True))
 def test_books_add_up(name, data, engine, workload):
     class Audited(Replica):
         def settle(self):

@@ -84,8 +84,9 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
         said = f"headgate: {_policy_said(settings, model)}; {_limits_said(rest)}"
         print(said, file=sys.stdout if dry_run else sys.stderr)
-        if hint := _graphs_said(settings, rest):
-            print(hint, file=sys.stdout if dry_run else sys.stderr)
+        for hint in (_graphs_said(settings, rest), _priorities_said(settings, rest)):
+            if hint:
+                print(f"headgate: {hint}", file=sys.stdout if dry_run else sys.stderr)
         print(f"headgate: {shown} {join(command)}", flush=True)
         if dry_run and own is None:
             print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
@@ -174,7 +175,12 @@ def _graphs_said(settings: Settings, rest: list[str]) -> str:
     if own & {word.partition("=")[0].replace("_", "-") for word in rest}:
         return ""
     size = graph_flag(_number(rest, "--max-num-batched-tokens") or LARGEST).value
-    return f"headgate: fewer gaps are late with {FLAG} {size} (docs/vllm.md)"
+    return f"fewer gaps are late with {FLAG} {size} (docs/vllm.md)"
+
+
+def _priorities_said(settings: Settings, rest: list[str]) -> str | None:
+    """What vLLM's priorities mean to the policy, where it does not simply follow them."""
+    return settings.priorities_said() if _value(rest, "--scheduling-policy") == "priority" else None
 
 
 def _value(rest: list[str], flag: str) -> str | None:

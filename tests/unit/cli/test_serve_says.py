@@ -66,3 +66,16 @@ def test_larger_graphs_are_named_where_gaps_are_promised(headgate):
     assert "--max-cudagraph-capture-size 2560" in hint("--tbt", "100ms", "--max-num-batched-tokens", 2545)[0]
     for own in ("--enforce-eager", "-O=2", "--compilation_config={}"):
         assert not hint("--tbt", "100ms", own)
+
+
+def test_what_priorities_mean_beside_promises_is_said(headgate):
+    def said(*flags):
+        out = headgate("serve", "Qwen/Qwen3-8B", *CARD, *flags, "--dry-run").out
+        return [line for line in out.splitlines() if "before priorities" in line]
+
+    by_priority = ("--scheduling-policy", "priority")
+    assert "--policy slai:order=priority" in said("--ttft", "500ms", *by_priority)[0]
+    assert said("--ttft", "500ms", "--scheduling_policy=priority")
+    assert not said("--ttft", "500ms")
+    assert not said("--tbt", "100ms", *by_priority), "without such a promise priorities are followed"
+    assert not said("--ttft", "500ms", "--policy", "slai", *by_priority)

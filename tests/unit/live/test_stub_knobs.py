@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,9 +163,38 @@ ACTIONS = st.lists(
 )
 
 
-@given(ACTIONS)
-def test_a_gated_queue_is_the_inner_queue_with_a_view(actions):
-    """Against a plain list: order kept, length true, and only those visible are taken while it is shut."""
+@given(ACTIONS, st.sampled_from([0, 2, 64]))
+def test_a_gated_queue_is_the_inner_queue_with_a_view(actions, few):
+    """Against a plain list: order kept, length true, and only those visible are taken while it is shut.
+
+    Those taken stay in the inner queue until they are more than `few` and a quarter of those that wait.
+    """
+    with mock.patch.object(plug_in().queues, "FEW", few):
+        check_gated_queue(actions)
+
+
+def test_taking_from_the_middle_walks_through_a_long_queue_now_and_then():
+    """10,000 wait, and in each of 4,000 steps the last but some enters: that was a walk in each."""
+    inner = ListQueue()
+    queue = plug_in().queues.GatedQueue(inner, plug_in().queues.Gate())
+    requests = [Request(str(number), 1, 1) for number in range(10_000)]
+    for request in requests:
+        queue.add_request(request)
+    walks = []
+    remove = inner.remove_requests
+    inner.remove_requests = lambda gone: walks.append(len(gone)) or remove(gone)
+    for request in requests[:5000:-1][:4000]:
+        queue.shut([request])
+        assert queue.pop_request() is request
+        queue.open()
+    assert len(walks) <= 4
+    assert len(queue) == 6000 and queue.peek_request() is requests[0]
+    assert len(inner.list) <= 1.25 * 6000 + 1
+    queue.prepend_request(requests[9000])  # preempted: it is there once
+    assert [*queue].count(requests[9000]) == 1 and queue.peek_request() is requests[9000]
+
+
+def check_gated_queue(actions):
     gate = plug_in().queues.GatedQueue(ListQueue(), plug_in().queues.Gate())
     requests = [Request(f"r{number}", 1, 1) for number in range(12)]
     truth: list[Request] = []

@@ -212,3 +212,5 @@ def _announce(settings: Settings, scheduler: Any, parameters: dict[str, Any]) ->
         scheduler.max_num_scheduled_tokens,
         scheduler._headgate.ledger.kv_total,
     )
+    if scheduler.policy.value == "priority" and (said := settings.priorities_said()):
+        LOG.warning("headgate: %s", said)

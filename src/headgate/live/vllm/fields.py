@@ -97,6 +97,19 @@ class Settings(SettingsModel):
         promised = (self.tbt, *(each.tbt for each in self.classes.values()))
         return min((self.within(each) or inf for each in promised), default=inf)
 
+    def priorities_said(self) -> str | None:
+        """What `--scheduling-policy priority` means beside promises of a first token; None where all it says
+        holds.
+        """
+        promised = (self.ttft, *(each.ttft for each in self.classes.values()))
+        if self.named()[0] != "keep" or not (any(promised) or "ttft" in self.clients_may):
+            return None
+        return (
+            "--scheduling-policy priority: keep puts promises of a first token before priorities, which order"
+            " late requests and those without such a promise; where priorities must come first, use --policy"
+            " slai:order=priority or drop the promises"
+        )
+
     def learns(self) -> bool:
         """Whether step times are learned while serving, for want of a card."""
         return self.card is None and self.named()[0] == "keep"

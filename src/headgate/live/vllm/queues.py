@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
+FEW = 64  # so many that were taken may always stay in vLLM's queue
+SHARE = 0.25  # of those that wait: so many more may
 NOTHING: deque[Request] = deque()  # nobody is taken from it or added
 
 
@@ -22,9 +24,9 @@ class Gate:
 class GatedQueue(RequestQueue):
     """Wraps one of vLLM's own queues and keeps its order; `shut` narrows it for the time of one step.
 
-    While shut, looking and taking see only the given requests. Those taken leave the queue when it opens
-    again, all at once, because taking from the middle costs a walk through it: once in a step that admits out
-    of order. Its length stays true.
+    While shut, looking and taking see only the given requests. Taking from the middle of vLLM's queue costs a
+    walk through it. So those taken stay in it, unseen, until they have come to its head, or until they are
+    a good part of it: then all leave in one walk. Its length stays true.
     """
 
     def __init__(self, inner: RequestQueue, gate: Gate) -> None:
@@ -32,7 +34,8 @@ class GatedQueue(RequestQueue):
         self._gate = gate
         self.members: set[Request] = set(inner)
         self.visible: deque[Request] | None = None  # None: everybody; while shut, those the plan names
-        self.taken: dict[Request, None] = {}  # in the order they were taken
+        self.taken: dict[Request, None] = {}  # since it was shut, in the order they were taken
+        self._gone: set[Request] = set()  # taken before that and still in vLLM's queue, never at its head
 
     def shut(self, requests: Iterable[Request]) -> None:
         """From now on only these can be seen, as far as they are here."""
@@ -44,13 +47,17 @@ class GatedQueue(RequestQueue):
         self.visible = None
         if not self.taken:
             return
-        taken, self.taken = self.taken, {}
-        inner = self._inner
-        gone = set(taken)
+        self._gone.update(self.taken)
+        self.taken = {}
+        self._clear_head()
+        if len(self._gone) > max(FEW, SHARE * len(self.members)):
+            self._inner.remove_requests(self._gone)
+            self._gone = set()
+
+    def _clear_head(self) -> None:
+        gone, inner = self._gone, self._inner
         while gone and inner and inner.peek_request() in gone:
             gone.discard(inner.pop_request())
-        if gone:
-            inner.remove_requests(gone)
 
     def put_back(self) -> list[Request]:
         """Those taken since the gate was shut are where they were, and everybody can be seen again."""
@@ -73,6 +80,7 @@ class GatedQueue(RequestQueue):
         self._refuse_if_shut()
         if self.visible is None:
             request = self._inner.pop_request()
+            self._clear_head()
         else:
             request = self.visible.popleft()
             self.taken[request] = None
@@ -93,9 +101,7 @@ class GatedQueue(RequestQueue):
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         """They join in front, in the order vLLM's own queue gives them."""
         back = list(requests)
-        again = self.taken.keys() & set(back)
-        if again:
-            self._forget_taken(again)
+        self._settle(*back)
         self.members.update(back)
         self._inner.prepend_requests(back)
 
@@ -108,6 +114,7 @@ class GatedQueue(RequestQueue):
             return
         self.members -= gone
         self._inner.remove_requests(gone)
+        self._clear_head()
         if self.visible is not None:
             self.visible = deque(request for request in self.visible if request not in gone)
 
@@ -115,25 +122,26 @@ class GatedQueue(RequestQueue):
         if self._gate.shut:
             raise IndexError("no request can be seen in this step")
 
-    def _settle(self, request: Request) -> None:
-        """Somebody taken comes back before the gate opened: make good the walk we had saved."""
-        if request in self.taken:
-            self._forget_taken({request})
-
-    def _forget_taken(self, again: set[Request]) -> None:
+    def _settle(self, *back: Request) -> None:
+        """Some that were taken come back: make good the walk we had saved."""
+        again = {request for request in back if request in self.taken or request in self._gone}
+        if not again:
+            return
         for request in again:
-            del self.taken[request]
+            self.taken.pop(request, None)
+        self._gone -= again
         self._inner.remove_requests(again)
+        self._clear_head()
 
     def __bool__(self) -> bool:
         if self._gate.shut:
             return False
-        return bool(self._inner if self.visible is None else self.visible)
+        return bool(self.members if self.visible is None else self.visible)
 
     def __len__(self) -> int:
-        return len(self._inner) - len(self.taken)
+        return len(self.members)
 
     def __iter__(self) -> Iterator[Request]:
-        if not self.taken:
+        if not self.taken and not self._gone:
             return iter(self._inner)
-        return iter([request for request in self._inner if request not in self.taken])
+        return iter([request for request in self._inner if request in self.members])

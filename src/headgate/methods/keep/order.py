@@ -1,24 +1,36 @@
-"""In which order prompts enter: as many in time as possible, shortest first, and a share for the late."""
+"""In which order prompts enter: as many in time as can be, then the late, then those without a promise."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heappush
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush, merge
+from itertools import chain, islice
 from typing import NamedTuple
 
 from headgate.core.build import mypyc_attr, quick
 from headgate.core.request import Request
 from headgate.core.view import View
 
-LOOSE = 10.0  # seconds: deadline of requests without a promise where others have one
 ALMS = 0.1  # of all prompt tokens admitted: may go to the late before all others
 LATE = 4.0  # promises a request must have waited for that
-MOST_CREDIT = 16_384  # tokens of that share saved up at most
+REST = 0.02  # of them: may go to requests without a promise before all others
+LONG = 40.0  # seconds a request must have waited for that
+MOST_CREDIT = 16_384  # tokens of such a share saved up at most
+MOST_DEBT = 163_840.0  # tokens that the late owe at most, unless one prompt is longer
+TRIED = 16  # requests left out that a plan tries again
+SETTLED = 512  # requests in time that a plan looks at; later deadlines wait until these have entered
+ROUNDS = 64  # of such trials in one plan, each with requests that the one before had no place for
+MOST_RANK = 2**53
+FEW = 16  # so many are sorted in or out one by one
+
+# Compared; the last two are arrival and number, so that no two are equal.
+Key = tuple[float, float, float, int]
 
 
 class Job(NamedTuple):
-    """A prompt that waits, as the rule sees it; sorted by deadline."""
+    """A promised prompt that waits, as the rule sees it; sorted by deadline."""
 
     deadline: float
     arrival: float
@@ -26,50 +38,65 @@ class Job(NamedTuple):
     todo: int
 
 
-def on_time(jobs: Iterable[Job], start: float, pace: float) -> set[int]:
+def on_time(jobs: list[Job], start: float, pace: float, most: int = SETTLED) -> tuple[set[int], int]:
     """Moore and Hodgson's rule: the most prompts that can be done by their deadlines on one machine.
 
     `jobs` come by deadline. The machine is free from `start` on and takes `pace` seconds for a token.
-    Whenever a prompt would end late, the longest one so far leaves the set.
+    Whenever a prompt would end late, the longest one so far leaves the set. With the set comes how many jobs
+    were looked at: no more once `most` are in it. Tokens are summed as whole numbers, so that the set, looked
+    at again, is the set.
     """
-    clock = start
+    tokens = looked = 0
     kept: set[int] = set()
-    longest: list[tuple[int, int]] = []  # (-todo, id); a heap once somebody had to leave
+    longest: list[tuple[int, int]] = []  # (-todo, id); a heap once one had to leave
     dropped = False
     for deadline, _, number, todo in jobs:
-        alone = todo * pace
-        if start + alone > deadline:  # late even if it ran at once: the rule would drop it itself
+        if len(kept) >= most:
+            break
+        looked += 1
+        if start + todo * pace > deadline:  # late even if it ran at once: the rule would drop it itself
             continue
         kept.add(number)
         if dropped:
             heappush(longest, (-todo, number))
         else:
             longest.append((-todo, number))
-        clock += alone
-        if clock > deadline:
+        tokens += todo
+        if start + tokens * pace > deadline:
             if not dropped:
                 heapify(longest)
                 dropped = True
-            tokens, id = heappop(longest)
+            less, id = heappop(longest)
             kept.discard(id)
-            clock += tokens * pace
-    return kept
+            tokens += less
+    return kept, looked
 
 
 @mypyc_attr(serializable=True)
 class Waiting:
-    """Those that wait, by deadline and by length, and the credit of the late."""
+    """Requests that wait: promised ones to be in time, by deadline; those left out; those past their
+    deadline; those without a promise. And the credit of the late and of those without a promise.
+
+    A plan looks at those in time and at the first few of the others, so its price does not grow with the
+    queue. A request that is left out comes back as soon as there is time for it.
+    """
 
     def __init__(self, default: float | None) -> None:
         self._default = default
         self._jobs: dict[int, Job] = {}
-        self._by_deadline: list[Job] = []
-        self._by_length: list[tuple[int, float, int]] = []
-        self._promised = 0  # of those, how many have a promise
-        self._credit = 0.0  # tokens
+        self._keys: dict[int, Key] = {}  # of those left out or late: priority, tokens, arrival, number
+        self._in: list[Job] = []
+        self._out: list[Key] = []
+        self._due: list[Job] = []  # those of `_out`, by deadline
+        self._late: list[Key] = []
+        self._long: list[Key] = []  # those of `_late`, by the time from which they have waited long
+        self._tokens = 0  # of those in time or left out, not yet late
+        self._rest: OrderedDict[int, Request] = OrderedDict()  # without a promise, the oldest first
+        self._urgent: list[Key] = []  # the same by priority, then arrival
+        self._credit = self._rest_credit = 0.0  # tokens; below 0: owed
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._jobs) + len(self._rest)
 
     def promise(self, request: Request) -> float | None:
         """Seconds to the first token that the request was promised."""
@@ -80,65 +107,227 @@ class Waiting:
         """It waits from now on."""
         self.drop(request)
         promise = self.promise(request)
-        self._promised += promise is not None
-        deadline = request.arrival + (LOOSE if promise is None else promise)
+        if promise is None:
+            self._rest[request.id] = request
+            insort(self._urgent, _urgency(request))
+            return
+        deadline = request.arrival + promise
         job = self._jobs[request.id] = quick(Job, (deadline, request.arrival, request.id, request.todo))
-        insort(self._by_deadline, job)
-        insort(self._by_length, (job.todo, job.arrival, job.id))
+        self._keys[request.id] = (_rank(request), float(request.todo), request.arrival, request.id)
+        self._tokens += request.todo
+        insort(self._in, job)
 
     def drop(self, request: Request) -> None:
+        if self._rest.pop(request.id, None) is not None:
+            del self._urgent[bisect_left(self._urgent, _urgency(request))]
+            return
         job = self._jobs.pop(request.id, None)
         if job is None:
             return
-        self._promised -= self.promise(request) is not None
-        del self._by_deadline[bisect_left(self._by_deadline, job)]
-        del self._by_length[bisect_left(self._by_length, (job.todo, job.arrival, job.id))]
+        key = self._keys.pop(request.id)
+        place = bisect_left(self._in, job)
+        if place < len(self._in) and self._in[place] == job:
+            del self._in[place]
+            self._tokens -= job.todo
+            return
+        place = bisect_left(self._out, key)
+        if place < len(self._out) and self._out[place] == key:
+            del self._out[place]
+            self._tokens -= job.todo
+            del self._due[bisect_left(self._due, job)]
+        else:
+            del self._late[bisect_left(self._late, key)]
+            del self._long[bisect_left(self._long, _long(job))]
 
     def admitted(self, request: Request, now: float) -> None:
-        """A share of what enters is credited to the late; one of them that enters uses it up."""
-        self._credit += ALMS * request.todo
-        if now >= request.arrival + LATE * (self.promise(request) or LOOSE):
-            self._credit -= request.todo
-        self._credit = min(self._credit, MOST_CREDIT)
+        """A share of what enters is credited to the late, and one to those without a promise; one that enters
+        uses it up. What is owed is bounded, because much of it may be for what others left.
+        """
+        todo, promise = float(request.todo), self.promise(request)
+        self._credit = min(self._credit + ALMS * todo, MOST_CREDIT)
+        if promise is None:
+            self._rest_credit = max(self._rest_credit - todo, min(self._rest_credit, -todo))
+            return
+        self._rest_credit = min(self._rest_credit + REST * todo, MOST_CREDIT)
+        if now >= request.arrival + LATE * promise:
+            self._credit = max(self._credit - todo, min(self._credit, -max(todo, MOST_DEBT)))
 
-    def in_time(self, start: float, pace: float) -> set[int]:
-        """Those that can have their first token in time, prompts before them included."""
-        first = bisect_left(self._by_deadline, (start,))
-        return on_time(self._by_deadline[first:], start, pace)
+    def settle(self, waiting: Mapping[int, Request], start: float, pace: float, step: float) -> None:
+        """Decide which promised requests are to be in time, prompts before them included.
 
-    def order(self, view: View, start: float, pace: float) -> Iterator[Request]:
-        """Evicted requests; a late one if there is credit; those in time and then the late, shortest first.
+        A first token comes at the end of its step, in the mean half a step after the prompt's own tokens.
+        Steps are as long as what waits makes them, and at most `step` seconds.
+        """
+        for _ in range(ROUNDS):
+            self._expire(start)
+            tried = self._tried(waiting)
+            jobs = self._fresh(waiting)
+            if tried:
+                jobs = sorted([*jobs, *tried])
+            half = min(step, pace * self._tokens * (1 - 1 / max(1, len(self._in) + len(self._out)))) / 2
+            kept, looked = on_time(jobs, start + half, pace)
+            if len(kept) == looked and not tried:
+                return
+            trying = {job.id for job in tried}
+            gone = [job for job in jobs[:looked] if job.id not in kept and job.id not in trying]
+            back = [job for job in tried if job.id in kept]
+            if not gone and not back:
+                return
+            self._leave_out(gone)
+            self._come_back(back)
 
-        Where nobody who waits was promised a first token, it is the order of arrival.
+    def left_out(self, waiting: Mapping[int, Request]) -> tuple[int, ...]:
+        """Those that are foreseen to be late and have not begun."""
+        ids = [key[3] for key in (*self._out, *self._late)]
+        return tuple(id for id in ids if id in waiting and not waiting[id].evictions)
+
+    def order(self, view: View) -> Iterator[tuple[Request, bool]]:
+        """Those that wait, the next one first; and whether it is to have only what the others leave.
+
+        First promised ones: evicted; then a late one and one without a promise that have waited long, if
+        there is credit for them; those in time, the earliest deadline first; the late, the most urgent and
+        then the shortest first. Then the others: evicted ones, then by priority and arrival.
         """
         waiting = view.waiting
-        if not self._promised:
-            yield from waiting.values()
-            return
-        seen: set[int] = set()
+        first: list[Request] = []
+        others: list[Request] = []
         for request in waiting.values():
             if not request.evictions:
                 break
-            seen.add(request.id)
-            yield request
-        favoured = self._favoured(view.now)
-        if favoured in waiting and favoured not in seen:
-            seen.add(favoured)
-            yield waiting[favoured]
-        yield from self._shortest(view, seen, self.in_time(start, pace))
+            (others if self.promise(request) is None else first).append(request)
+        first += [request for request in self._favoured(view, others) if request not in first]
+        for request in first:
+            yield request, False
+        seen = {request.id for request in first}
+        for id in self._promised():
+            if id in waiting and id not in seen:
+                yield waiting[id], False
+        for id in chain([request.id for request in others], (key[3] for key in self._urgent)):
+            if id in waiting and id not in seen:
+                seen.add(id)
+                yield waiting[id], True
 
-    def _shortest(self, view: View, seen: set[int], timely: set[int]) -> Iterator[Request]:
-        waiting = view.waiting
-        for wanted in (True, False):
-            for _, _, id in self._by_length:
-                if (id in timely) is wanted and id not in seen:
-                    request = waiting.get(id)
-                    if request is not None:
-                        yield request
+    def _promised(self) -> Iterator[int]:
+        """Those in time, then the late."""
+        for job in self._in:
+            yield job.id
+        for key in merge(self._out, self._late):
+            yield key[3]
 
-    def _favoured(self, now: float) -> int:
-        """The earliest deadline, if it was missed by several promises and there is credit; -1: none."""
-        if self._credit <= 0 or not self._by_deadline:
-            return -1
-        deadline, arrival, id, _ = self._by_deadline[0]
-        return id if now >= arrival + LATE * (deadline - arrival) else -1
+    def _favoured(self, view: View, evicted: list[Request]) -> list[Request]:
+        """The late one that has waited long for the longest time and the oldest without a promise, each if
+        there is credit.
+        """
+        waiting, found = view.waiting, []
+        if self._credit > 0 and self._long and view.now >= self._long[0][0]:
+            id = self._long[0][3]
+            if id in waiting:
+                found.append(waiting[id])
+        if self._rest_credit > 0:
+            old = [*evicted, *islice(self._rest.values(), 1)]
+            old = [request for request in old if request.id in waiting and view.now >= request.arrival + LONG]
+            found += sorted(old, key=_age)[:1]
+        return found
+
+    def _fresh(self, waiting: Mapping[int, Request]) -> list[Job]:
+        """Those to be in time, with what the prefix cache leaves of those that a plan looks at by now."""
+        jobs = self._in
+        for place in range(min(len(jobs), SETTLED)):
+            deadline, arrival, id, todo = jobs[place]
+            request = waiting.get(id)
+            if request is not None and request.todo != todo:
+                self._tokens += request.todo - todo
+                jobs[place] = self._jobs[id] = quick(Job, (deadline, arrival, id, request.todo))
+        return jobs
+
+    def _tried(self, waiting: Mapping[int, Request]) -> list[Job]:
+        """The first of those left out, each as long as it is by now."""
+        jobs: list[Job] = []
+        for _, _, _, number in self._out[:TRIED]:
+            deadline, arrival, id, todo = job = self._jobs[number]
+            request = waiting.get(id)
+            if request is not None and request.todo != todo:
+                self._tokens += request.todo - todo
+                del self._due[bisect_left(self._due, job)]
+                del self._out[bisect_left(self._out, self._keys[id])]
+                job = self._jobs[id] = quick(Job, (deadline, arrival, id, request.todo))
+                self._keys[id] = _key(job, self._keys[id])
+                insort(self._due, job)
+                insort(self._out, self._keys[id])
+            jobs.append(job)
+        return jobs
+
+    def _expire(self, start: float) -> None:
+        """Those left out whose deadline has passed are late for good."""
+        past = bisect_left(self._due, (start,))
+        if not past:
+            return
+        gone = self._due[:past]
+        del self._due[:past]
+        self._tokens -= sum([job.todo for job in gone])
+        keys = [self._keys[job.id] for job in gone]
+        _take(self._out, keys)
+        _put(self._late, keys)
+        _put(self._long, [_long(job) for job in gone])
+
+    def _leave_out(self, jobs: list[Job]) -> None:
+        if len(jobs) > FEW:
+            gone = {job.id for job in jobs}
+            self._in = [job for job in self._in if job.id not in gone]
+            self._due = sorted([*self._due, *jobs])
+        else:
+            for job in jobs:
+                del self._in[bisect_left(self._in, job)]
+                insort(self._due, job)
+        for job in jobs:
+            self._keys[job.id] = _key(job, self._keys[job.id])
+        _put(self._out, [self._keys[job.id] for job in jobs])
+
+    def _come_back(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            del self._due[bisect_left(self._due, job)]
+            insort(self._in, job)
+        _take(self._out, [self._keys[job.id] for job in jobs])
+
+
+def _age(request: Request) -> tuple[float, int]:
+    return request.arrival, request.id
+
+
+def _urgency(request: Request) -> Key:
+    return (_rank(request), 0.0, request.arrival, request.id)
+
+
+def _rank(request: Request) -> float:
+    """Its priority; clients may send numbers that no float can be."""
+    return float(max(-MOST_RANK, min(request.priority, MOST_RANK)))
+
+
+def _key(job: Job, before: Key) -> Key:
+    """The key of a job whose prompt may have become shorter."""
+    return (before[0], float(job.todo), job.arrival, job.id)
+
+
+def _long(job: Job) -> Key:
+    """By when it will have waited long."""
+    return (job.arrival + LATE * (job.deadline - job.arrival), 0.0, job.arrival, job.id)
+
+
+def _put(into: list[Key], keys: list[Key]) -> None:
+    """Sort them in."""
+    if len(keys) > FEW:
+        into.extend(keys)
+        into.sort()
+    else:
+        for key in keys:
+            insort(into, key)
+
+
+def _take(out_of: list[Key], keys: list[Key]) -> None:
+    """Take them out of a sorted list."""
+    if len(keys) > FEW:
+        gone = set(keys)
+        out_of[:] = [key for key in out_of if key not in gone]
+    else:
+        for key in keys:
+            del out_of[bisect_left(out_of, key)]

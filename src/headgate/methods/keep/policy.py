@@ -26,8 +26,12 @@ UNPROMISED = 2.0  # seconds between tokens of decodes without a promise, where o
 SAMPLE = 2048  # prompt tokens: the chunk from which the pace of prompts is taken
 SAMPLED = Prompts([(0, SAMPLE)]).first(SAMPLE)
 LEAST_SHARE = 0.1  # of the time that prompts have at least, for that pace
+# Half-done prompts with the promise of a first token and without; new ones that come first, and the others.
+Queue = tuple[list[Request], list[Request], list[Request], list[Request]]
 REFUSE = ("never", "predicted")
 LOOK = 4  # steps with prompts beside decodes, one after the other, before decodes run alone to time a launch
+SITS_OUT = 32  # steps with prompts in a row that half-done prompts without a promise may miss
+MOST_SHUT_OUT = 60.0  # seconds of such steps, at most, that prompts wait where any of theirs breaks the gap
 MOST_PIECES = 32  # of prompts in a row while decodes wait, whatever they cost
 
 
@@ -92,6 +96,11 @@ class Keep(BatchPolicy):
         self._step: Step | None = None  # of the newest plan
         self._since, self._pieces = 0.0, 0  # seconds and steps composed since the last with decodes
         self._newest, self._apart = 0.0, False  # as in `Now`
+        self._sits, self._sat = (
+            False,
+            0,
+        )  # half-done prompts without a promise miss this step; missed in a row
+        self._no_room, self._shut_out = False, 0  # no step with prompts keeps the gap; so many steps in a row
         self._together = 0  # steps with prompts beside decodes since the last of decodes alone
         self._last: float | None = None
 
@@ -176,6 +185,11 @@ class Keep(BatchPolicy):
             self._since += step.seconds
             self._newest = step.seconds
             self._pieces += 1
+        if self._no_room:
+            self._shut_out += 1
+        if plan.prefill:
+            self._shut_out = 0
+            self._sat = self._sat + 1 if self._sits else 0
         if step is not None and step.kind is not DECODES and self._decoding:
             self._apart = step.kind is APART
             if not step.kept:
@@ -212,7 +226,7 @@ class Keep(BatchPolicy):
 
     def plan(self, view: View) -> Plan:
         """The next step, chosen anew while anybody waits."""
-        self._step = None
+        self._step, self._sits, self._no_room = None, False, False
         if not self._promised:
             plan = self.plain.plan(view)
             return plan._replace(until=plan.until._replace(arrivals=1))  # it may bring a promise
@@ -224,20 +238,50 @@ class Keep(BatchPolicy):
             return NOBODY_WAITS
         if not view.prefilling and not self.refuse and decodes >= min(self.slots, view.limits.running):
             return NO_PLACE_LEFT
-        now = quick(Now, (_load(view), self._gap(), self._since, self._apart, self._newest, self._last))
-        reject = self._hopeless(view, now) if self.refuse else ()
-        prompts = self._candidates(view, now, budget, frozenset(reject))
-        plan = self._compose(view, prompts, now, budget) if prompts else DECODES_ALONE
+        gap = self._gap()
+        promised = gap / self.trust.value
+        starved = self._shut_out >= min(1 / self.trust.late, MOST_SHUT_OUT / promised)
+        known = (_load(view), gap, self._since, self._apart, self._newest, self._last, promised, starved)
+        now = quick(Now, known)
+        half, other = self._halves(view)
+        if view.waiting:
+            pace = self._pace(now)
+            start = self._free(view, now, half, pace)
+            self._waiting.settle(view.waiting, start, pace, min(now.gap, pace * budget))
+        reject = self._waiting.left_out(view.waiting) if self.refuse else ()
+        new, rest = self._entering(view, (half, other), budget, frozenset(reject))
+        plan = self._compose(view, (half, other, new, rest), now, budget)
         return plan._replace(reject=reject) if reject else plan
 
-    def _compose(self, view: View, prompts: list[Request], now: Now, budget: int) -> Plan:
-        """The chosen step as a plan."""
-        decodes, width = now.load.decodes, view.limits.decode_width
-        if decodes and self._pieces >= MOST_PIECES:
+    def _halves(self, view: View) -> tuple[list[Request], list[Request]]:
+        """Half-done prompts with the promise of a first token, and those without."""
+        half: list[Request] = []
+        other: list[Request] = []
+        for request in view.prefilling.values():
+            (other if self._waiting.promise(request) is None else half).append(request)
+        return half, other
+
+    def _compose(self, view: View, queue: Queue, now: Now, budget: int) -> Plan:
+        """The chosen step as a plan.
+
+        The engine runs half-done prompts before new ones. So half-done ones without a promise sit a step out
+        in which not all of them and all promised ones fit; when they have missed enough, they go first.
+        """
+        half, other, new, rest = queue
+        decodes, promised = now.load.decodes, [*half, *new]
+        prompts = [*half, *other, *new, *rest]
+        if not prompts or (decodes and self._pieces >= MOST_PIECES):
             return DECODES_ALONE
-        parts = Prompts([(each.prompt + each.generated - each.todo, each.todo) for each in prompts])
-        step = self._chooser.choose(now, parts, budget, budget - decodes * width)
-        if step.kind is DECODES or (step.kind is APART and not self._due(view, parts.total, step)):
+        if other and promised and self._sat >= SITS_OUT:
+            prompts = [*other, *promised, *rest]
+        step = self._largest(view, now, budget, prompts)
+        if other and promised and self._sat < SITS_OUT:
+            self._sits = step.tokens < sum(each.todo for each in (*promised, *other))
+            if self._sits:
+                prompts = promised
+                step = self._largest(view, now, budget, prompts)
+        self._no_room = step.kind is DECODES and not step.kept
+        if step.kind is DECODES or (step.kind is APART and not self._due(view, prompts, step)):
             return DECODES_ALONE
         if self._together >= LOOK and self._prices.sticks_out(now.load, step.launch):
             return DECODES_ALONE  # beside prompts no step waits for a launch, and nothing would be learned
@@ -251,63 +295,61 @@ class Keep(BatchPolicy):
         held = step.kind is APART and decodes
         return plan_of(NONE if held else ALL, tuple(ids), budget, step.tokens, EACH_STEP)
 
-    def _due(self, view: View, total: int, step: Step) -> bool:
+    def _largest(self, view: View, now: Now, budget: int, prompts: list[Request]) -> Step:
+        """The step that is chosen for these prompts."""
+        parts = Prompts([(each.prompt + each.generated - each.todo, each.todo) for each in prompts])
+        beside = budget - now.load.decodes * view.limits.decode_width
+        return self._chooser.choose(now, parts, budget, beside)
+
+    def _due(self, view: View, prompts: list[Request], step: Step) -> bool:
         """Should prompts run apart now? Not while all of them may still wait for others to share the step."""
-        if not view.decoding or view.prefilling or total > step.tokens:
+        if not view.decoding or view.prefilling or sum(each.todo for each in prompts) > step.tokens:
             return True
-        for request in view.waiting.values():
+        for request in prompts:
             promise = self._waiting.promise(request)
             waited = view.now - request.arrival
             if promise is None or request.evictions or waited >= self.patience * promise:
                 return True
         return False
 
-    def _hopeless(self, view: View, now: Now) -> tuple[int, ...]:
-        """Those that wait and are foreseen to be late, the half-done prompts before them included."""
-        pace = self._pace(now)
-        timely = self._waiting.in_time(self._free(view, now, pace), pace)
-        return tuple(
-            request.id
-            for request in view.waiting.values()
-            if request.id not in timely
-            and not request.evictions
-            and self._waiting.promise(request) is not None
-        )
-
-    def _candidates(self, view: View, now: Now, budget: int, without: frozenset[int]) -> list[Request]:
-        """Half-done prompts, then new ones in order, as far as a step, seats and KV go.
+    def _entering(
+        self, view: View, halves: tuple[list[Request], list[Request]], budget: int, without: frozenset[int]
+    ) -> tuple[list[Request], list[Request]]:
+        """New prompts in order, as far as a step, seats and KV go; apart from them those that get what is
+        left.
 
         The first that does not fit holds up those behind it. An empty engine takes any prompt.
         """
-        half, load = list(view.prefilling.values()), now.load
-        rest = sum(request.todo for request in half)
-        seats = min(self.slots, view.limits.running) - load.decodes - len(half)
-        tokens = budget - rest
+        new: list[Request] = []
+        rest: list[Request] = []
+        decodes, halfway = len(view.decoding), len(view.prefilling)
+        half, other = [sum(request.todo for request in some) for some in halves]
+        seats, tokens = min(self.slots, view.limits.running) - decodes - halfway, budget - half
         if seats <= 0 or tokens <= 0 or not view.waiting:
-            return half
-        block, free = view.limits.block, view.kv_free - load.decodes - rest
+            return new, rest
+        block, free = view.limits.block, view.kv_free - decodes - half - other
         free -= int(self.watermark * view.kv_total)
-        pace = self._pace(now)
-        found = half
-        for request in self._waiting.order(view, self._free(view, now, pace), pace):
+        for request, fills in self._waiting.order(view):
             if request.id in without:
                 continue
             free -= -(-request.room // block) * block
-            if free < 0 and (found or load.decodes):
+            if free < 0 and (new or rest or halfway or decodes):
                 break
-            found.append(request)
+            if fills and tokens <= other:
+                break
+            (rest if fills else new).append(request)
             tokens -= request.todo
             seats -= 1
             if seats <= 0 or tokens <= 0:
                 break
-        return found
+        return new, rest
 
-    def _free(self, view: View, now: Now, pace: float) -> float:
+    def _free(self, view: View, now: Now, half: list[Request], pace: float) -> float:
         """When a new prompt can begin: after the step in flight, if there may be one, and the half-done."""
         start = view.now
         if self._prices.slow.overlaps and (view.decoding or view.prefilling):
             start += now.newest or now.last or self._prices.decodes(now.load)
-        return start + sum(request.todo for request in view.prefilling.values()) * pace
+        return start + sum(request.todo for request in half) * pace
 
     def _pace(self, now: Now) -> float:
         """Seconds a prompt token takes while there is a backlog, decodes between included."""

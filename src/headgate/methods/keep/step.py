@@ -24,13 +24,14 @@ class Kind(Enum):
     DECODES = "decodes"
 
 
+NOTHING: Final = Cut(0, 0, (), 0, 0)
 APART: Final = Kind.APART  # an enum looks its members up
 TOGETHER: Final = Kind.TOGETHER
 DECODES: Final = Kind.DECODES
 
 
 class Step(NamedTuple):
-    """A step and its GPU time; `kept` is False where no step could keep the promise."""
+    """A step and its GPU time; `kept` is False where no step with prompts could keep the promise."""
 
     kind: Kind
     tokens: int
@@ -48,6 +49,8 @@ class Now(NamedTuple):
     apart: bool = False  # prompts ran apart when the two ways were last compared
     newest: float = 0.0  # GPU time of the newest of those steps, which were prompts alone
     last: float | None = None  # GPU time of the last step that brought decodes a token, if it had prompts
+    promised: float = 0.0  # `gap` before the margin, where that is more
+    starved: bool = False  # prompts have found no room for so long that they may break the gap
 
 
 def lag(launch: float, usual: float, decodes: float, last: float) -> float:
@@ -95,8 +98,9 @@ class Chooser:
         """The next step: at most `budget` prompt tokens alone, or `beside` together with the decodes.
 
         Of the two ways the one with the cheaper tokens, with some hysteresis. Decodes run alone when
-        neither has room. When nothing has been held back and still neither has room, the promise cannot be
-        kept: prompts then go on in the smallest chunks.
+        neither has room. When nothing has been held back and still neither has room, no step with prompts can
+        keep the promise. Where decodes alone do, prompts wait, and get one step of their own when they have
+        waited long enough. Where not even decodes do, prompts go on in the smallest chunks.
         """
         prices, load = self._prices, now.load
         most = min(budget, prompts.total)
@@ -110,6 +114,8 @@ class Chooser:
         if not kept:
             if now.since > 0:
                 return quick(Step, (DECODES, 0, prices.decodes(load), True, 0.0))
+            if self._breaks(now, prompts.first(least)):
+                return self._wait(now, prompts, most)
             alone, mixed = min(least, budget), max(0, min(least, beside))
         apart = self._cheaper_apart(now, prompts, alone, mixed)
         if apart and not alone:
@@ -120,6 +126,29 @@ class Chooser:
         cut = prompts.first(tokens)
         launch = prices.launch(0 if kind is APART else load.decodes, cut)
         return quick(Step, (kind, tokens, self._price(load, cut, kind), kept, launch))
+
+    def _breaks(self, now: Now, cut: Cut) -> bool:
+        """Would so few prompt tokens break the gap, even if the host were not slow, and decodes alone not?
+
+        For decodes the margin does not count: with it, they would seem lost where late gaps have lowered it.
+        """
+        prices, load = self._prices, now.load
+        before = prices.decodes(load)
+        if max(before, prices.launch(load.decodes, NOTHING)) > max(now.gap, now.promised):
+            return False
+        last = before if now.last is None else now.last
+        launch = prices.launch(0, cut)
+        apart = prices.alone(cut) + before + lag(launch, launch, before, last)
+        together = max(prices.together(load, cut), prices.launch(load.decodes, cut))
+        return min(apart, together) > now.gap
+
+    def _wait(self, now: Now, prompts: Prompts, most: int) -> Step:
+        """Decodes alone keep a promise that no step with prompts keeps."""
+        prices = self._prices
+        if not now.starved:
+            return quick(Step, (DECODES, 0, prices.decodes(now.load), False, 0.0))
+        cut = prompts.first(most)
+        return quick(Step, (APART, cut.tokens, prices.alone(cut), False, prices.launch(0, cut)))
 
     def _apart(self, now: Now, prompts: Prompts, least: int, most: int) -> int:
         """The most prompt tokens that may run alone before the next decode step."""

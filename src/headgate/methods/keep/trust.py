@@ -33,7 +33,7 @@ class Trust:
             )
         self.value = value
         self._most = value
-        self._late, self._learn = late, learn
+        self.late, self._learn = late, learn
         self._steps = 0
         self._gaps = self._missed = 0
         self._excused = 0
@@ -65,7 +65,7 @@ class Trust:
 
     def _review(self) -> None:
         """Lower trust as soon as the window cannot end well, raise it after a good one."""
-        allowed = self._late * self._gaps * max(1.0, REVIEW / self._steps)  # in the whole window
+        allowed = self.late * self._gaps * max(1.0, REVIEW / self._steps)  # in the whole window
         if self._missed > allowed / 2:
             self.value = max(LOWEST, self.value * FEWER)
             self._excused = EXCUSED

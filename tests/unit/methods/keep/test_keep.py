@@ -11,6 +11,8 @@ from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.cost.card import load_card
 from headgate.experiment.library import card_engine, simulate
+from headgate.methods.keep.order import LONG
+from headgate.methods.keep.policy import SITS_OUT
 from headgate.methods.names import ExclusivePlus, Keep
 from headgate.sim.engine.engine import Engine
 from headgate.stats.gaps import Gaps
@@ -18,7 +20,7 @@ from headgate.workloads.arrivals import arrival_process
 from headgate.workloads.lengths import LogNormal, Uniform
 from headgate.workloads.synthetic import Share, generate
 from headgate.workloads.workload import Kind, Workload
-from worlds import PRICES, Line, engines, run, workloads
+from worlds import PRICES, Line, batches, engines, run, workloads
 
 CARD = "cal-h200-qwen3-8b"
 
@@ -132,6 +134,92 @@ def test_each_class_keeps_its_own_promise():
         assert np.quantile(first_tokens(found)[rows], 0.95) <= ttft
         gaps = np.concatenate([lists[row] for row in np.flatnonzero(rows) if len(lists[row])])
         assert np.quantile(gaps, 0.99) <= tbt
+
+
+def beside(chat_rate: float, batch_rate: float, requests: int, batch: float) -> Workload:
+    """Chat with promises, and prompts of about `batch` tokens without."""
+    rate = chat_rate + batch_rate
+    classes = [
+        Share(chat_rate / rate, Kind("chat", Slo(0.5, 0.1)), LogNormal(1000.0, 1.0), Uniform(200.0)),
+        Share(batch_rate / rate, Kind("batch"), Uniform(batch), Uniform(100.0)),
+    ]
+    process = arrival_process("poisson", rate, None)
+    return generate(requests, seed=1, arrivals=process, classes=classes, name="mix")
+
+
+@pytest.mark.parametrize("batch", [800.0, 6000.0])
+def test_a_promise_makes_no_request_worse_off(batch):
+    """Chat alone would fill half the engine; the others are more than the rest, short or long."""
+    engine = card_engine(CARD, slots=512, budget=8192)
+    workload = beside(12.0, 24.0 * 800 / batch, int(36 * 60 * (1 if batch == 800 else 0.4)), batch)
+    found = simulate(engine, Keep(512, 8192, engine.cost), workload, asynchronous=True)
+    waits, chat = first_tokens(found), found.requests["kind"] == 0
+    assert np.mean(waits[chat] <= 0.5) > 0.97
+    assert waits[chat].max() < 2.0
+    assert np.median(waits[~chat]) > 1.0, "there was more to do than the engine can"
+
+
+def test_without_a_promise_a_request_waits_long_and_not_for_ever():
+    """Chat alone is more than the engine can serve."""
+    engine = card_engine(CARD, slots=512, budget=8192)
+    workload = beside(34.0, 0.2, 3000, 3000.0)
+    found = simulate(engine, Keep(512, 8192, engine.cost), workload, asynchronous=True)
+    waits, batch = first_tokens(found), found.requests["kind"] == 1
+    early = batch & (found.requests["arrival"] < found.requests["arrival"].max() - 45.0)
+    assert early.sum() > 3
+    assert np.all(waits[early] < LONG + 15.0)
+    assert np.mean(waits[~batch] <= 0.5) > 0.7
+
+
+def test_half_done_prompts_without_a_promise_sit_out_a_bounded_number_of_steps():
+    """One of 60,000 tokens is half-done when more promised ones come than the engine can serve, each of which
+    takes several steps.
+    """
+    engine = card_engine(CARD, slots=512, budget=8192)._replace(max_model_len=100_000)
+    count = 200
+    workload = Workload.of(
+        [60_000, *[6000] * count],
+        [10, *[20] * count],
+        arrival=[0.0, *(0.2 + np.arange(count) / 15.0)],
+        kind=[0, *[1] * count],
+        kinds=(Kind("batch"), Kind("chat", Slo(0.5, 0.1))),
+    )
+    steps = [step for step in batches(engine, Keep(512, 8192, engine.cost), workload) if step.chunks]
+    promised = next(step for step in steps if step.chunks[0][0])
+    assert promised.start < 0.5, "the first promised one does not wait for all of it"
+    missed, most = 0, []
+    for step in steps[: max(place for place, step in enumerate(steps) if step.chunks[0][0] == 0)]:
+        missed = 0 if step.chunks[0][0] == 0 else missed + 1
+        most.append(missed)
+    assert max(most) == SITS_OUT
+    assert most.count(SITS_OUT) > 2
+
+
+def test_prompts_break_no_gap_that_decodes_alone_keep_and_do_not_starve():
+    """A launch with prompts takes 12 ms and the GPU 5.5: at 12 ms prompts run when no request decodes, or
+    when they have waited long.
+    """
+    engine = card_engine(CARD, slots=512, budget=8192)
+    found = simulate(
+        engine, Keep(512, 8192, engine.cost), chat(2.0, 300, Slo(0.5, 0.012), output=200.0), asynchronous=True
+    )
+    assert np.mean(gaps_of(found) > 0.012) < 0.001
+    assert first_tokens(found).max() < 10.0
+
+
+@pytest.mark.parametrize(("late", "most"), [(0.001, 1000), (0.05, 20)])
+def test_prompts_that_find_no_room_wait_for_a_bounded_number_of_steps(late, most):
+    """One request decodes for 3,000 steps."""
+    engine = card_engine(CARD, slots=512, budget=8192)
+    kinds = (Kind("chat", Slo(0.5, 0.011)),)
+    workload = Workload.of([100, 1000], [3000, 2], arrival=[0.0, 0.1], kinds=kinds)
+    found = batches(
+        engine, Keep(512, 8192, engine.cost, late=late, learn=False), workload, asynchronous=False
+    )
+    second = next(step for step in found if any(id == 1 for id, _, _ in step.chunks))
+    waited = [step for step in found if 0.1 <= step.start < second.start]
+    assert sum(len(step.ends) for step in waited) == pytest.approx(most, abs=2)
+    assert second.chunks == ((1, 1, 1000),)
 
 
 def test_a_loose_gap_is_used_for_exclusive_refills():

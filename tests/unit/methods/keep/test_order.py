@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.request import Slo
 from headgate.core.view import Limits
-from headgate.methods.keep.order import ALMS, LATE, LOOSE, Job, Waiting, on_time
+from headgate.methods.keep.order import ALMS, LATE, REST, Job, Waiting, on_time
 
 PROMISE = 0.5
 
@@ -27,8 +27,10 @@ def queue(rows, now, promise=PROMISE, slo=None):
     return ledger, waiting
 
 
-def ids(ledger, waiting, pace):
-    return [request.id for request in waiting.order(ledger, ledger.now, pace)]
+def ids(ledger, waiting, pace, step=0.0):
+    """In which order they enter, where steps take no time but for their tokens."""
+    waiting.settle(ledger.waiting, ledger.now, pace, step)
+    return [request.id for request, _ in waiting.order(ledger)]
 
 
 def test_known_order_one_long_prompt_goes_last():
@@ -37,12 +39,28 @@ def test_known_order_one_long_prompt_goes_last():
     assert ids(*queue(rows, 0.030), 50e-6) == [0, 2, 3, 1]
 
 
-def test_known_order_shortest_first_among_those_in_time():
+def test_known_order_the_earliest_deadline_first_among_those_in_time():
     """Ends at 226, 415 and 562 > 500 ms: the 9,000 goes."""
     pace = (0.002 + 20e-6 * 2048) / 2048
     assert pace == pytest.approx(20.977e-6, rel=1e-4)
     rows = [(0.0, 6000), (0.0, 9000), (0.0, 7000), (0.1, 2000)]
-    assert ids(*queue(rows, 0.1), pace) == [3, 0, 2, 1]
+    assert ids(*queue(rows, 0.1), pace) == [0, 2, 3, 1]
+
+
+def test_a_first_token_comes_half_a_step_after_its_prompt():
+    """In 0.5 s 5,000 tokens of 100 us: three of 1,600. Steps of 0.1 s leave time for 4,500, so for two."""
+    rows = [(0.0, 1600), (0.0, 1600), (0.0, 1600)]
+    assert ids(*queue(rows, 0.0), 100e-6) == [0, 1, 2]
+    ledger, waiting = queue(rows, 0.0)
+    assert ids(ledger, waiting, 100e-6, step=0.1) == [1, 2, 0]
+    assert waiting.left_out(ledger.waiting) == (0,)
+
+
+def test_a_prompt_alone_has_no_step_to_share():
+    """4,900 tokens take 0.49 of 0.5 s."""
+    ledger, waiting = queue([(0.0, 4900)], 0.0)
+    assert ids(ledger, waiting, 100e-6, step=0.1) == [0]
+    assert waiting.left_out(ledger.waiting) == ()
 
 
 @given(
@@ -61,7 +79,8 @@ def test_no_other_set_has_more_in_time(rows, start):
                 return False
         return True
 
-    kept = on_time(jobs, float(start), 1.0)
+    kept, looked = on_time(jobs, float(start), 1.0)
+    assert looked == len(jobs)
     assert feasible([job for job in jobs if job.id in kept])
     best = max(size for size in range(len(jobs) + 1) for some in combinations(jobs, size) if feasible(some))
     assert len(kept) == best
@@ -103,9 +122,120 @@ def test_without_a_promise_of_a_first_token_it_is_the_order_of_arrival():
     assert ids(ledger, waiting, 20e-6) == [0, 1]
 
 
-def test_requests_without_a_promise_stand_behind_those_who_have_one_and_are_not_late():
+def test_requests_without_a_promise_stand_behind_all_that_have_one_also_behind_the_late():
+    """The shortest of all has none, and came first."""
     slo = [Slo(), Slo(first_token=0.3), Slo(first_token=0.3)]
-    ledger, waiting = queue([(0.0, 100_000), (0.1, 5000), (0.1, 3000)], 0.2, promise=None, slo=slo)
-    assert ids(ledger, waiting, 20e-6) == [2, 1, 0]
-    ledger.now = LOOSE + 1
-    assert ids(ledger, waiting, 20e-6) == [2, 1, 0]
+    ledger, waiting = queue([(0.0, 100), (0.1, 5000), (0.1, 3000)], 0.2, promise=None, slo=slo)
+    assert ids(ledger, waiting, 20e-6) == [1, 2, 0]  # both in time, by deadline
+    ledger.now = 1.0
+    assert ids(ledger, waiting, 20e-6) == [2, 1, 0]  # both late, the shortest first
+    assert [fills for _, fills in waiting.order(ledger)] == [False, False, True]
+
+
+def test_without_a_promise_the_most_urgent_goes_first():
+    ledger, waiting = queue([(0.0, 10), (0.1, 10), (0.2, 10)], 0.3, promise=None)
+    for id, priority in enumerate((10**400, -(10**400), 1)):
+        entry = ledger.waiting[id]
+        waiting.drop(entry)
+        entry.priority = priority
+        waiting.add(entry)
+    assert ids(ledger, waiting, 20e-6) == [1, 2, 0]
+
+
+def test_a_deadline_before_its_own_keeps_no_credit_from_a_request_that_has_waited_long():
+    """The first is due at 30 s and has waited long at 90; the second at 45.5 and 47 s."""
+    slo = [Slo(first_token=20.0), Slo(first_token=0.5)]
+    ledger, waiting = queue([(10.0, 700), (45.0, 800)], 46.9, promise=None, slo=slo)
+    waiting.admitted(Entry(ledger, 9, 46.8, 5000, limit=10, slo=Slo(first_token=0.5)), 46.9)
+    assert ids(ledger, waiting, 20e-6) == [0, 1]
+    ledger.now = 47.0
+    assert ids(ledger, waiting, 20e-6) == [1, 0]
+
+
+def test_a_fiftieth_goes_to_the_oldest_without_a_promise():
+    slo = [Slo(first_token=0.5), Slo(), Slo()]
+    ledger, waiting = queue([(39.9, 700), (0.2, 300), (0.1, 900)], 40.1, promise=None, slo=slo)
+    ledger.waiting.move_to_end(1)
+    waiting.drop(ledger.waiting[1])
+    waiting.add(ledger.waiting[1])
+    chat = Entry(ledger, 9, 40.0, 1000, limit=10, slo=Slo(first_token=0.5))
+    assert ids(ledger, waiting, 20e-6) == [0, 2, 1]
+    waiting.admitted(chat, 40.1)  # credits 20 tokens
+    assert ids(ledger, waiting, 20e-6) == [2, 0, 1]
+    ledger.now = 40.0
+    assert ids(ledger, waiting, 20e-6) == [0, 2, 1], "it has not waited long"
+    ledger.now = 41.0
+    old = ledger.waiting[2]
+    ledger.admit(old)
+    waiting.drop(old)
+    waiting.admitted(old, 41.0)  # 880 tokens are owed: 44 requests of 1,000
+    for _ in range(44):
+        assert ids(ledger, waiting, 20e-6) == [0, 1]
+        waiting.admitted(chat, 41.0)
+    waiting.admitted(chat, 41.0)
+    assert ids(ledger, waiting, 20e-6) == [1, 0]
+
+
+def test_after_a_time_of_plenty_no_more_is_owed_than_one_prompt():
+    """For hours the others left much to them; a fiftieth of what enters must be theirs again soon."""
+    ledger, waiting = queue([(0.0, 3000)], 100.0, promise=None)
+    for id in range(1000):
+        waiting.admitted(Entry(ledger, 100 + id, 0.0, 10_000, limit=10), 100.0)
+    promised = Entry(ledger, 9, 99.9, 10_000, limit=10, slo=Slo(first_token=0.5))
+    entered = 0
+    while [fills for _, fills in waiting.order(ledger)] == [True]:
+        waiting.admitted(promised, 100.0)
+        entered += promised.todo
+    assert entered == pytest.approx(10_000 / REST, rel=0.05)
+
+
+def test_left_out_comes_back_when_there_is_time_for_it_and_never_after_its_deadline():
+    ledger, waiting = queue([(0.0, 3000), (0.0, 4000)], 0.0)
+    assert ids(ledger, waiting, 100e-6) == [0, 1]
+    assert waiting.left_out(ledger.waiting) == (1,)
+    assert ids(ledger, waiting, 50e-6) == [0, 1]
+    assert waiting.left_out(ledger.waiting) == ()
+    ledger.now = 0.45
+    assert ids(ledger, waiting, 50e-6) == [0, 1]
+    assert waiting.left_out(ledger.waiting) == (0, 1)
+    ledger.now = PROMISE + 0.001
+    ids(ledger, waiting, 50e-6)
+    ids(ledger, waiting, 1e-9)
+    assert waiting.left_out(ledger.waiting) == (0, 1)
+
+
+def test_a_prompt_that_the_cache_made_shorter_is_looked_at_again():
+    ledger, waiting = queue([(0.0, 4000), (0.0, 4500)], 0.0)
+    ids(ledger, waiting, 100e-6)
+    assert waiting.left_out(ledger.waiting) == (1,)
+    ledger.waiting[1].todo = 500
+    ids(ledger, waiting, 100e-6)
+    assert waiting.left_out(ledger.waiting) == ()
+    waiting.drop(ledger.waiting[1])
+    assert len(waiting) == 1
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(1, 30), st.sampled_from([None, 5.0, 20.0, 60.0])),
+        min_size=1,
+        max_size=60,
+    ),
+    looks=st.lists(st.tuples(st.integers(0, 80), st.sampled_from([0.2, 1.0, 3.0])), min_size=1, max_size=4),
+    gone=st.sets(st.integers(0, 59)),
+)
+def test_looked_at_again_it_is_the_same_and_every_request_has_one_place(rows, looks, gone):
+    """Also where more are left out than a plan tries, and some leave in between."""
+    slo = [Slo(first_token=promise) for _, _, promise in rows]
+    ledger, waiting = queue([row[:2] for row in rows], 0.0, promise=None, slo=slo)
+    clock = 0
+    for later, pace in looks:
+        clock += later
+        ledger.now = float(clock)
+        first = ids(ledger, waiting, pace, step=2.0)
+        assert ids(ledger, waiting, pace, step=2.0) == first
+        assert sorted(first) == sorted(ledger.waiting)
+        for id in sorted(gone & set(ledger.waiting))[: len(gone) // 2]:
+            waiting.drop(ledger.waiting[id])
+            ledger.leave(ledger.waiting[id])
+    assert len(waiting) == len(ledger.waiting)

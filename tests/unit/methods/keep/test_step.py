@@ -54,10 +54,28 @@ def test_the_choice_of_before_stays_within_two_percent_of_the_crossing(before):
 
 
 def test_a_promise_that_cannot_be_kept_leaves_the_smallest_chunks():
-    """Decodes take 5 of 6 ms; 64 tokens and they take 8.28 ms apart, 8.68 together."""
-    step = chosen(Now(Load(100, 300_000), 0.006), [5000])
+    """Decodes take 5 of 4.9 ms; 64 tokens and they take 8.28 ms apart, 8.68 together."""
+    step = chosen(Now(Load(100, 300_000), 0.0049), [5000])
     assert (step.kind, step.tokens, step.kept) == (Kind.APART, LEAST, False)
     assert step.seconds + 0.005 == pytest.approx(0.00828)
+
+
+def test_prompts_wait_where_any_of_them_breaks_a_gap_that_decodes_alone_keep():
+    """Decodes take 5 of 6 ms, with 64 tokens 8.28; in the end prompts get a step of their own."""
+    now = Now(Load(100, 300_000), 0.006)
+    step = chosen(now, [5000])
+    assert (step.kind, step.tokens, step.kept) == (Kind.DECODES, 0, False)
+    assert chosen(now._replace(gap=0.0049, promised=0.006), [5000]).kind is Kind.DECODES  # a lower margin
+    step = chosen(now._replace(starved=True), [5000])
+    assert (step.kind, step.tokens, step.kept) == (Kind.APART, 5000, False)
+
+
+def test_prompts_do_not_wait_because_the_host_may_be_slow():
+    """A launch with prompts usually takes 12 of 14 ms, a slow one 18."""
+    step = chosen(Now(Load(10, 1000), 0.014, last=0.05), [500], hosted(0.0, prompts=0.009))
+    assert (step.kind, step.tokens, step.kept) == (Kind.TOGETHER, LEAST, False)
+    step = chosen(Now(Load(10, 1000), 0.011, last=0.05), [500], hosted(0.0, prompts=0.009))
+    assert (step.kind, step.kept) == (Kind.DECODES, False)
 
 
 def test_after_such_a_chunk_decodes_run():
