@@ -35,6 +35,7 @@ MODULES = (
     "kv/blocks",
     "kv/prefix",
     "kv/runs",
+    "kv/siblings",
     "cost/laws/law",
     "cost/laws/linear",
     "cost/laws/work",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.view import Limits
 from headgate.kv.prefix import PrefixBlocks
+from headgate.kv.siblings import Chain, Siblings
 from oracles.plain_prefix import PlainCache
 
 
@@ -61,8 +62,9 @@ class Both:
         self.fast.learn(id, self.computed[id])
 
     def leave(self, id: int) -> None:
-        held = self.computed.pop(id)
+        held = self.computed[id]
         self.fast.release(id, held, self.fast.of(held))
+        del self.computed[id]
         self.plain.release(self.blocks.pop(id))
 
     def same(self) -> None:
@@ -136,3 +138,47 @@ def test_same_hits_and_evictions_as_block_by_block(seed, size, total):
             if random.random() < 0.4:
                 gone.append((number, pieces, max(known, sum(tokens for _, tokens in pieces))))
         both.same()
+
+
+def begins_alike(ours: list, theirs: list, size: int) -> int:
+    """Whole blocks from the first token on that two prompts have in common."""
+    same = 0
+    while same < min(len(ours), len(theirs)) and ours[same] == theirs[same]:
+        same += 1
+    return same // size
+
+
+@given(seed=st.integers(0, 2**32), named=st.booleans())
+def test_siblings_are_found_as_by_comparing_each_with_each(seed, named):
+    """By the pieces of a content, or by a list with a hash of each block, as vLLM has them."""
+    random = Random(seed)
+    size, siblings = random.choice([1, 4, 16]), Siblings()
+    here: dict[int, list] = {}
+    seated: set[int] = set()
+    for id in range(60):
+        pieces = [(random.randrange(2), random.choice([3, 16, 40])) for _ in range(random.randint(1, 4))]
+        pieces = pieces if random.random() < 0.7 else [*pieces, (-1 - id, random.randint(0, 30))]
+        tokens = written(pieces, random.randint(1, sum(length for _, length in pieces) or 1))
+        if named:
+            hashes = [hash(tuple(tokens[: end * size])) for end in range(1, len(tokens) // size + 1)]
+            shared = siblings.add(id, hashes.__getitem__, len(hashes))
+        else:
+            chain = Chain(pieces, len(tokens), size)
+            shared = siblings.add(id, chain.name, chain.blocks)
+        assert shared == max([begins_alike(tokens, each, size) for each in here.values()], default=0)
+        here[id] = tokens
+        while here and random.random() < 0.6:
+            one = random.choice(sorted(here))
+            if random.random() < 0.5:
+                siblings.seat(one)
+                seated.add(one)
+            else:
+                siblings.drop(one)
+                seated.discard(one)
+                del here[one]
+        for waits in here.keys() - seated:
+            alike = [begins_alike(here[waits], here[one], size) for one in seated]
+            assert siblings.held(waits) == max(alike, default=0)
+    for id in here:
+        siblings.drop(id)
+    assert not len(siblings) and not siblings._root.children and not siblings._seated

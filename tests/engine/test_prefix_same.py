@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import admitted
+from schedulers import scheduler
 from virtual import Virtual
 
 from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
+from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.contents import Contents
@@ -139,6 +141,88 @@ def test_same_hits_and_steps_under_policies(name, seed, data):
     """What a policy sees of the cache before it admits a request is the same, so it decides the same."""
     engine, workload = world(seed)
     compare(engine, workload, POLICIES[name](data.draw, engine))
+
+
+def siblings(seed: int) -> tuple[Engine, Workload]:
+    """Groups that come together, each with a prompt that nobody has computed; often longer than a step."""
+    random = Random(seed)
+    block = random.choice([4, 8, 16])
+    rows, outputs, times, now = [], [], [], 0.0
+    for group in range(random.randint(1, 6)):
+        system = (0, random.choice([3, 8, 21])) if random.random() < 0.5 else (10 + group, 5)
+        common = (20 + group, random.choice([16, 30, 61]))
+        own = random.choice([0, 1, 9, 20])
+        for _ in range(random.randint(1, 12)):
+            rows.append([system, common, (-1, own)] if own else [system, common])
+            outputs.append(random.choice([1, 2, 5, 20]))
+            times.append(now)
+        now += random.choice([0.0, 1.5, 4.0, 40.0])
+    prompts = [sum(tokens for _, tokens in row) for row in rows]
+    running = random.randint(1, 16)
+    memory = block * (-(-130 // block) + random.choice([0, 5, 40, 400]))
+    engine = Engine(PRICES, memory, 125, random.randint(running, 120), running, block)
+    limits = {"limit": outputs, "arrival": times}
+    return engine, Workload.of(prompts, outputs, contents=Contents.of(rows), **limits)
+
+
+# Their plans evict. Where the blocks are a sibling's, too, that brings too little memory: then the simulator
+# asks the policy again, and vLLM preempts another request.
+EVICTS = ("wait", "nested-wait")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(seed=st.integers(0, 2**32), data=st.data())
+def test_same_hits_and_steps_of_siblings(name, seed, data):
+    engine, workload = siblings(seed)
+    if name in EVICTS:
+        engine = engine._replace(kv_tokens=engine.running * 256)
+    compare(engine, workload, POLICIES[name](data.draw, engine))
+
+
+def plain(engine: Engine, workload: Workload) -> list[tuple[int, int]]:
+    """Decodes and prompt tokens of each step of vLLM's own scheduler."""
+    theirs = Shared(engine, workload, Everybody())
+    theirs.scheduler = scheduler(theirs.shape)
+    return [(len(step.decodes), sum(tokens for _, _, tokens in step.chunks)) for step in theirs.run()]
+
+
+ROLLOUTS = 64
+LOOSE_PROMISES = {"ttft": 2000.0, "tbt": 200.0}
+GROUPED = {  # by what they are told beyond slots and budget
+    "mixed": {},
+    "sarathi": {},
+    "sarathi-spf": {},
+    "slai": {"cost": PRICES, "between_tokens": 200.0},
+    "keep": {"cost": PRICES},
+    "keep with promises": {"cost": PRICES, **LOOSE_PROMISES},
+    "keep that refuses": {"cost": PRICES, **LOOSE_PROMISES, "ttft": 300.0, "refuse": "predicted"},
+    "eb+": {"cost": PRICES},
+}
+
+
+@pytest.mark.parametrize("budget", [2048, 8192])
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_group_takes_the_steps_it_takes_in_vllm(name, budget):
+    """2,048 shared and 64 own tokens each, all there before any of it is computed: 4 steps, or 1."""
+    rows = [[(0, 2048), (-1, 64)]] * ROLLOUTS
+    outputs = [8] * ROLLOUTS
+    workload = Workload.of([2112] * ROLLOUTS, outputs, limit=outputs, contents=Contents.of(rows))
+    engine = Engine(PRICES, 160_000, 4096, budget, ROLLOUTS)
+    policy = BATCH[name.split()[0]](slots=ROLLOUTS, budget=budget, **GROUPED[name])
+    log = compare(engine, workload, policy)
+    with_prompts = sum(prompts > 0 for _, prompts in plain(engine, workload))
+    assert with_prompts == {2048: 4, 8192: 1}[budget]
+    assert sum(prefill > 0 for _, _, _, prefill, _ in log.steps) <= with_prompts
+    assert len(log.hits) == ROLLOUTS  # none is refused
+
+
+@given(seed=st.integers(0, 2**32))
+def test_mixed_takes_the_steps_of_vllm(seed):
+    """Whatever of a group is there, being computed or still to be: with the engine's own budget and seats."""
+    engine, workload = siblings(seed)
+    engine = engine._replace(kv_tokens=engine.running * 256)  # no request is evicted
+    log = compare(engine, workload, BATCH["mixed"](slots=engine.running, budget=engine.batch_tokens))
+    assert [(decodes, prefill) for _, decodes, _, prefill, _ in log.steps] == plain(engine, workload)
 
 
 def test_the_worlds_hit_and_preempt():

@@ -60,7 +60,7 @@ class Virtual:
     def __init__(
         self, engine: Engine, policy: BatchPolicy, workload: Workload, caching: bool = False
     ) -> None:
-        shape = EngineShape(
+        self.shape = shape = EngineShape(
             block=engine.block,
             blocks=engine.kv_tokens // engine.block,
             running=engine.running,
@@ -75,6 +75,7 @@ class Virtual:
         made._headgate.clock = made._headgate_books.wall = lambda: self.now
         made._headgate.origin = 0.0
         made._headgate.take_over(self.policy)
+        self.ledger = made._headgate.ledger
         self.arrivals = Arrivals(workload)
         self.lengths: list[int] = workload.output.tolist()
         self.steps: list[Step] = []
@@ -94,7 +95,7 @@ class Virtual:
         raise AssertionError(f"{MOST_STEPS} steps were not enough")
 
     def _arrive(self) -> None:
-        entry, engine = self.arrivals.take(self.scheduler._headgate.ledger), self.engine
+        entry, engine = self.arrivals.take(self.ledger), self.engine
         prompt = self._prompt(entry.id, entry.prompt)
         self.scheduler.add_request(
             request(str(entry.id), prompt, entry.limit, engine.block, stops=(STOPS,), arrival=entry.arrival)
@@ -114,8 +115,10 @@ class Virtual:
         if scheduled:
             self._run(output)
         self._tell(output)
+        if scheduled or not self.policy.asked:
+            return
         plan = self.scheduler._headgate.plan
-        if not scheduled and self.policy.asked and not (plan.evict or output.preempted_req_ids):
+        if not (plan.evict or output.preempted_req_ids):
             self.now = max(self.now, min(self.arrivals.next_time, plan.until.time))
             assert self.now < inf, f"nothing runs and nothing else will happen: {plan}"
 

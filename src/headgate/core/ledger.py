@@ -59,7 +59,7 @@ class Entry(Identity):
         self.todo = prompt
         self.cached = 0  # prompt tokens whose KV was there when it was first admitted
         self.hit = 0  # while it waits: tokens of the prefix cache it counts on; `todo` is without them
-        self.loose = 0  # of `hit`, tokens in blocks that no request holds
+        self.loose = 0  # of `hit`, tokens for which admission takes memory: no request holds their blocks yet
         self.evictions = 0
         self.wasted = 0
         self.seat = 0  # how many had been admitted before it
@@ -99,6 +99,23 @@ class Entry(Identity):
             return self.prompt + self._tokens + self._ledger.tick - self._joined - 1
         known = self.prompt + self._tokens
         return known - 1 if self.id in self._ledger.decoding else known - self.todo - self.hit
+
+    def expect(self, found: int, loose: int, shared: int, arrives: bool = False) -> bool:
+        """While it waits: note what it need not compute; True: another number of tokens than before.
+
+        `found` tokens are in the prefix cache, `loose` of them in blocks that no request holds. `shared` are
+        those of a request before it: they will be there by its turn, but for its last token. Memory counts as
+        it is now, except for one that `arrives`: by its turn the one before it holds what they share.
+        """
+        block, known = self._ledger.limits.block, self.todo + self.hit
+        hit = max(found, min(shared, (known - 1) // block * block))
+        loose = min(loose, max(0, found - shared)) if arrives else loose + hit - found
+        if hit == self.hit and loose == self.loose:
+            return False
+        self.todo, self.hit, self.loose = known - hit, hit, loose
+        if not self.evictions:
+            self.cached = self.prompt + self.generated - self.todo  # with KV that came from elsewhere
+        return True
 
     def __repr__(self) -> str:
         return (

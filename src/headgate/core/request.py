@@ -135,12 +135,13 @@ class Request(Protocol):
     def todo(self) -> int:
         """Tokens still to prefill (after an eviction: its output so far too).
 
-        While it waits, what the prefix cache had of it when last looked up is left out.
+        While it waits, what it will find in the prefix cache is left out: what was there when it was last
+        looked up, and what it shares with requests before it, which will have computed it by then.
         """
 
     @property
     def room(self) -> int:
-        """KV tokens its admission takes from `kv_free`: `todo`, and cached blocks that no request holds."""
+        """KV tokens its admission takes from `kv_free`: `todo`, and blocks that no request holds yet."""
 
     @property
     def generated(self) -> int:
@@ -158,7 +159,7 @@ class Request(Protocol):
     def cached(self) -> int:
         """Prompt tokens whose KV was already there when it was first admitted (prefix cache).
 
-        Before that, those found when last looked up.
+        Before that, those that it is expected to find.
         """
 
     @property

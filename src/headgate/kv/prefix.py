@@ -167,9 +167,11 @@ class PrefixBlocks(Blocks):
     def release(self, id: int, tokens: int, held: int) -> None:
         """The request leaves: `tokens` of its tokens can be found, `held` blocks come free."""
         holder = self._holders[id]
+        key = holder.pieces[-1][0]
+        if key >= 0 and len(self._streams[key]) > 1:
+            self._catch_up(key)  # others wrote the same, and may have been first
         self._learn(holder, tokens // self.size)
         del self._holders[id]
-        key = holder.pieces[-1][0]
         if key >= 0:
             writers = self._streams[key]
             writers.remove(holder)

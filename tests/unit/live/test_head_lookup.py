@@ -109,14 +109,47 @@ def test_a_head_that_did_not_change_costs_no_full_look_up():
     assert lookup.look_at_head(entry, request) and entry.loose == BLOCK and cache.asked == 1
 
 
+def _request(hashes: list[Any], **words: Any) -> Any:
+    return SimpleNamespace(num_computed_tokens=0, num_tokens=PROMPT, block_hashes=hashes, **words)
+
+
+def test_a_request_counts_on_what_those_before_it_will_compute():
+    """Nothing is in the cache yet. What one that left would have computed, the next in turn computes."""
+    lookup, names = _lookup(Cache(FullAttentionManager)), [*range(BLOCKS)]
+    first, second, third, other = (_entry(id) for id in range(4))
+    own, another = [*names[:4], "mine", "mine too"], [*names[:4], "its", "its too"]
+    lookup.arrives(first, _request(names))
+    lookup.arrives(second, _request(own))
+    lookup.arrives(third, _request(another))
+    lookup.arrives(other, _request([*map(str, names)]))
+    assert [each.todo for each in (first, second, third, other)] == [97, 33, 33, 97]
+    assert second.room == 33 and second.cached == 64
+    lookup.admitted(first)  # it runs: the blocks will be there, their memory is not taken yet
+    assert lookup.look_at_head(second, _request(own)) and (second.todo, second.room) == (33, 97)
+    lookup.gone(first)
+    assert lookup.look_at_head(second, _request(own)) and (second.todo, second.cached) == (97, 0)
+    assert third.todo == 33  # the second will have computed it
+
+
+def test_a_request_that_never_reads_the_cache_counts_on_nothing():
+    lookup, names = _lookup(Cache(FullAttentionManager)), [*range(BLOCKS)]
+    first, second, third = (_entry(id) for id in range(3))
+    lookup.arrives(first, _request(names))
+    lookup.arrives(second, _request(names, skip_reading_prefix_cache=True))
+    lookup.gone(first)
+    lookup.arrives(third, _request(names))  # the second writes what the third can read
+    assert [second.todo, third.todo] == [97, 1]
+
+
 class Looks:
     """Stands for the look-up: counts, and finds something or nothing."""
 
     def __init__(self, found_nothing: bool) -> None:
         self.found_nothing, self.asked = found_nothing, 0
 
-    def look(self, entry: Entry, request: Any) -> bool:
-        return False
+    def arrives(self, entry: Entry, request: Any) -> None: ...
+    def admitted(self, entry: Entry) -> None: ...
+    def gone(self, entry: Entry) -> None: ...
 
     def look_at_head(self, entry: Entry, request: Any) -> bool:
         self.asked += 1

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headgate.core.policy import Observer
+from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.mixed import Mixed
+from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.contents import Contents
@@ -108,6 +110,46 @@ def test_requests_that_come_during_a_long_prompt_find_its_chunks():
     seen, _ = served([[(1, 100)]] * 3, budget=48, arrival=[0.0, 0.2, 0.2], cost=cost)
     assert flat(seen) == [0, 96, 96]
     assert seen.steps == [(0, 48, 0), (0, 48, 48), (0, 12, 288)]
+
+
+CHEAP = Line(fixed=0.01, prefill=1e-5, decode=0.0, context=0.0, behind=0.0)
+SHARED, OWN, GROUP = 2048, 64, 64
+
+
+def group(policy, budget=2048, kv=160_000, **columns):
+    """Requests that come together, and of whose common beginning nothing is computed yet."""
+    contents = Contents.of([[(1, SHARED), (-1, OWN)]] * GROUP)
+    workload = Workload.of([SHARED + OWN] * GROUP, [8] * GROUP, contents=contents, **columns)
+    engine = Engine(CHEAP, kv, 4096, budget, GROUP)
+    Simulator(engine, policy, workload, (seen := Seen(),)).run()
+    return seen
+
+
+@pytest.mark.parametrize("name", ["mixed", "sarathi", "sarathi-spf", "slai", "keep", "eb+"])
+def test_a_group_enters_as_fast_as_its_uncached_tokens(name):
+    words = {} if name in ("mixed", "sarathi", "sarathi-spf") else {"cost": CHEAP}
+    seen = group(BATCH[name](slots=GROUP, budget=2048, **words))
+    prompts = [prefill for _, prefill, _ in seen.steps if prefill]
+    assert sum(prompts) == SHARED + GROUP * OWN and len(prompts) <= 4
+    seen = group(BATCH[name](slots=GROUP, budget=8192, **words), budget=8192)
+    assert [prefill for _, prefill, _ in seen.steps if prefill] == [SHARED + GROUP * OWN]
+
+
+def test_a_group_has_memory_for_what_it_shares_once():
+    seen = group(BATCH["sarathi"](slots=GROUP, budget=8192), budget=8192, kv=8192)
+    assert seen.steps[0][1] == SHARED + GROUP * OWN and not seen.evicted_requests
+
+
+def test_a_group_that_can_be_in_time_is_not_refused():
+    policy = Keep(GROUP, 2048, CHEAP, ttft=0.5, refuse="predicted")  # whole prompts would take 2 s
+    assert len(group(policy).hits) == GROUP
+
+
+def test_those_behind_one_that_hung_up_are_served():
+    """The first of a group leaves before it ran: the next one computes what they share."""
+    seen = group(Mixed(GROUP, 2048), abort=[0.0] + [1e9] * (GROUP - 1))
+    assert 0 not in seen.hits and len(seen.hits) == GROUP - 1
+    assert sum(prefill for _, prefill, _ in seen.steps) == SHARED + (GROUP - 1) * OWN
 
 
 @pytest.mark.parametrize("options", [{"prefix_cache": False}, {}])

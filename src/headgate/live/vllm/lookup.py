@@ -10,6 +10,7 @@ from vllm.v1.request import Request
 
 from headgate.core.build import quick
 from headgate.core.ledger import Entry
+from headgate.kv.siblings import Siblings
 
 GROUP = [0]  # the only one
 NO_BLOCKS: list[Any] = []
@@ -31,6 +32,8 @@ class Found(NamedTuple):
 class Lookup:
     """The same question vLLM asks when it admits a request, asked earlier, so that policies can count on it.
 
+    vLLM enters a block into the cache when the step that computes it is composed, so the requests of a group
+    find in the same step what the first of them brings. Whoever waits counts on that, too (`Siblings`).
     Only where one group of layers has all the KV and it is computed here: with several groups, or KV from
     elsewhere, a waiting request has all its prompt to do until vLLM admits it.
     """
@@ -44,6 +47,7 @@ class Lookup:
             self._coordinator = getattr(scheduler.kv_cache_manager, "coordinator", None)
         self._block = scheduler.block_size
         self._pool = _chained(self._coordinator, self._block)
+        self._siblings = Siblings()
         self._head: Found | None = None  # of the next in turn
 
     @property
@@ -63,32 +67,54 @@ class Lookup:
             head is None
             or head.request is not request
             or head.tokens != request.num_tokens
-            or head.hit != entry.hit
             or (head.miss is not None and self._pool.get_cached_block(head.miss, GROUP))
         ):
             return self._look_anew(entry, request)
-        if not head.blocks:
-            return False
-        if [*map(HASH, head.blocks)] != head.hashes:
-            return self._look_anew(entry, request)
-        loose = [*map(HOLDERS, head.blocks)].count(0) * self._block
-        changed = loose != entry.loose
-        entry.loose = loose
-        return changed
+        loose = 0
+        if head.blocks:
+            if [*map(HASH, head.blocks)] != head.hashes:
+                return self._look_anew(entry, request)
+            loose = [*map(HOLDERS, head.blocks)].count(0) * self._block
+        return entry.expect(head.hit, loose, self._siblings.held(entry.id) * self._block)
 
     def _look_anew(self, entry: Entry, request: Request) -> bool:
         self._head = None
-        return self._look(entry, request, remember=self._pool is not None)
+        if _never_reads(request):
+            return False
+        hit, loose = self._look(request, remember=self._pool is not None)
+        return entry.expect(hit, loose, self._siblings.held(entry.id) * self._block)
 
     def look(self, entry: Entry, request: Request) -> bool:
-        """Note what there is of it now; True: another number of tokens than before."""
-        if self._coordinator is None or request.num_computed_tokens:
+        """Note what there is of it now, or will be when those that run have done their prompts; True: another
+        number of tokens than before.
+        """
+        if self._coordinator is None or request.num_computed_tokens or _never_reads(request):
             return False
-        return self._look(entry, request, remember=False)
+        hit, loose = self._look(request, remember=False)
+        return entry.expect(hit, loose, self._siblings.held(entry.id) * self._block)
 
-    def _look(self, entry: Entry, request: Request, remember: bool) -> bool:
-        if getattr(request, "skip_reading_prefix_cache", False):  # it wants logprobs of its prompt
-            return False
+    def arrives(self, entry: Entry, request: Request) -> None:
+        """As `look`, and it counts on what it shares with those before it, even if they wait, too."""
+        if self._coordinator is None or request.num_computed_tokens:
+            return
+        shared = 0
+        if self._pool is not None:
+            names = request.block_hashes[: request.num_tokens // self._block]  # the list itself may be cut
+            shared = self._siblings.add(entry.id, names.__getitem__, len(names)) * self._block
+        if not _never_reads(request):
+            hit, loose = self._look(request, remember=False)
+            entry.expect(hit, loose, shared, arrives=True)
+
+    def admitted(self, entry: Entry) -> None:
+        """It has a seat: what it has in common with others will be in the cache."""
+        self._siblings.seat(entry.id)
+
+    def gone(self, entry: Entry) -> None:
+        """It has left, cannot run for now, or its KV was dropped."""
+        self._siblings.drop(entry.id)
+
+    def _look(self, request: Request, remember: bool) -> tuple[int, int]:
+        """Tokens that are in the cache, and those of them in blocks that no request holds."""
         hit = loose = 0
         if self._pool is None or self._has_first(request):
             groups, hit, *_ = self._coordinator.find_longest_cache_hit(
@@ -102,13 +128,7 @@ class Lookup:
             tokens = request.num_tokens
             miss = request.block_hashes[0] if tokens > self._block else None
             self._head = quick(Found, (request, tokens, 0, NO_BLOCKS, NO_BLOCKS, miss))
-        if (hit, loose) == (entry.hit, entry.loose):
-            return False
-        entry.todo += entry.hit - hit
-        entry.hit, entry.loose = hit, loose
-        if not entry.evictions:
-            entry.cached = hit
-        return True
+        return hit, loose
 
     def _has_first(self, request: Request) -> bool:
         """Is its first block in the cache? Without it no other counts."""
@@ -124,6 +144,11 @@ class Lookup:
         if hit != place * self._block or (miss is not None and self._pool.get_cached_block(miss, GROUP)):
             return None
         return Found(request, request.num_tokens, hit, blocks, [*map(HASH, blocks)], miss)
+
+
+def _never_reads(request: Request) -> bool:
+    """Does it compute all its prompt, for logprobs of it?"""
+    return bool(getattr(request, "skip_reading_prefix_cache", False))
 
 
 def _chained(coordinator: Any, block: int) -> Any:

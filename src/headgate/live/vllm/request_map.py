@@ -66,7 +66,7 @@ class RequestMap:
             entry = self._entry(request)
         entry.todo, entry.hit, entry.loose = max(1, request.num_tokens - request.num_computed_tokens), 0, 0
         self._look_again = True
-        self._lookup.look(entry, request)
+        self._lookup.arrives(entry, request)
         if known is None:
             live.arrive(entry)
         else:
@@ -138,6 +138,7 @@ class RequestMap:
     def _away(self, request: Request) -> None:
         entry = self.entries[request.request_id]
         self.holding.pop(entry.id, None)
+        self._lookup.gone(entry)
         self._live.away(entry)
 
     def stopped(self, request: Request, tokens: int) -> None:
@@ -159,6 +160,7 @@ class RequestMap:
         del self.entries[name], self.requests[entry.id]
         self.holding.pop(entry.id, None)
         self._look_again = True
+        self._lookup.gone(entry)
         self._live.ledger.recount(entry, tokens)
         self._live.left(entry, how)
         for flight in self._live.flights:
@@ -170,6 +172,7 @@ class RequestMap:
         entry = self.entries.get(request.request_id)
         if entry is not None:
             self._look_again = True
+            self._lookup.gone(entry)
             self._live.evicted(entry)
             self._in_order = False
 
@@ -192,7 +195,11 @@ class RequestMap:
         live, ledger, scheduled = self._live, self._live.ledger, output.num_scheduled_tokens
         new, resumed = output.scheduled_new_reqs, output.scheduled_cached_reqs.resumed_req_ids
         if new or resumed:
-            self._seat((*[data.req_id for data in new], *resumed), scheduled)
+            names = [data.req_id for data in new]
+            if resumed:  # a set; the step itself has them in the order in which they entered
+                entered = {*names, *resumed}
+                names = [name for name in scheduled if name in entered]
+            self._seat(names, scheduled)
         for request in seen:
             if self._scheduler._is_blocked_waiting_status(request.status):  # its KV is being loaded
                 self._away(request)
@@ -225,7 +232,7 @@ class RequestMap:
                 self._lookup.look(entry, request)
                 return
 
-    def _seat(self, names: tuple[str, ...], scheduled: dict[str, int]) -> None:
+    def _seat(self, names: list[str], scheduled: dict[str, int]) -> None:
         """They have got a seat, or theirs again."""
         for name in names:
             if name in self._unready:  # it became ready, and vLLM saw it, while the step was composed
@@ -236,6 +243,7 @@ class RequestMap:
             self.holding.pop(entry.id, None)
             found = request.num_computed_tokens - scheduled[name]
             entry.todo, entry.hit, entry.loose = max(1, request.num_tokens - found), 0, 0
+            self._lookup.admitted(entry)
             self._live.admitted(entry, found)
 
     def done(self, output: Any) -> bool:

@@ -70,12 +70,14 @@ class Replica(Residents):
     def receive(self, entry: Entry) -> bool:
         """A request joins the queue; False if it can never fit and is refused."""
         if self.cache is not None:
-            self._look(entry)
+            self._expect(entry)
         for hook in self.hear.arrived:
             hook(entry, entry.queued)
         self.lease.arrival()
         if entry.prompt >= self.longest:
             self.lease.finish()
+            if self.cache is not None:
+                self._siblings.drop(entry.id)
             self._tell_finished(entry, entry.queued, End.REFUSED)
             return False
         self.ledger.arrive(entry)

@@ -11,6 +11,7 @@ from headgate.core.ledger import NOT_ROLLING, Entry, Ledger
 from headgate.core.view import Limits
 from headgate.kv.blocks import Blocks
 from headgate.kv.prefix import Pieces, PrefixBlocks
+from headgate.kv.siblings import Chain, Siblings
 from headgate.sim.engine.engine import Engine
 
 SEAT = attrgetter("seat")
@@ -28,6 +29,7 @@ class Residents:
         if contents is not None and engine.prefix_cache:
             self.blocks: Blocks = (cache := PrefixBlocks(total, engine.block, self._written))
             self.cache, self._contents = cache, contents
+            self._siblings = Siblings()
         else:
             self.blocks = Blocks(total, engine.block)
         self._composing = False  # a step with decodes, which write a token each before new prompts enter
@@ -93,6 +95,8 @@ class Residents:
     def _free(self, entry: Entry) -> None:
         """Give its blocks back; call it before the ledger lets it go."""
         blocks, held = self.blocks, entry.held_kv
+        if self.cache is not None:
+            self._siblings.drop(entry.id)
         if self.cache is None or not self.cache.holds(entry.id):
             blocks.give(-(-held // blocks.size))
         else:
@@ -110,15 +114,20 @@ class Residents:
 
     # -- the prefix cache ---------------------------------------------------------------------------
 
-    def _look(self, entry: Entry) -> None:
-        """What a waiting request would find now; it may find more or less when its turn comes."""
+    def _expect(self, entry: Entry) -> None:
+        """It arrives: what it would find now, or has in common with one that is before it."""
         assert self.cache is not None
-        known = entry.todo + entry.hit
-        found = self.cache.find(self._contents[entry.id], known)
-        entry.hit, entry.loose = found.blocks * self.blocks.size, found.loose * self.blocks.size
-        entry.todo = known - entry.hit
-        if not entry.evictions:
-            entry.cached = entry.prompt + entry.generated - entry.todo  # with KV that came from elsewhere
+        chain = Chain(self._contents[entry.id], entry.prompt, self.blocks.size)
+        shared = self._siblings.add(entry.id, chain.name, chain.blocks) * self.blocks.size
+        found = self.cache.find(self._contents[entry.id], entry.todo + entry.hit)
+        entry.expect(found.blocks * self.blocks.size, found.loose * self.blocks.size, shared, arrives=True)
+
+    def _look(self, entry: Entry) -> None:
+        """What a waiting request would find now, or will when those that run have done their prompts."""
+        assert self.cache is not None
+        shared = self._siblings.held(entry.id) * self.blocks.size
+        found = self.cache.find(self._contents[entry.id], entry.todo + entry.hit)
+        entry.expect(found.blocks * self.blocks.size, found.loose * self.blocks.size, shared)
 
     def _claim(self, entry: Entry) -> bool:
         """A waiting request holds what the cache has of it; False: the rest of it does not fit."""
@@ -129,6 +138,7 @@ class Residents:
         if cache.of(known) - found.blocks + found.loose > cache.free:
             return False
         cache.hold(entry, pieces, found)
+        self._siblings.seat(entry.id)
         hit = found.blocks * cache.size
         entry.todo, entry.hit, entry.loose = known - hit, 0, 0
         if entry.evictions:

@@ -167,6 +167,7 @@ class FleetReplica(Replica):
             entry.limit, entry.guess = passing
         self._brief.discard(entry.id)
         if self.cache is not None:
+            self._siblings.drop(entry.id)
             self.cache.forget()
         self.lease.ended = True
 
