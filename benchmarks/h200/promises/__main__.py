@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.h200.promises import figures
-from benchmarks.h200.promises.client import AHEAD, serve
-from benchmarks.h200.promises.load import SEED, Load, draw, parse
+from benchmarks.h200.promises.client import AHEAD, BATCH, CHAT, serve
+from benchmarks.h200.promises.load import SEED, Load, draw_all, parse
 from benchmarks.h200.promises.server import SHAPES, Server, attach, start
 from headgate.core.errors import InputError
 from headgate.workloads.durations import duration
 
-PLAIN = "plain"
+PLAIN, AUTO = "plain", "auto"  # auto: no card, step times are learned
 ARMS = (PLAIN, "mixed:budget=2560", "slai", "keep")
 LOADS = ("azure-conv:19",)
 SHRINK = 16  # of lengths, with --tiny
@@ -43,7 +43,7 @@ def options(argv: list[str]) -> argparse.Namespace:
         "--loads",
         nargs="+",
         default=list(LOADS),
-        help="WORKLOAD:RATE; azure-conv, azure-code, sharegpt-8k, mooncake",
+        help="WORKLOAD:RATE; azure-conv, azure-code, sharegpt-8k, mooncake; +batch:RATE beside it",
     )
     add("--arms", nargs="+", default=list(ARMS), help="plain, or a policy like mixed:budget=2560")
     add("--rounds", type=int, default=1)
@@ -102,8 +102,12 @@ def settings(asked: argparse.Namespace, arm: str) -> Line:
         "watchdog": "1h",
         "any_card": True,
     }
-    promised = {"ttft": asked.ttft, "tbt": asked.tbt, "delivery": asked.delivery}
-    return {**found, **promised, "log_every": "1h"}
+    promised: Line = {"ttft": asked.ttft, "tbt": asked.tbt}
+    if any("+" in load for load in asked.loads):  # then only chat was promised anything
+        promised = {"classes": {CHAT: promised, BATCH: {}}}
+    if arm == AUTO:
+        found |= {"policy": "auto", "card": None}
+    return {**found, **promised, "delivery": asked.delivery, "log_every": "1h"}
 
 
 class Results:
@@ -159,9 +163,10 @@ def ramp(asked: argparse.Namespace, server: Server) -> None:
 def one(asked: argparse.Namespace, server: Server, arm: str, text: str, number: int) -> tuple[Line, Line]:
     """One arm, one load, one time."""
     server.switch(settings(asked, arm))
-    name, rate = parse(text)
+    parts = parse(text)
     seconds, seed = asked.warm + asked.measure, asked.seed + number
-    load = draw(name, rate, seconds, seed, SHRINK if asked.tiny else 1)
+    load = draw_all(parts, seconds, seed, SHRINK if asked.tiny else 1)
+    name, rate = load.name, load.rate
     began = time.monotonic()
     answers = serve(load, server.target, asked.clients, asked.drain, seed)
     about = {"arm": arm, "workload": name, "rate": rate, "round": number, "seed": seed, "seconds": seconds}

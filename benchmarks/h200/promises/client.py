@@ -15,6 +15,8 @@ from benchmarks.h200.promises.load import Load
 AHEAD = 5.0  # seconds before the first arrival: processes start and write their requests
 OK = b"HTTP/1.1 200"
 EVENT = b'data: {"'
+CHAT, BATCH = "chat", "batch"  # classes, where a load has both
+Row = tuple[float, int, int, bool | None]  # arrival, prompt, output, whether it is batch
 
 
 class Answer(NamedTuple):
@@ -26,6 +28,7 @@ class Answer(NamedTuple):
     gaps: list[float]  # between two readings with tokens
     last: float | None
     whole: bool
+    batch: bool = False
 
 
 class Target(NamedTuple):
@@ -39,10 +42,9 @@ class Target(NamedTuple):
 
 def serve(load: Load, target: Target, processes: int, drain: float, seed: int) -> list[Answer]:
     """All requests of a run, from so many processes; waits `drain` seconds for the last ones."""
-    rows = [
-        (float(at), int(prompt), int(output))
-        for at, prompt, output in zip(load.arrival, load.prompt, load.output, strict=True)
-    ]
+    batch = [None] * len(load.arrival) if load.batch is None else load.batch.tolist()
+    columns = zip(load.arrival.tolist(), load.prompt.tolist(), load.output.tolist(), batch, strict=True)
+    rows: list[Row] = list(columns)
     begin = time.monotonic() + AHEAD
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         parts = [
@@ -53,15 +55,14 @@ def serve(load: Load, target: Target, processes: int, drain: float, seed: int) -
     return sorted(answers, key=lambda answer: answer.arrival)
 
 
-def _part(
-    rows: list[tuple[float, int, int]], target: Target, begin: float, drain: float, seed: int
-) -> list[Answer]:
+def _part(rows: list[Row], target: Target, begin: float, drain: float, seed: int) -> list[Answer]:
     rng = random.Random(seed)
-    bodies = [(at, _body(prompt, output, target, rng)) for at, prompt, output in rows]
-    return asyncio.run(_all(bodies, target.port, begin, drain))
+    bodies = [(at, _body(prompt, output, batch, target, rng)) for at, prompt, output, batch in rows]
+    answers = asyncio.run(_all(bodies, target.port, begin, drain))
+    return [answer._replace(batch=bool(row[3])) for answer, row in zip(answers, rows, strict=True)]
 
 
-def _body(prompt: int, output: int, target: Target, rng: random.Random) -> bytes:
+def _body(prompt: int, output: int, batch: bool | None, target: Target, rng: random.Random) -> bytes:
     words: dict[str, Any] = {
         "model": target.model,
         "prompt": [rng.randrange(10, target.vocabulary) for _ in range(prompt)],
@@ -70,6 +71,8 @@ def _body(prompt: int, output: int, target: Target, rng: random.Random) -> bytes
         "temperature": target.temperature,
         "stream": True,
     }
+    if batch is not None:
+        words["vllm_xargs"] = {"headgate_class": BATCH if batch else CHAT}
     text = json.dumps(words).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{target.port}\r\n"

@@ -22,7 +22,8 @@ def summary(answers: Sequence[Answer], ttft: float, tbt: float, warm: float, sec
     A request is kept when its first token came in time and none of its gaps was longer than promised; one
     that was not served to its end is not.
     """
-    mine = [each for each in answers if each.arrival >= warm]
+    mine = [each for each in answers if each.arrival >= warm and not each.batch]
+    batch = [each for each in answers if each.arrival >= warm and each.batch]
     first = np.array([inf if each.first is None else each.first for each in mine])
     gaps = np.array([gap for each in mine for gap in each.gaps])
     worst = np.array([max(each.gaps, default=0.0) for each in mine])
@@ -39,7 +40,22 @@ def summary(answers: Sequence[Answer], ttft: float, tbt: float, warm: float, sec
         "gap": {**_quantiles(gaps), "worst": float(gaps.max()) if len(gaps) else None},
         "served_per_second": sum(warm <= end <= seconds for end in ended) / (seconds - warm),
         "unfinished": int((~whole).sum()),
+        "without_a_token": int(np.isinf(first).sum()),
         "errors": sorted({each.status for each in mine if each.status not in (0, 200)}),
+        **({"batch": _batch(batch)} if batch else {}),
+    }
+
+
+def _batch(answers: Sequence[Answer]) -> Line:
+    """What became of the requests without promises."""
+    first = np.array([inf if each.first is None else each.first for each in answers])
+    tokens = sum(len(each.gaps) + (each.first is not None) for each in answers)
+    return {
+        "requests": len(answers),
+        "ttft": _quantiles(first),
+        "without_a_token": int(np.isinf(first).sum()),
+        "unfinished": sum(not each.whole for each in answers),
+        "readings_with_tokens": tokens,
     }
 
 
@@ -51,6 +67,7 @@ def raw(answers: Sequence[Answer]) -> Line:
         "worst_gap": [round(max(each.gaps, default=0.0), 4) for each in answers],
         "gaps": [len(each.gaps) for each in answers],
         "whole": [int(each.whole) for each in answers],
+        "batch": [int(each.batch) for each in answers],
     }
 
 

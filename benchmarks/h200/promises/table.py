@@ -10,6 +10,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ HEAD = (
 
 
 def predict(line: Line, setup: Line) -> float:
-    """Share of requests whose promises the simulator keeps, over the same requests."""
+    """Share of requests whose promises the simulator keeps, over the same requests; NaN where it cannot say."""
+    if line["arm"] == "auto" or "+" in line["workload"]:  # learns on the engine; has batch beside it
+        return nan
     load = draw(line["workload"], line["rate"], line["seconds"], line["seed"])
     return kept(replay(load, line["arm"], setup), setup)
 
@@ -106,7 +109,7 @@ def table(files: Iterable[str]) -> str:
             f"{rate:g}",
             f"`{arm}`{fallen}",
             shares[0],
-            f"{100 * predicted:.0f} %",
+            "" if isnan(predicted) else f"{100 * predicted:.0f} %",
             *shares[1:],
         ]
         rows.append((*cells, ttft, gap, f"{served:.1f}", str(len(runs))))
