@@ -109,7 +109,8 @@ def test_whatever_a_client_says_is_within_its_range(arguments, settings):
     kind, slo, guess = promises(arguments, settings)
     assert len(kind) <= LONGEST_TEXT
     assert not settings.classes or kind in {"", *settings.classes}
-    for time, least in ((slo.first_token, settings.floor.ttft), (slo.between_tokens, settings.floor.tbt)):
+    between = settings.within(settings.shortest_claim)
+    for time, least in ((slo.first_token, settings.floor.ttft), (slo.between_tokens, between)):
         assert time is None or least <= time <= requests.LONGEST_TIME
     assert guess is None or 1 <= guess <= requests.MOST_TOKENS
     if settings.clients_may == ("class",):

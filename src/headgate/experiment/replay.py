@@ -27,7 +27,13 @@ def as_workload(run: Run, path: Path) -> Workload:
         mean = output[done & mine if (done & mine).any() else done].mean()
         output = np.where(mine & ~done, np.maximum(output, round(mean)), output)
     order = np.argsort(rows["arrival"], kind="stable")
-    kinds = [Kind(str(each["name"]), Slo(each["first_token"], each["between_tokens"])) for each in run.kinds]
+    kinds = [
+        Kind(
+            str(each["name"]),
+            Slo(**{**Slo()._asdict(), **{name: each[name] for name in Slo._fields if name in each}}),
+        )
+        for each in run.kinds
+    ]
     columns = {
         "arrival": rows["arrival"] - rows["arrival"].min(),
         "kind": kind,

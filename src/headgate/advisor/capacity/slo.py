@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headgate.core.errors import InputError, RunError, unknown
-from headgate.core.request import Slo
+from headgate.core.request import GAP, Slo
 from headgate.record.tables import Flags, Floats, Integers, Run
 from headgate.stats.figures import quantiles
 from headgate.stats.gaps import Gaps
@@ -68,7 +68,9 @@ def promise(levels: Sequence[Level], kind: str, known: Slo) -> Slo:
         mine = [each.limit for each in levels if each.metric in metrics and each.kind in ("", kind)]
         return min(mine, default=before)
 
-    return Slo(tightest(("ttft",), known.first_token), tightest(("tbt", "tpot"), known.between_tokens))
+    between = tightest(("tbt", "tpot"), known.between_tokens)
+    of = known.between_kind if between == known.between_tokens else GAP  # a policy keeps a mean gap by gap
+    return Slo(tightest(("ttft",), known.first_token), between, of)
 
 
 def promised_gap(levels: Sequence[Level]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from math import inf
 from typing import Annotated, Any, Literal, get_args
 
@@ -84,10 +85,11 @@ class Settings(SettingsModel):
         """
         return None if promise is None else promise - min(self.delivery, MOST_DELIVERY * promise)
 
+    @cached_property
     def shortest_claim(self) -> float:
         """The shortest gap that a request may claim: the floor, or what the operator promises anyway.
 
-        The shortest gap among those that decode limits the steps of all.
+        The shortest gap among those that decode limits the steps of all. Found once: classes may be many.
         """
         promised = (self.tbt, *(each.tbt for each in self.classes.values()))
         return self.floor.tbt or min((each for each in promised if each), default=SHORTEST_CLAIM)

@@ -59,7 +59,7 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Said:
     kind = _read(extra_args, CLASS, settings, _kind) or ""
     own = settings.classes.get(kind) or Promise()
     first = _read(extra_args, TTFT, settings, lambda value, all: _seconds(value, all.floor.ttft))
-    between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.shortest_claim()))
+    between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.shortest_claim))
     return Said(
         kind,
         Slo(first or own.ttft or settings.ttft, settings.within(between or own.tbt or settings.tbt)),
