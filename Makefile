@@ -52,7 +52,7 @@ test-compiled: wheel
 
 test-laws: $(READY)
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 --timeout 3600 tests/laws tests/differential
-	$(BIN)/pytest -n 2 tests/unit/reproduce
+	$(BIN)/pytest -n 2 tests/papers
 
 # Every published table in full, against docs/reproductions.md; about an hour. NAME=eb-table3 for one of them.
 reproduce: $(READY)
@@ -101,10 +101,10 @@ bench: $(READY)
 bench-route: $(READY)
 	$(BIN)/python -m benchmarks.router --streams 500 --rate 10000 --seconds 20 --engines 4
 
-$(READY): pyproject.toml requirements-dev.txt
+$(READY): pyproject.toml papers/pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e . -e papers
 	touch $(READY)
 
 $(BROWSER_READY): $(READY) requirements-browser.txt

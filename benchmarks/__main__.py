@@ -31,7 +31,13 @@ from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
 from headgate.core.view import Limits, View
 from headgate.cost.card import load_card
-from headgate.methods.names import Exclusive, Keep, Mixed, NestedWait, Rad, ShortestFirst, Slai, Wait
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.methods.keep.policy import Keep
+from headgate.methods.mixed.mixed import Mixed
+from headgate.methods.mixed.sarathi import ShortestFirst
+from headgate.methods.rad.rad import Rad
+from headgate.methods.slai.slai import Slai
+from headgate.methods.wait.wait import NestedWait, Wait
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.of_card import engine_of_card

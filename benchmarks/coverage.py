@@ -13,7 +13,8 @@ import numpy as np
 
 from headgate.cost.card import load_card
 from headgate.experiment.library import simulate
-from headgate.methods.names import Exclusive, Mixed
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.stats.comparison import Comparison, compare
 from headgate.stats.figures import Estimate, batches, spread_of_mean

@@ -12,7 +12,7 @@ from benchmarks import worlds
 from headgate.core.fleet import RoutePolicy
 from headgate.kv.transfer import Transfer
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
-from headgate.methods.names import Mixed
+from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.split.split import Split
 from headgate.sim.fleet.fleet import FleetSimulator
 from headgate.workloads.workload import Workload

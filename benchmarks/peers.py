@@ -20,7 +20,7 @@ def headgate(requests: int) -> None:
     import numpy as np
 
     from benchmarks import worlds
-    from headgate.methods.names import Mixed
+    from headgate.methods.mixed.mixed import Mixed
     from headgate.record.recorder import Recorder
     from headgate.sim.engine.simulator import Simulator
     from headgate.workloads.workload import Workload

@@ -14,9 +14,14 @@ from headgate.core.fleet import Fleet, RoutePolicy, Routing
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
+from headgate.methods.make import router_class
 from headgate.methods.names import ROUTE
-from headgate.sim.fleet.network.network import Network
-from headgate.sim.fleet.network.source import Block, uniforms
+from headgate.workloads.streams import uniforms
+from headgate_papers.network.network import Network
+from headgate_papers.network.source import Block
+
+BASELINES = ("fi-wsp", "gi-wsp", "gf-wsp", "fg-sp")  # of headgate-papers, found by their entry points
+ROUTERS = (*ROUTE, *BASELINES)
 
 
 class Listed:
@@ -84,10 +89,11 @@ def draws(seed: int) -> Callable[[], float]:
 def make_router(
     name: str, plan: FluidPlan, engines: int, draw: Callable[[], float], **more: Any
 ) -> RoutePolicy:
-    """A router by its name in ROUTE, with what its constructor asks for."""
+    """A router by its name, with what its constructor asks for."""
     have = {"plan": plan, "engines": engines, "draw": draw, **more}
-    wanted = inspect.signature(ROUTE[name]).parameters
-    return ROUTE[name](**{word: value for word, value in have.items() if word in wanted})
+    router = router_class(name)
+    wanted = inspect.signature(router).parameters
+    return router(**{word: value for word, value in have.items() if word in wanted})
 
 
 class World(NamedTuple):

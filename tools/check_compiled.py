@@ -51,6 +51,8 @@ def main() -> int:
         wrong = differences(compiled, pure)
         pins = ROOT / "requirements-dev.txt"
         subprocess.run([bin / "pip", "install", "--quiet", "--constraint", pins, *NEEDED], check=True)
+        papers = ROOT / "papers"  # the laws of routers run over its baselines, too
+        subprocess.run([bin / "pip", "install", "--quiet", "--no-deps", papers], check=True)
         suites = [str(ROOT / suite) for suite in SUITES]
         pytest: list[str | Path] = [bin / "pytest", "-n", "2", "-c", ROOT / "pyproject.toml"]
         if subprocess.run([*pytest, *suites], cwd=folder).returncode:

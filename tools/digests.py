@@ -15,7 +15,8 @@ from headgate.experiment.worlds import COST, World, world
 from headgate.kv.transfer import Transfer
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.make import make_policy
-from headgate.methods.names import BATCH, Mixed
+from headgate.methods.mixed.mixed import Mixed
+from headgate.methods.names import BATCH
 from headgate.methods.split.split import Split
 from headgate.record.fleet_recorder import FleetRecorder
 from headgate.record.recorder import Recorder

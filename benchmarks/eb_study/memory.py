@@ -11,8 +11,7 @@ from benchmarks.eb_study.worlds import Row, Settings, everywhere, rate, serve, s
 from headgate.core.policy import Observer, Steps
 from headgate.core.request import Request
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.methods.eb.batch_size import paper_slots, safe_slots
-from headgate.methods.eb.thresholds import settle
+from headgate.methods.eb.thresholds import paper_slots, safe_slots, settle
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.lengths import Geometric, Uniform
 from headgate.workloads.synthetic import generate

@@ -14,9 +14,9 @@ from benchmarks.fleet_study.worlds import INSTANCES, RESULTS
 from headgate.experiment.routers import make_router
 from headgate.methods.fluid.flows import Instance
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.sim.fleet.network.network import Network
-from headgate.sim.fleet.network.source import Block, Poisson
 from headgate.stats.intervals import half_width
+from headgate_papers.network.network import Network
+from headgate_papers.network.source import Block, Poisson
 
 CASES = (
     ("A1", "gate-and-route"),

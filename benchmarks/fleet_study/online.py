@@ -16,9 +16,9 @@ from headgate.experiment.routers import make_router
 from headgate.methods.fluid.flows import Instance
 from headgate.methods.fluid.online import HALF_LIFE
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.sim.fleet.network.counts import Window
-from headgate.sim.fleet.network.network import Network
-from headgate.sim.fleet.network.source import Shifting
+from headgate_papers.network.counts import Window
+from headgate_papers.network.network import Network
+from headgate_papers.network.source import Shifting
 
 SEEDS = 3
 WHEN = 300.0  # seconds until the shift

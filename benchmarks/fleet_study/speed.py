@@ -10,8 +10,8 @@ from benchmarks.fleet_study.worlds import INSTANCES
 from headgate.experiment.routers import make_router
 from headgate.methods.fluid.flows import Flow, Instance
 from headgate.methods.fluid.planner import FluidPlanner, plan_fluid
-from headgate.sim.fleet.network.network import Network
-from headgate.sim.fleet.network.source import Poisson
+from headgate_papers.network.network import Network
+from headgate_papers.network.source import Poisson
 
 SIZES = (5, 50, 500, 2000)
 REQUESTS = 60_000

@@ -10,15 +10,16 @@ import numpy as np
 
 from benchmarks.fleet_study.worlds import INSTANCES, RESULTS
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.experiment.routers import make_router, run_network
+from headgate.experiment.routers import make_router
 from headgate.methods.fluid.flows import Instance
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.sim.fleet.fleet import FleetSimulator
-from headgate.sim.fleet.network.source import Block, Poisson
 from headgate.stats.intervals import half_width
 from headgate.workloads.workload import Kind, Workload
+from headgate_papers.network.run import run_network
+from headgate_papers.network.source import Block, Poisson
 
 ROUTERS = ("gate-and-route", "gate-and-route+", "token-bucket", "density-first", "fi-wsp")
 ENGINES, SECONDS, WARM, SEEDS = 50, 400.0, 150.0, 3

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.experiment.routers import run_network
 from headgate.methods.fluid.flows import SEPARATE, Flow, Instance, Pace, Prices
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.sim.fleet.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
 from headgate.stats.intervals import Order, half_width
+from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
+from headgate_papers.network.run import run_network
 
 RESULTS = Path(__file__).parent / "results"
 CODE, SUMMARY, EXTRACT = (300.0, 1000.0), (3000.0, 400.0), (3000.0, 50.0)

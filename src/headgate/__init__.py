@@ -35,7 +35,9 @@ if TYPE_CHECKING:
         simulate,
         simulate_fleet,
     )
-    from headgate.methods.names import Exclusive, ExclusivePlus, Mixed, PrefillFirst, RequestLevel
+    from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
+    from headgate.methods.eb.hybrid import ExclusivePlus
+    from headgate.methods.mixed.mixed import Mixed
     from headgate.record.tables import Run
     from headgate.sim.engine.engine import Engine
     from headgate.stats.metrics import summarise
@@ -51,9 +53,9 @@ _HOMES: dict[str, str] = {
     # a router, the same one level up
     **dict.fromkeys(("Fleet", "Move", "RoutePolicy", "Routing", "Stage"), "headgate.core.fleet"),
     # policies and routers that exist
-    **dict.fromkeys(
-        ("Exclusive", "ExclusivePlus", "Mixed", "PrefillFirst", "RequestLevel"), "headgate.methods.names"
-    ),
+    **dict.fromkeys(("Exclusive", "PrefillFirst", "RequestLevel"), "headgate.methods.eb.exclusive"),
+    "ExclusivePlus": "headgate.methods.eb.hybrid",
+    "Mixed": "headgate.methods.mixed.mixed",
     **dict.fromkeys(("make_policy", "make_router"), _LIBRARY),
     # engines and what their steps take
     "Engine": "headgate.sim.engine.engine",

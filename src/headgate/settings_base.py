@@ -20,8 +20,8 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from headgate.core.durations import duration
 from headgate.core.errors import InputError, first_fault
-from headgate.workloads.durations import duration
 
 # Strict, because a file that says slots = true or "5" is a mistake, not one slot or five.
 Whole = Annotated[int, Field(strict=True)]

@@ -14,7 +14,7 @@ from policies import HOOKS, NONSENSE, STARVES, Failing, Narrow, engine_of, gated
 from schedulers import EngineShape, scheduler
 from traffic import Comer, Traffic, draw_shape, draw_traffic
 
-from headgate.methods.names import Mixed
+from headgate.methods.mixed.mixed import Mixed
 from worlds import POLICIES, EveryOther
 
 WAYS = [*NONSENSE, *(f"hook {name}" for name in HOOKS)]

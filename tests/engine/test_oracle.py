@@ -13,7 +13,7 @@ from policies import Narrow, engine_of, gated
 from schedulers import EngineShape, scheduler
 from traffic import Comer, Traffic, draw_shape, draw_traffic
 
-from headgate.methods.names import PrefillFirst
+from headgate.methods.eb.exclusive import PrefillFirst
 from worlds import POLICIES, TESTING
 
 MAKE = POLICIES | TESTING

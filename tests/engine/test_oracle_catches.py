@@ -16,7 +16,7 @@ from traffic import draw_traffic
 
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import BatchPolicy
-from headgate.methods.names import PrefillFirst
+from headgate.methods.eb.exclusive import PrefillFirst
 
 SHAPE = EngineShape(block=4, blocks=60, running=6, budget=24, longest=90, caching=True)
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet_worlds import ROUTERS
 from headgate.core.fleet import DECODE, SOLO, Stage
 from headgate.methods.balance.balance import LeastLoaded
-from headgate.methods.names import ROUTE
 from headgate.record.tables import ENDS
 from headgate.stats.gaps import Gaps
 from headgate.stats.metrics import summarise
 from token_fleets import TokenWorld, token_worlds
 
-MEMBERS = [(name, {}) for name in ROUTE if name != "split"] + [("split", {"prefill": 1})]
+MEMBERS = [(name, {}) for name in ROUTERS if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
 MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
 SERVED = ("arrived", "moved whole", "prefilled", "finished")

@@ -1,4 +1,4 @@
-"""The gate's books under any order of events: every router of ROUTE, engines that fail, reloads and swaps."""
+"""The gate's books under any order of events: every router, engines that fail, reloads and swaps."""
 
 from math import inf
 
@@ -6,13 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fleet_worlds import draws, make_router
+from fleet_worlds import ROUTERS, draws, make_router
 from headgate.core.fleet import Stage
 from headgate.core.policy import End
 from headgate.live.route.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, State
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.methods.names import ROUTE
 from still_loop import Still, placed
 
 KINDS = ("rest", "code", "chat")
@@ -22,7 +21,7 @@ FLOWS = (
     Flow("chat", 60.0, 40.0, 2.0),
 )
 PLAN = plan_fluid(Instance(FLOWS, Pace(4, 64, 0.02, 1e-4, 40.0), Prices(0.1, 0.2)))
-routers = st.sampled_from([*ROUTE, *("split", "service-level", "service-level-general", "online") * 2])
+routers = st.sampled_from([*ROUTERS, *("split", "service-level", "service-level-general", "online") * 2])
 seats = st.integers(1, 4)
 ENDS = st.sampled_from(End)
 LIMITS = {kind: ClassLimits(3, 20.0) for kind in KINDS}

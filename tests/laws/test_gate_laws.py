@@ -7,17 +7,16 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 
-from fleet_worlds import Watched, draws, make_router
+from fleet_worlds import ROUTERS, Watched, draws, make_router
 from headgate.core.dispatch import Dispatch, simulated_rooms
 from headgate.core.ledger import Entry
 from headgate.core.seat import Nothing
 from headgate.live.route.gate import ClassLimits, EngineState, Gate, Refused
-from headgate.methods.names import ROUTE
 from headgate.sim.fleet.fleet import FleetSimulator
 from still_loop import Still
 from token_fleets import TokenWorld, token_worlds
 
-MEMBERS = [(name, {}) for name in ROUTE if name != "split"] + [("split", {"prefill": 1})]
+MEMBERS = [(name, {}) for name in ROUTERS if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
 MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
 TOLD = ("arrived", "prompt_done", "parted", "ended", "left", "woken", "route")

@@ -8,12 +8,11 @@ from collections import Counter
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from fleet_worlds import Listed, Watched, World, draws, make_router, worlds
+from fleet_worlds import ROUTERS, Listed, Watched, World, draws, make_router, worlds
 from headgate.core.fleet import Stage, room
-from headgate.methods.names import ROUTE
-from headgate.sim.fleet.network.network import Network
+from headgate_papers.network.network import Network
 
-MEMBERS = [(name, {}) for name in ROUTE if name != "split"] + [("split", {"prefill": 1})]
+MEMBERS = [(name, {}) for name in ROUTERS if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [("service-level", {"gate": gate}) for gate in ("occupancy", "back-pressure")]
 MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
 MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
@@ -34,7 +33,7 @@ def members(world: World):
 
 
 def test_every_router_is_a_member():
-    assert {name for name, _ in MEMBERS} == set(ROUTE)
+    assert {name for name, _ in MEMBERS} == set(ROUTERS)
 
 
 @half_as_many

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from as_text import as_text
-from headgate.report.plans.reproduction import published_page
-from headgate.reproduce import EXPERIMENTS, Options, find, reproduce
+from headgate_papers import EXPERIMENTS, Options, find, reproduce
+from headgate_papers.page import published_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "reproductions.md"
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")

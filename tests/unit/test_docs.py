@@ -17,7 +17,7 @@ from headgate import __version__
 from headgate.cli import app, main
 from headgate.cost.card import DERIVED_CARD, list_cards, load_card
 from headgate.methods.make import policy_parameters, split_name
-from headgate.reproduce import EXPERIMENTS
+from headgate_papers import EXPERIMENTS
 from pages import OTHER_PAGES, PAGES, ROOT, Command, anchors, blocks, commands, links, name_of, quoted
 from same import assert_alike
 

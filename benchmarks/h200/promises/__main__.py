@@ -22,8 +22,8 @@ from benchmarks.h200.promises import figures
 from benchmarks.h200.promises.client import AHEAD, BATCH, CHAT, serve
 from benchmarks.h200.promises.load import SEED, Load, draw_all, parse
 from benchmarks.h200.promises.server import SHAPES, Server, attach, start
+from headgate.core.durations import duration
 from headgate.core.errors import InputError
-from headgate.workloads.durations import duration
 
 PLAIN, AUTO = "plain", "auto"  # auto: no card, step times are learned
 ARMS = (PLAIN, "mixed:budget=2560", "slai", "keep")

@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.h200.promises.load import draw
 from benchmarks.h200.promises.table import Line, read, replay
+from headgate.core.durations import duration
 from headgate.record.tables import Run
-from headgate.workloads.durations import duration
 
 RESULTS = Path(__file__).parents[1] / "results" / "promises"
 ENDING = ".requests.jsonl.gz"

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.h200.promises.load import Load, draw
+from headgate.core.durations import duration
 from headgate.core.request import Slo
 from headgate.cost.model import StepCost
 from headgate.experiment.library import card_engine, simulate
@@ -24,7 +25,6 @@ from headgate.live.vllm.fields import Settings
 from headgate.methods.make import make_policy, split_name
 from headgate.record.tables import Run
 from headgate.stats.gaps import Gaps
-from headgate.workloads.durations import duration
 from headgate.workloads.workload import Kind, Workload
 
 Line = dict[str, Any]
@@ -45,7 +45,7 @@ HEAD = (
 
 
 def predict(line: Line, setup: Line) -> float:
-    """Share of requests whose promises the simulator keeps, over the same requests; NaN where it cannot say."""
+    """Share of requests whose promises the simulator keeps, over the same requests; NaN where unknown."""
     if line["arm"] == "auto" or "+" in line["workload"]:  # learns on the engine; has batch beside it
         return nan
     load = draw(line["workload"], line["rate"], line["seconds"], line["seed"])

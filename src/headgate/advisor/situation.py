@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.advisor.settings import CostSettings
+from headgate.core.durations import duration, price
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
 from headgate.cost.error_bar import error_bar, throughput_error
@@ -22,7 +23,6 @@ from headgate.experiment.settings import Experiment
 from headgate.experiment.unservable import ALL_FIT, Unservable, unservable
 from headgate.methods.eb.costs import Lengths
 from headgate.sim.engine.engine import Engine
-from headgate.workloads.durations import duration, price
 from headgate.workloads.reuse import ENDLESS, found_again
 from headgate.workloads.workload import Workload
 

@@ -11,13 +11,24 @@ import numpy as np
 from headgate.advisor.situation import Load, Situation
 from headgate.cost.model import Shape
 from headgate.estimators.trend import HazardTrend, hazard_trend
-from headgate.methods.eb.batch_size import paper_slots, safe_slots
-from headgate.methods.eb.costs import PhaseCosts, phase_costs
-from headgate.methods.eb.crossover import compare, exclusive_throughput, mixed_throughput
-from headgate.methods.eb.lines import mean_prompts
-from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
-from headgate.methods.eb.stationary import stationary_share
-from headgate.methods.eb.thresholds import HIGHEST, Threshold, base_share, paper_share, settle
+from headgate.methods.eb.costs import PhaseCosts, mean_prompts, phase_costs
+from headgate.methods.eb.prediction import (
+    compare,
+    exclusive_rate,
+    exclusive_throughput,
+    mixed_rate,
+    mixed_throughput,
+)
+from headgate.methods.eb.thresholds import (
+    HIGHEST,
+    Threshold,
+    base_share,
+    paper_share,
+    paper_slots,
+    safe_slots,
+    settle,
+    stationary_share,
+)
 
 WITHIN_ERROR = 0.02  # predictions miss simulated rates by up to about this much
 ALIKE = (

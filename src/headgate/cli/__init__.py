@@ -5,28 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import typer
 
-from headgate.cli.advise import advise
-from headgate.cli.calibrate import EXAMPLES as CALIBRATE
-from headgate.cli.calibrate import calibrate
-from headgate.cli.card import card
-from headgate.cli.check import check
-from headgate.cli.compare import compare
-from headgate.cli.demo import demo
-from headgate.cli.doctor import doctor
-from headgate.cli.emulate import emulate
-from headgate.cli.help import Application
-from headgate.cli.plan import plan
-from headgate.cli.report import report
-from headgate.cli.reproduce import reproduce
-from headgate.cli.route import route
-from headgate.cli.serve import PASSES, serve
-from headgate.cli.simulate import simulate
-from headgate.cli.sweep import sweep
-from headgate.cli.trace import trace
+from headgate.cli.help import Application, GroupPage, built
 from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.core.version import VERSION
 
@@ -36,7 +21,53 @@ INTERRUPTED = 130  # exit code, as shells have it
 # Typer brings its own copy of click from some version on; this is the base of all usage errors in either.
 UsageFault = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
+# What `headgate --help` says of each. A command's module has its name and is imported when it runs.
+COMMANDS = {
+    "demo": "Ten minutes of real traffic under several policies; no GPU.",
+    "advise": "Say which policy, flags and engines keep your latency promises.",
+    "simulate": "Serve a workload under one policy, in virtual time.",
+    "compare": "Serve the same requests under several policies, side by side.",
+    "check": "Test whether a policy or router of your own keeps the laws.",
+    "doctor": "Say what is installed, and what would run inside vLLM.",
+    "reproduce": "Run a published experiment; print published and our numbers.",
+    "serve": "Run `vllm serve MODEL` with a headgate policy.",
+    "emulate": "Answer as a loaded vLLM server would, without a GPU.",
+    "trace": "Read the step trace of a live engine and say what happened.",
+    "route": "Route requests to several vLLM servers; OpenAI-compatible.",
+    "calibrate": "Measure how long steps take on your GPU and write a cost card.",
+    "report": "Show runs in one HTML file that needs nothing but a browser.",
+    "sweep": "Run a grid of settings, policies and seeds on all cores.",
+    "plan": "Plan thresholds, flags of plain vLLM, capacity and fleets.",
+    "card": "Derive a cost card without measuring; list and show cards.",
+}
+
+
+@cache
+def command_of(name: str) -> Any:
+    """The command as click wants it."""
+    return built(getattr(import_module(f"headgate.cli.{name}"), name))
+
+
+class Commands(GroupPage):
+    """All of them; a page of `--help` imports none."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # names, for suggestions
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return command_of(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
 app = Application(
+    Commands,
     help="headgate decides when the prefill and decode work of an LLM run on a GPU.",
     pretty_exceptions_enable=False,
 )
@@ -53,24 +84,6 @@ def version(
     if show:
         print(f"headgate {VERSION}")
         raise typer.Exit()
-
-
-app.command()(demo)
-app.command()(advise)
-app.command()(simulate)
-app.command()(compare)
-app.command()(check)
-app.command()(doctor)
-app.command()(reproduce)
-app.add_typer(plan, name="plan")
-app.add_typer(card, name="card")
-app.command(context_settings=PASSES)(serve)
-app.command()(emulate)
-app.command()(trace)
-app.command()(route)
-app.command(help=CALIBRATE)(calibrate)
-app.command()(report)
-app.command()(sweep)
 
 
 def main() -> None:
@@ -104,7 +117,10 @@ def main() -> None:
 def _refuse(error: Any) -> int:
     """A wrong command line, or a group without a command, which shows its help."""
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(error.format_message())
+        try:
+            print(error.format_message(), flush=True)
+        except BrokenPipeError:
+            return _give_up_output(141)
         return 2
     path = str(getattr(getattr(error, "ctx", None), "command_path", None) or "headgate")
     return _say(f"{error.format_message().rstrip('.')}; see {path} --help", 2)

@@ -146,7 +146,7 @@ def _write(found: _Steps, card: Path, json: str | None, paper: bool) -> None:
         print("note: errors above 3 %; measure longer, or on a quieter machine", file=say)
     document = {"card": json_module.loads(made.text()), "steps": len(found.table), "notes": [*found.notes]}
     if paper:
-        from headgate.methods.eb.paper_form import paper_form
+        from headgate.methods.eb.costs import paper_form
 
         form = paper_form(found.table)
         document["paper"] = form.as_dict()
@@ -324,3 +324,6 @@ def _facts(table: StepTable, like: str | None) -> About:
     most = int(table.context.max() + table.behind.max() + table.tokens.max())
     running, tokens = max(1, int(table.decodes.max())), int(table.tokens.max())
     return About("card", "unknown", "unknown", most, most, running, tokens)
+
+
+calibrate.__doc__ = EXAMPLES

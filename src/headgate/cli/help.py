@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from headgate.cli.flags import PANELS
-
 VERBATIM = "\b\n"  # begins a paragraph of examples, as click has it
 EXAMPLE = re.compile(r"  headgate .*")
 CONTINUED = re.compile(r" \\\n +")
@@ -28,13 +26,22 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class Application(typer.Typer):
     """A group of commands with such pages."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, group: type[TyperGroup] | None = None, **settings: Any) -> None:
         width = {"max_content_width": WIDEST}
         plain: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "context_settings": width}
-        super().__init__(cls=GroupPage, no_args_is_help=True, **plain, **settings)
+        super().__init__(cls=group or GroupPage, no_args_is_help=True, **plain, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
         return super().command(name, cls=CommandPage, **settings)
+
+
+def built(command: Application | Callable[..., Any]) -> Any:
+    """A group, or a function with its flags, as click wants it."""
+    if not isinstance(command, Application):
+        alone = Application()
+        alone.command(context_settings=getattr(command, "context", None))(command)
+        command = alone
+    return typer.main.get_command(command)
 
 
 class CommandPage(TyperCommand):
@@ -99,7 +106,11 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
             panels.setdefault(getattr(each, "rich_help_panel", None) or panel, []).append(_row(each, *record))
     labels = [label for rows in panels.values() for label, _ in rows]
     indent = 4 + max(len(label) for label in labels if len(label) <= LONGEST)
-    order = ["Arguments", "Options", *(panel for panel in panels if panel not in PANELS), *PANELS]
+    order = ["Arguments", "Options", *panels]
+    if not {*panels} <= {"Arguments", "Options"}:
+        from headgate.cli.flags import PANELS  # slow to import, and the first page of all needs none of them
+
+        order = [*(panel for panel in order if panel not in PANELS), *PANELS]
     for panel in dict.fromkeys(order):
         if panels.get(panel):
             with formatter.section(panel):

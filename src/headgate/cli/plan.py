@@ -159,7 +159,7 @@ flags.__doc__ = FLAGS
 
 
 def _bound(text: str | None) -> float | None:
-    from headgate.workloads.durations import duration
+    from headgate.core.durations import duration
 
     if text is None:
         return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from importlib import metadata
+from typing import Annotated, Any
 
 import typer
 
@@ -32,30 +33,38 @@ def reproduce(
     report: Report = None,
 ) -> None:
     """Run it."""
-    from headgate.report.plans.reproduction import published_page
-    from headgate.reproduce import EXPERIMENTS, Options, find
-    from headgate.reproduce import reproduce as carry_out
-
     check_json(json)
     check_report(report)
+    papers = _papers()
     if name is None:
         if json is not None:
-            write_json(json, {key: experiment.about for key, experiment in EXPERIMENTS.items()})
+            write_json(json, {key: experiment.about for key, experiment in papers.EXPERIMENTS.items()})
         if json != "-":
-            for source in dict.fromkeys(experiment.source for experiment in EXPERIMENTS.values()):
+            for source in dict.fromkeys(experiment.source for experiment in papers.EXPERIMENTS.values()):
                 print(f"Experiments of {source}:")
-                for key, experiment in EXPERIMENTS.items():
+                for key, experiment in papers.EXPERIMENTS.items():
                     if experiment.source == source:
                         print(f"  {key:11} {experiment.about}")
         return
-    options = Options(seed, quick)
-    jobs = find(name).jobs(options)
+    options = papers.Options(seed, quick)
+    jobs = papers.find(name).jobs(options)
     with bar(name, len(jobs)) as progress:
-        found = carry_out(name, options, jobs, progress)
+        found = papers.reproduce(name, options, jobs, progress)
     document = {"seed": seed, "quick": quick, "interrupted": found.interrupted, **found.as_dict()}
-    tell(published_page(found, sys.argv[1:], quick), document, json, report)
+    tell(papers.published_page(found, sys.argv[1:], quick), document, json, report)
     if found.interrupted:
         raise KeyboardInterrupt
+
+
+def _papers() -> Any:
+    """The package of the experiments, which is not part of headgate itself."""
+    from headgate.core.errors import InputError
+
+    for point in metadata.entry_points(group="headgate.papers"):
+        return point.load()
+    raise InputError(
+        "the experiments are in the package headgate-papers; install it: pip install ./papers in a clone"
+    )
 
 
 reproduce.__doc__ = EXAMPLES

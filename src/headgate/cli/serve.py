@@ -274,3 +274,4 @@ def _wait(command: list[str], environment: dict[str, str], folder: Path) -> int:
 
 
 serve.__doc__ = EXAMPLES
+serve.context = PASSES  # type: ignore[attr-defined]

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headgate.cost.card import Card
 from headgate.cost.error_bar import error_bar
 
 Value = TypeVar("Value", int, str)
 
+SHAPE = {  # our words for what a model's config.json says
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_size": "head_dim",
+    "inner": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_inner": "moe_intermediate_size",
+}
 DECISIVE = ("tensor parallel", "quantization")  # settings that change step times by far
 
 
@@ -22,6 +34,12 @@ class Likeness:
     vllm: str = ""
     gpu: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def shape_of(config: Any) -> dict[str, int]:
+    """Sizes of the model, as far as its configuration names them."""
+    found = {ours: getattr(config, theirs, None) for ours, theirs in SHAPE.items()}
+    return {name: value for name, value in found.items() if isinstance(value, int)}
 
 
 def refusals(card: Card, engine: Likeness) -> list[str]:

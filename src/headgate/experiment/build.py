@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from headgate.core.durations import slice_text
 from headgate.core.errors import InputError, unknown
 from headgate.core.request import MEAN, Slo
 from headgate.cost.card import Card
@@ -20,7 +21,6 @@ from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.of_card import DEFAULT_BUDGET, DEFAULT_SLOTS, engine_of_card
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process
 from headgate.workloads.bundled import BUNDLED, bundled
-from headgate.workloads.durations import slice_text
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.sessions import as_sessions, shared_prefix
 from headgate.workloads.streams import stream

@@ -11,7 +11,8 @@ from headgate.cost.card import recorded_card
 from headgate.cost.model import Shape
 from headgate.methods.fluid.engine_pace import pace_of
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
-from headgate.methods.fluid.planner import FluidPlan, plan_fluid
+from headgate.methods.fluid.plan import FluidPlan
+from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.fluid.trajectory import Path, fluid_path
 from headgate.methods.split.staffing import best_split
 from headgate.record.tables import Run

@@ -16,7 +16,7 @@ from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.experiment.worlds import World, world
 from headgate.methods.make import make_policy
-from headgate.methods.names import Mixed
+from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.stingy_engine import serve_stingily

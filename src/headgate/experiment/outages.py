@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from headgate.core.durations import duration
 from headgate.core.errors import InputError
 from headgate.sim.fleet.outage import Outage, check_outages
-from headgate.workloads.durations import duration
 
 FORM = "write ENGINE:START:END, with :drain if requests there may end, such as 0:30s:60s,2:40s:50s:drain"
 

@@ -14,7 +14,7 @@ from headgate.experiment.fleet import FleetSetup
 from headgate.experiment.laws import BrokenLawError, Trial, try_worlds
 from headgate.experiment.worlds import World, world
 from headgate.kv.transfer import Transfer
-from headgate.methods.names import Mixed
+from headgate.methods.mixed.mixed import Mixed
 from headgate.record.tables import Run
 from headgate.workloads.workload import Kind, Workload
 

@@ -1,106 +1,89 @@
-"""What to run: name to class, in a dictionary one can read."""
+"""Every policy and router by its name, in two tables one can read.
+
+A class is imported when its name is first looked up: an engine loads the policy that it runs and no other.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import TypeVar
+
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
-from headgate.methods.balance.balance import (
-    Affinity,
-    AtRandom,
-    LeastLoaded,
-    LeastPending,
-    PowerOfTwo,
-    RoundRobin,
+
+Kind = TypeVar("Kind")
+
+
+class Names(MutableMapping[str, type[Kind]]):
+    """Names of classes, each a class or where it is: MODULE:CLASS below this folder."""
+
+    def __init__(self, homes: dict[str, str]) -> None:
+        self._classes: dict[str, str | type[Kind]] = {**homes}
+
+    def __getitem__(self, name: str) -> type[Kind]:
+        found = self._classes[name]
+        if isinstance(found, str):
+            module, _, kind = found.partition(":")
+            found = self._classes[name] = getattr(import_module(f"headgate.methods.{module}"), kind)
+        return found
+
+    def __setitem__(self, name: str, kind: type[Kind]) -> None:
+        self._classes[name] = kind
+
+    def __delitem__(self, name: str) -> None:
+        del self._classes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes
+
+
+BATCH: Names[BatchPolicy] = Names(
+    {
+        "mixed": "mixed.mixed:Mixed",
+        "eb": "eb.exclusive:Exclusive",
+        "eb-online": "eb.adaptive:AdaptiveExclusive",
+        "eb+": "eb.hybrid:ExclusivePlus",
+        "v0": "eb.exclusive:PrefillFirst",
+        "request-level": "eb.exclusive:RequestLevel",
+        "sarathi": "mixed.sarathi:Sarathi",
+        "sarathi-spf": "mixed.sarathi:ShortestFirst",
+        "slai": "slai.slai:Slai",
+        "rad": "rad.rad:Rad",
+        "rad-smooth": "rad.two_phase:TwoPhaseRad",
+        "wait": "wait.wait:Wait",
+        "nested-wait": "wait.wait:NestedWait",
+        "look-ahead": "mixed.lookahead:LookAhead",
+        "keep": "keep.policy:Keep",
+    }
 )
-from headgate.methods.balance.prefix import Overlap, PrefixAware, Scored
-from headgate.methods.eb.adaptive import AdaptiveExclusive
-from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
-from headgate.methods.eb.hybrid import ExclusivePlus
-from headgate.methods.fluid.density_deep import DensityDeep
-from headgate.methods.fluid.gates import (
-    BucketAndRoute,
-    DensityFirst,
-    FirstComeCoupled,
-    FirstComePartitioned,
-    GateAndRoute,
-    GateAndRoutePlus,
-    GateCoupled,
-    GateDecoupled,
-    GeneralRoute,
-    PrioritizeAndRoute,
-    ServiceLevelRoute,
+
+ROUTE: Names[RoutePolicy] = Names(
+    {
+        "round-robin": "balance.balance:RoundRobin",
+        "random": "balance.balance:AtRandom",
+        "least-loaded": "balance.balance:LeastLoaded",
+        "least-pending": "balance.balance:LeastPending",
+        "power-of-two": "balance.balance:PowerOfTwo",
+        "affinity": "balance.balance:Affinity",
+        "prefix-aware": "balance.prefix:PrefixAware",
+        "overlap": "balance.prefix:Overlap",
+        "llm-d": "balance.prefix:Scored",
+        "split": "split.split:Split",
+        "gate-and-route": "fluid.gates:GateAndRoute",
+        "gate-and-route+": "fluid.gates:GateAndRoutePlus",
+        "token-bucket": "fluid.gates:BucketAndRoute",
+        "prioritize-and-route": "fluid.gates:PrioritizeAndRoute",
+        "service-level": "fluid.gates:ServiceLevelRoute",
+        "service-level-general": "fluid.gates:GeneralRoute",
+        "density-first": "fluid.gates:DensityFirst",
+        "density-deep": "fluid.density_deep:DensityDeep",
+        "online": "fluid.online:Online",
+    }
 )
-from headgate.methods.fluid.online import Online
-from headgate.methods.keep.policy import Keep
-from headgate.methods.mixed.lookahead import LookAhead
-from headgate.methods.mixed.mixed import Mixed
-from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
-from headgate.methods.rad.rad import Rad
-from headgate.methods.rad.two_phase import TwoPhaseRad
-from headgate.methods.slai.slai import Slai
-from headgate.methods.split.split import Split
-from headgate.methods.wait.wait import NestedWait, Wait
-
-__all__ = [
-    "BATCH",
-    "ROUTE",
-    "AdaptiveExclusive",
-    "Exclusive",
-    "ExclusivePlus",
-    "Keep",
-    "LookAhead",
-    "Mixed",
-    "NestedWait",
-    "PrefillFirst",
-    "Rad",
-    "RequestLevel",
-    "Sarathi",
-    "ShortestFirst",
-    "Slai",
-    "TwoPhaseRad",
-    "Wait",
-]
-
-BATCH: dict[str, type[BatchPolicy]] = {
-    "mixed": Mixed,
-    "eb": Exclusive,
-    "eb-online": AdaptiveExclusive,
-    "eb+": ExclusivePlus,
-    "v0": PrefillFirst,
-    "request-level": RequestLevel,
-    "sarathi": Sarathi,
-    "sarathi-spf": ShortestFirst,
-    "slai": Slai,
-    "rad": Rad,
-    "rad-smooth": TwoPhaseRad,
-    "wait": Wait,
-    "nested-wait": NestedWait,
-    "look-ahead": LookAhead,
-    "keep": Keep,
-}
-
-ROUTE: dict[str, type[RoutePolicy]] = {
-    "round-robin": RoundRobin,
-    "random": AtRandom,
-    "least-loaded": LeastLoaded,
-    "least-pending": LeastPending,
-    "power-of-two": PowerOfTwo,
-    "affinity": Affinity,
-    "prefix-aware": PrefixAware,
-    "overlap": Overlap,
-    "llm-d": Scored,
-    "split": Split,
-    "gate-and-route": GateAndRoute,
-    "gate-and-route+": GateAndRoutePlus,
-    "token-bucket": BucketAndRoute,
-    "prioritize-and-route": PrioritizeAndRoute,
-    "service-level": ServiceLevelRoute,
-    "service-level-general": GeneralRoute,
-    "density-first": DensityFirst,
-    "density-deep": DensityDeep,
-    "online": Online,
-    "fi-wsp": FirstComeCoupled,
-    "gi-wsp": GateCoupled,
-    "gf-wsp": GateDecoupled,
-    "fg-sp": FirstComePartitioned,
-}

@@ -16,9 +16,8 @@ from headgate.core.policy import End, Steps
 from headgate.core.request import Identity, Slo
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
-from headgate.record.trace_fields import FIELDS, KNOWN, fault, header_fault
+from headgate.record.trace_fields import FIELDS, KNOWN, TRACE, fault, header_fault
 
-TRACE = 1  # of the format; a reader refuses a newer one instead of misreading it
 SAME_MOMENT = 1e-6  # seconds; less is rounding
 FIRST_LINE = 1 << 20  # characters of it that are looked at
 HERE = ("admitted", "prefilled", "held", "resumed", "evicted", "finished")  # of a request that has arrived

@@ -8,6 +8,7 @@ from typing import Any
 from headgate.core import request
 from headgate.core.policy import Steps
 
+TRACE = 1  # of the format; a reader refuses a newer one instead of misreading it
 # What a request brings with it, but for its time (`at`) and its promise, which has two fields (of every gap).
 KNOWN = tuple(name for name in request.FIELDS if name not in ("arrival", "slo"))
 # Every line but the first is {"event": NAME, ...} with these fields; the first says whose trace it is.

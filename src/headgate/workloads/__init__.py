@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headgate.core.durations import duration, slice_text
 from headgate.workloads.arrivals import (
     AllAtOnce,
     ArrivalProcess,
@@ -11,7 +12,6 @@ from headgate.workloads.arrivals import (
     arrival_process,
 )
 from headgate.workloads.bundled import BUNDLED, bundled
-from headgate.workloads.durations import duration, slice_text
 from headgate.workloads.formats import FORMATS
 from headgate.workloads.lengths import (
     Empirical,

@@ -14,7 +14,7 @@ from headgate.advisor.capacity.slo import Level, measure, parse_levels, promise
 from headgate.core.errors import InputError, RunError
 from headgate.core.request import Slo
 from headgate.experiment.library import simulate
-from headgate.methods.names import Mixed
+from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Kind, Workload
 from worlds import Line

@@ -12,7 +12,7 @@ from headgate.cost.fit.steps import StepTable
 from headgate.cost.model import Shape
 from headgate.experiment.library import card_engine, simulate
 from headgate.live.engine.trace import Trace
-from headgate.methods.names import Mixed
+from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.simulator import Simulator
 from headgate.stats.vllm_bench import bench_result
 from headgate.workloads import Uniform, generate

@@ -11,7 +11,7 @@ from headgate.cost.card import load_card
 from headgate.cost.laws.work import WorkCost
 from headgate.experiment.library import simulate
 from headgate.live.engine.trace import Trace
-from headgate.methods.names import Mixed
+from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.of_card import engine_of_card
 from headgate.sim.engine.simulator import Simulator
 from headgate.stats.vllm_bench import bench_result

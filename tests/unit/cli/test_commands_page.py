@@ -20,8 +20,9 @@ A duration needs its unit (`500ms`, `2s`). Experiment files use the same names, 
 
 
 def leaves(group, name="headgate"):
-    for word, command in group.commands.items():
-        if hasattr(command, "commands"):
+    for word in group.list_commands(None):
+        command = group.get_command(None, word)
+        if hasattr(command, "list_commands"):
             yield from leaves(command, f"{name} {word}")
         else:
             yield f"{name} {word}", command

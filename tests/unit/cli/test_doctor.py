@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from fleet_worlds import ROUTERS
 from headgate.cli import checkup
 from headgate.live.vllm import releases
-from headgate.methods.names import ROUTE
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_in_words(headgate):
     heads = "^(?:policies|routers|cards|traces):$"
     _, policies, routers, cards, traces = re.split(heads, done.out, flags=re.M)
     assert "eb+" in policies and "linear-h200-qwen3-8b" in cards and "azure-conv" in traces
-    assert [line.split()[0] for line in routers.splitlines() if line] == list(ROUTE)
+    assert {line.split()[0] for line in routers.splitlines() if line} == set(ROUTERS)
 
 
 @pytest.mark.parametrize(

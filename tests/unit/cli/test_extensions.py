@@ -241,3 +241,8 @@ def test_check_tries_the_laws_of_routers(headgate, tmp_path):
 def test_a_broken_law_is_named_with_its_world(headgate, name, law):
     said = headgate("check", f"mine.py:{name}", "--worlds", 15)
     assert said.code == 1 and f"{law:12} BROKEN" in said.out and "world" in said.out
+
+
+def test_the_experiments_of_papers_are_a_package_of_their_own(refused, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **wanted: ())
+    refused(["reproduce", "eb-table3"], "pip install ./papers")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headgate.methods.names import ROUTE
+from fleet_worlds import ROUTERS
 from headgate.record.tables import Run
 
 SMALL = ["--requests", "60", "--prompt", "64", "--output", "16", "--rate", "40", "--report", "none"]
@@ -24,7 +24,7 @@ output = 10
 """
 
 
-@pytest.mark.parametrize("router", ROUTE)
+@pytest.mark.parametrize("router", ROUTERS)
 def test_every_router_runs(headgate, router):
     said = headgate("simulate", "--engines", 3, "--router", router, *SMALL, "--json", "found.json")
     assert said.code == 0, said.err

@@ -11,9 +11,10 @@ from headgate.cli.help import examples
 
 
 def commands(group, path=()):
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         yield (*path, name), command
-        if hasattr(command, "commands"):
+        if hasattr(command, "list_commands"):
             yield from commands(command, (*path, name))
 
 
@@ -31,8 +32,8 @@ def test_a_page_fits_80_columns_and_loses_nothing(path, command):
     assert joined(command.help.replace("\b\n", "")) in joined(page)
     for option in command.params:
         assert option.hidden or joined(option.help) in joined(page)
-    for _, below in getattr(command, "commands", {}).items():
-        assert below.help.split("\n\n")[0] in page  # on one line, to its end
+    for name in command.list_commands(None) if hasattr(command, "list_commands") else ():
+        assert command.get_command(None, name).help.split("\n\n")[0] in page  # on one line, to its end
 
 
 def test_long_examples_are_broken_before_options():

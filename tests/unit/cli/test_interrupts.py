@@ -58,7 +58,7 @@ def test_a_search_that_knew_nothing_is_just_interrupted(headgate, monkeypatch):
 
 
 def test_a_reproduction_judges_the_runs_it_has(headgate, monkeypatch):
-    interrupt_after(monkeypatch, "headgate.reproduce.serving.simulate", 3)
+    interrupt_after(monkeypatch, "headgate_papers.serving.simulate", 3)
     said = headgate("reproduce", "eb-table13", "--quick")
     assert said.code == 130 and "runs, which stopped" in " ".join(said.out.split())
 

@@ -16,7 +16,7 @@ from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, Prefi
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import Shape, StepCost
 from headgate.experiment.library import simulate
-from headgate.methods.names import Exclusive
+from headgate.methods.eb.exclusive import Exclusive
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 

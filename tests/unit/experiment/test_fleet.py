@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 
+from fleet_worlds import ROUTERS
 from fluid_worlds import instance
 from headgate.advisor.fluid.demand import cluster
 from headgate.core.errors import InputError
-from headgate.experiment.routers import make_router, run_network
+from headgate.experiment.routers import make_router
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.methods.names import ROUTE
+from headgate_papers.network.run import run_network
 
 PLAN = plan_fluid(instance())
 
 
-@pytest.mark.parametrize("name", ROUTE)
+@pytest.mark.parametrize("name", ROUTERS)
 def test_every_router_can_be_made_and_runs(name):
     settings = {"prefill": 2} if name == "split" else {}
     window = run_network(PLAN, name, 4, seed=1, marks=(20.0,), until=80.0, settings=settings)[0]

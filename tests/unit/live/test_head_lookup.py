@@ -10,7 +10,7 @@ import pytest
 
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.view import Limits
-from headgate.methods.names import Exclusive
+from headgate.methods.eb.exclusive import Exclusive
 from stub_engine import StubEngine
 from stub_scheduler import plug_in
 

@@ -14,7 +14,9 @@ from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.live.engine.events import SHOWN_EVERY
 from headgate.live.engine.live import RESCUE_STEPS, LiveObserver
-from headgate.methods.names import BATCH, Exclusive, Mixed
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.methods.mixed.mixed import Mixed
+from headgate.methods.names import BATCH
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload

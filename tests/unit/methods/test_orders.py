@@ -11,7 +11,7 @@ from headgate.core.errors import InputError
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.request import Slo
 from headgate.core.view import Limits
-from headgate.methods.names import ShortestFirst, Slai
+from headgate.methods.mixed.sarathi import ShortestFirst
 from headgate.methods.orders import (
     ByArrival,
     ByPriority,
@@ -20,6 +20,7 @@ from headgate.methods.orders import (
     ShortestPrompt,
     order_of,
 )
+from headgate.methods.slai.slai import Slai
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import Line, Log, run

@@ -14,10 +14,8 @@ from headgate.cost.laws.terms import DecodeTerms, MixedTerms, PrefillTerms
 from headgate.estimators.survival import Survival
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.costs import Lengths, phase_costs
-from headgate.methods.eb.crossover import exclusive_throughput
-from headgate.methods.eb.plan import Seats, stationary_plan
-from headgate.methods.eb.prediction import exclusive_rate, mixed_rate, whole_steps
-from headgate.methods.eb.thresholds import Threshold
+from headgate.methods.eb.prediction import exclusive_rate, exclusive_throughput, mixed_rate, whole_steps
+from headgate.methods.eb.thresholds import Seats, Threshold, stationary_plan
 from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.slai.slai import Slai

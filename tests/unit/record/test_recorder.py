@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.plain import PlainEngine
 from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy, Observer
-from headgate.methods.names import Exclusive
+from headgate.methods.eb.exclusive import Exclusive
 from headgate.record.recorder import HOW, Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine

@@ -15,7 +15,8 @@ from headgate.experiment.library import simulate
 from headgate.live.calibrate.bench_steps import steps_of_bench
 from headgate.live.calibrate.trace_steps import steps_of_trace
 from headgate.live.engine.trace import Trace
-from headgate.methods.names import Exclusive, Mixed
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.methods.mixed.mixed import Mixed
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.vllm_bench import bench_result

@@ -28,11 +28,11 @@ from headgate.report.html.page import render
 from headgate.report.plans.capacity import capacity_page, engines_page
 from headgate.report.plans.flags import flags_page
 from headgate.report.plans.fluid import fluid_page
-from headgate.report.plans.reproduction import published_page
 from headgate.report.plans.threshold import threshold_page
 from headgate.report.plans.wait import wait_page
-from headgate.reproduce.report import Cell, Count, Report, Row
-from headgate.reproduce.report import Section as Table
+from headgate_papers.page import published_page
+from headgate_papers.report import Cell, Count, Report, Row
+from headgate_papers.report import Section as Table
 
 
 def both(page: Page) -> Reader:

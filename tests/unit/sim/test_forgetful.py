@@ -11,7 +11,7 @@ from headgate.core.errors import InputError
 from headgate.core.policy import End
 from headgate.cost.laws.kv_linear import kv_linear
 from headgate.experiment.library import simulate
-from headgate.methods.names import Mixed
+from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.forgetful import EVERYTHING
 from headgate.sim.engine.simulator import Simulator

@@ -12,10 +12,10 @@ from headgate.experiment.routers import make_router
 from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.fluid.online import Online
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.sim.fleet.network.counts import Window
-from headgate.sim.fleet.network.network import Network
-from headgate.sim.fleet.network.source import Poisson
 from headgate.sim.fleet.outage import Outage
+from headgate_papers.network.counts import Window
+from headgate_papers.network.network import Network
+from headgate_papers.network.source import Poisson
 
 ONE = instance(0.5, sizes=((300, 1000),), model=(0.02, 1e-4, 10.0))
 ROW = (0.0, 0, 0.5, 10.0, inf, inf)  # half a second of prompt, a second of decode

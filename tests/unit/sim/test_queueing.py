@@ -7,7 +7,8 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from headgate.methods.names import Mixed, PrefillFirst, RequestLevel
+from headgate.methods.eb.exclusive import PrefillFirst, RequestLevel
+from headgate.methods.mixed.mixed import Mixed
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine

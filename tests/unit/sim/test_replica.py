@@ -10,7 +10,7 @@ import pytest
 from headgate.core.errors import InputError, RunError
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End, Observer
-from headgate.methods.names import Mixed
+from headgate.methods.mixed.mixed import Mixed
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fleet_worlds import Listed, draws
+from fleet_worlds import Listed, draws, make_router
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import ANY, DECODE, PREFILL, STAY, Move, RoutePolicy, Routing
 from headgate.core.plan import ALL, Plan, Until
@@ -18,18 +18,19 @@ from headgate.core.policy import BatchPolicy
 from headgate.cost.model import StepCost
 from headgate.kv.transfer import Transfer
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
+from headgate.methods.eb.exclusive import PrefillFirst
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.methods.names import ROUTE, Mixed, PrefillFirst
+from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.split.split import Split
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.fleet.fleet import FleetSimulator
-from headgate.sim.fleet.network.network import Network
 from headgate.stats.gaps import Gaps
 from headgate.workloads.workload import Workload
+from headgate_papers.network.network import Network
 from worlds import POLICIES, PRICES, TESTING, Line, engines, workloads
 
 MAKE = POLICIES | TESTING
@@ -275,11 +276,10 @@ def test_token_level_agrees_with_the_stochastic_network(name):
     prompt, output = rng.geometric(1 / 200, count), 1 + rng.geometric(1 / 100, count)
     pace = Pace(seats, chunk, 0.0, mixed / chunk, 1 / solo)
     plan = plan_fluid(Instance((Flow("", 200.0, 100.0, rate),), pace, Prices(1.0, 2.0)))
-    words = {"plan": plan, "engines": engines, "draw": draws(0)}
-    wanted = ROUTE[name].__init__.__annotations__
+    draw = draws(0)
 
     def router():
-        return ROUTE[name](**{word: value for word, value in words.items() if word in wanted})
+        return make_router(name, plan, engines, draw)
 
     rows = zip(
         arrival.tolist(), [0] * count, (np.ceil(prompt / chunk) * mixed).tolist(), (output - 1.0).tolist(),
@@ -341,7 +341,7 @@ def test_kv_that_waits_for_a_place_gives_way_when_nothing_else_can_run():
     prompt, output = [1] * 14 + [2, 1], [1] * 13 + [30, 2, 1]
     pace = Pace(2, 16, 0.8, 0.02, 1.0)
     plan = plan_fluid(Instance((Flow("", 30.0, 5.0, 0.02),), pace, Prices(0.1, 0.2)))
-    router = ROUTE["fg-sp"](plan=plan, draw=draws(0))
+    router = make_router("fg-sp", plan, 1, draws(0))
     requests = fleet_of(engine, 1, Mixed(2, 2), router, Workload.of(prompt, output))["requests"]
     whole = np.minimum(output, engine.longest - np.array(prompt))
     assert requests["output"].tolist() == whole.tolist()

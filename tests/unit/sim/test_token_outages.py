@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_worlds import Watched, draws, make_router
+from fleet_worlds import ROUTERS, Watched, draws, make_router
 from headgate.core.errors import InputError
 from headgate.core.policy import End
 from headgate.kv.transfer import Transfer
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
-from headgate.methods.names import ROUTE, Mixed
+from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.split.split import Split
 from headgate.record.recorder import HOW
 from headgate.sim.engine.engine import Engine
@@ -101,7 +101,7 @@ def test_the_only_engine_left_of_a_split_serves_whole_requests_until_another_is_
 
 
 @few
-@given(data=st.data(), world=token_worlds(), name=st.sampled_from(sorted(set(ROUTE) - {"online"})))
+@given(data=st.data(), world=token_worlds(), name=st.sampled_from(sorted(set(ROUTERS) - {"online"})))
 def test_nobody_is_lost(data, world, name):
     """Whatever fails, everybody is served to the end or leaves by its own will, and no KV leaks."""
     outages = []

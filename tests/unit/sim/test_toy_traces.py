@@ -25,16 +25,12 @@ from toy_schedules import (
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
 from headgate.cost.model import StepCost
-from headgate.methods.names import (
-    Mixed,
-    PrefillFirst,
-    Rad,
-    RequestLevel,
-    Sarathi,
-    ShortestFirst,
-    Slai,
-    TwoPhaseRad,
-)
+from headgate.methods.eb.exclusive import PrefillFirst, RequestLevel
+from headgate.methods.mixed.mixed import Mixed
+from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
+from headgate.methods.rad.rad import Rad
+from headgate.methods.rad.two_phase import TwoPhaseRad
+from headgate.methods.slai.slai import Slai
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from headgate.core.policy import Observer
-from headgate.methods.names import Exclusive, Mixed
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.methods.mixed.mixed import Mixed
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine

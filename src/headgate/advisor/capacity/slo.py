@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headgate.core.durations import duration
 from headgate.core.errors import InputError, RunError, unknown
 from headgate.core.request import GAP, Slo
 from headgate.record.tables import Flags, Floats, Integers, Run
@@ -15,7 +16,6 @@ from headgate.stats.figures import quantiles
 from headgate.stats.gaps import Gaps
 from headgate.stats.promises import Latencies, unservable
 from headgate.stats.windows import choose
-from headgate.workloads.durations import duration
 
 METRICS = {
     "ttft": "time to first token",

@@ -9,6 +9,7 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
+from headgate.core.durations import duration
 from headgate.core.errors import InputError, unknown
 from headgate.experiment.build import DEFAULT_REQUESTS, make_workload
 from headgate.experiment.conflicts import MAKE_LENGTHS, flag
@@ -16,7 +17,6 @@ from headgate.experiment.settings import Experiment
 from headgate.experiment.unservable import ALL_FIT, Unservable, servable, unservable
 from headgate.methods.fluid.flows import Flow
 from headgate.sim.engine.engine import Engine
-from headgate.workloads.durations import duration
 from headgate.workloads.workload import Workload
 
 Floats = NDArray[np.float64]

@@ -6,6 +6,7 @@ from math import inf, isfinite
 
 from headgate.advisor.fluid.demand import Demand
 from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
+from headgate.core.durations import duration, price
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.error_bar import error_bar
@@ -15,7 +16,6 @@ from headgate.experiment.settings import Experiment
 from headgate.methods.fluid.flows import Pace
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.staffing import Staffing, fixed_staff
-from headgate.workloads.durations import duration, price
 
 CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told otherwise
 PAPER_SEATS, PAPER_CHUNK = 16, 256  # with step costs as numbers

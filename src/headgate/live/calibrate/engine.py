@@ -11,24 +11,13 @@ from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.cost.fit.about import About
+from headgate.cost.likeness import shape_of
 
 SCHEDULER = "headgate.vllm.scheduler"
 SETTINGS = {"policy": "vllm", "watchdog": "1h", "metrics": False}  # the probe takes over when all is ready
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler must be within reach
     "VLLM_NO_USAGE_STATS": "1",
-}
-SHAPE = {  # our words for what a model's config.json says
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_size": "head_dim",
-    "inner": "intermediate_size",
-    "vocabulary": "vocab_size",
-    "experts": "num_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "expert_inner": "moe_intermediate_size",
 }
 
 
@@ -123,9 +112,3 @@ def about(llm: Any, wanted: Wanted, name: str, decodes: int) -> About:
         date=datetime.now(UTC).date().isoformat(),
         source="headgate calibrate",
     )
-
-
-def shape_of(config: Any) -> dict[str, int]:
-    """Sizes of the model, as far as its configuration names them."""
-    found = {ours: getattr(config, theirs, None) for ours, theirs in SHAPE.items()}
-    return {name: value for name, value in found.items() if isinstance(value, int)}

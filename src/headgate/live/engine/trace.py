@@ -21,8 +21,7 @@ from headgate.live.engine.background import Background
 from headgate.live.engine.events import RAISED, LiveObserver
 from headgate.live.engine.gauges import numbers
 from headgate.live.vllm.fields import LOG
-from headgate.record.live_trace import TRACE
-from headgate.record.trace_fields import FIELDS, KNOWN
+from headgate.record.trace_fields import FIELDS, KNOWN, TRACE
 
 ABOUT = attrgetter(*KNOWN)
 FLUSH_EVERY = 1.0  # seconds

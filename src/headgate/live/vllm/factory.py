@@ -12,8 +12,7 @@ from vllm.v1.request import Request
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
-from headgate.cost.likeness import Likeness
-from headgate.live.calibrate.engine import shape_of
+from headgate.cost.likeness import Likeness, shape_of
 from headgate.live.engine.events import RAISED, LiveObserver
 from headgate.live.engine.observers import Facts, Watcher, close, connect, engine_number, observers, renewed
 from headgate.live.vllm.fields import LOG, OBSERVE, Settings

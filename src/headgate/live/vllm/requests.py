@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
+from headgate.core.durations import duration
 from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.live.vllm.fields import CLIENTS_MAY, LOG, Promise, Settings
-from headgate.workloads.durations import duration
 
 LONGEST_TEXT = 64  # characters of a value
 LOOKED_AT = 16  # parameters of one request whose names are checked for spelling

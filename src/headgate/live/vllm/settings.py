@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, cast
 
 from headgate.core.errors import InputError
@@ -118,7 +117,6 @@ def build_policy(
 
     `graph`, where it is known, is the engine's largest CUDA graph: the card's may be another.
     """
-    import_module("scipy.special")  # policies import it at first use: not within a step of the engine
     card = load_named(settings.card)
     if card is not None:
         wrong = refusals(card, like)

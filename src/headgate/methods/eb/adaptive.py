@@ -17,10 +17,17 @@ from headgate.estimators.hazard import OutputHazard, guarded
 from headgate.estimators.survival import Survival
 from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
 from headgate.methods.eb.exclusive import Exclusive
-from headgate.methods.eb.plan import Seats, paper_plan, stationary_plan
 from headgate.methods.eb.prediction import whole_steps
-from headgate.methods.eb.switching import kv_reserve
-from headgate.methods.eb.thresholds import Threshold, base_share, paper_share, settle
+from headgate.methods.eb.refill import kv_reserve
+from headgate.methods.eb.thresholds import (
+    Seats,
+    Threshold,
+    base_share,
+    paper_plan,
+    paper_share,
+    settle,
+    stationary_plan,
+)
 
 MODES = ("stationary", "paper", "literal")
 GATES = ("forecast", "paper", "fit")

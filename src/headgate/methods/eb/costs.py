@@ -1,14 +1,19 @@
-"""PhaseCosts: what pure and mixed batches cost as straight lines, the form in which EB's formulas want it."""
+"""What pure and mixed batches cost as straight lines, the form in which EB's formulas want it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from math import ceil, isfinite
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headgate.core.errors import InputError
+from headgate.cost.fit.steps import DECODE, MIXED, PREFILL, StepTable
 from headgate.cost.laws.linear import LinearCost
-from headgate.cost.model import StepCost
-from headgate.methods.eb.lines import nearest_lines
+from headgate.cost.model import Chunk, Shape, StepCost
 
 
 class Lengths(NamedTuple):
@@ -191,3 +196,205 @@ def _line(constant: float, each: float, free: int, ends: tuple[int, int]) -> tup
     paying = (many - few) / (ends[1] - ends[0])
     fixed = constant + each * (many - paying * ends[1])
     return (fixed, each * paying) if fixed > 0 else (constant, each * many / ends[1])
+
+
+# -- Any step cost as straight lines: those nearest to it over the sizes a plan is about ----------------
+
+SIZES = 9  # numbers of decodes, from half the seats on, that a line is laid through
+PROMPTS = 8  # from one prompt to so many in a step
+POINTS = 16
+
+
+class Lines(NamedTuple):
+    """Seconds of steps: (fixed, per decode and its context), (fixed, per prompt token), and both together."""
+
+    decode: tuple[float, float]
+    prefill: tuple[float, float]
+    mixed: tuple[float, float, float]  # fixed, per prompt token, per decode
+
+
+def nearest_lines(cost: StepCost, prompt: float, context: float, slots: int, cached: float = 0.0) -> Lines:
+    """Least-squares lines through steps of mean requests.
+
+    Decodes from half the seats to all of them, each with `context`; one to eight prompts of `prompt` tokens,
+    each behind `cached` ones, the last one cut so that tiles are met at all their sides. None of the numbers
+    is negative.
+    """
+    sizes = np.unique(np.linspace(max(1, slots // 2), slots, SIZES).round().astype(int)).tolist()
+    totals = np.linspace(max(prompt, 1), PROMPTS * max(prompt, 1), POINTS).round().astype(int).tolist()
+    prompts = [mean_prompts(total, prompt, cached) for total in totals]
+    decode = _nearest_line(sizes, [cost.seconds(Shape(n, round(n * context))) for n in sizes])
+    prefill = _nearest_line(totals, [cost.seconds(shape) for shape in prompts])
+    rows, times = [], []
+    for n in sizes[:: max(1, len(sizes) // 2)]:
+        for shape in prompts:
+            rows.append((1.0, shape.prefill, n))
+            times.append(cost.seconds(shape._replace(decodes=n, context=round(n * context))))
+    fixed, each, beside = np.linalg.lstsq(np.array(rows), np.array(times), rcond=None)[0].tolist()
+    return Lines(decode, prefill, (max(fixed, 0.0), max(each, 0.0), max(beside, 0.0)))
+
+
+def mean_prompts(tokens: float, prompt: float, cached: float = 0.0) -> Shape:
+    """A step of that many prompt tokens, in prompts of mean length and a rest, each behind cached ones."""
+    total, each, behind = max(1, round(tokens)), max(1, round(prompt)), round(cached)
+    whole, rest = divmod(total, each)
+    chunks = (Chunk(behind, each),) * whole + ((Chunk(behind, rest),) if rest else ())
+    return Shape(prefill=total, behind=behind * len(chunks), chunks=chunks)
+
+
+def _nearest_line(sizes: list[int], times: list[float]) -> tuple[float, float]:
+    """(fixed, each) with fixed above zero wherever a step takes time; one size alone has no slope."""
+    if len(sizes) == 1:
+        return times[0], 0.0
+    each, fixed = np.polyfit(sizes, times, 1).tolist()
+    if fixed > 0 and each >= 0:
+        return fixed, each
+    return min(times), max(0.0, (times[-1] - times[0]) / (sizes[-1] - sizes[0]))
+
+
+# -- Timed steps in the form of the EB paper: alpha and beta of each phase, beta_MB(r) and kappa, with R2
+
+Floats = NDArray[np.float64]
+FEWEST = 3  # sizes of a line; a polynomial with its constant needs two more
+
+
+@dataclass(frozen=True)
+class PhaseLine:
+    """A step of one phase takes alpha + beta * size seconds; size is prompt tokens or decodes."""
+
+    alpha: float
+    beta: float
+    r2: float
+    sizes: int  # different ones
+
+
+@dataclass(frozen=True)
+class MixedForm:
+    """A mixed step takes alpha + beta(r) * tokens seconds at a decode share r; by_share is c0, c1, c2."""
+
+    alpha: float
+    by_share: Polynomial
+    kappa: float | None  # None where the price at r = 1 is not positive, and no bend is defined
+    r2: float
+    sizes: int
+
+
+@dataclass(frozen=True)
+class PaperForm:
+    """All phases; None for one with too few sizes."""
+
+    prefill: PhaseLine | None
+    decode: PhaseLine | None
+    mixed: MixedForm | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For a terminal of 80 columns."""
+        found = ["in the form of the EB paper (least squares of median step times):"]
+        for name, line, unit in (("prefill", self.prefill, "token"), ("decode", self.decode, "request")):
+            if line is None:
+                found.append(f"  {name}: fewer than {FEWEST} sizes measured")
+                continue
+            found.append(
+                f"  {name}: alpha {1e3 * line.alpha:.4g} ms, beta {1e6 * line.beta:.4g} us per {unit}, "
+                f"R2 {line.r2:.4f} ({line.sizes} sizes)"
+            )
+        return found + self._mixed_lines()
+
+    def _mixed_lines(self) -> list[str]:
+        mixed = self.mixed
+        if mixed is None:
+            return [f"  mixed: fewer than {FEWEST + 2} sizes measured"]
+        c0, c1, c2 = (1e6 * price for price in mixed.by_share)
+        kappa = "not defined" if mixed.kappa is None else f"{mixed.kappa:.3g}"
+        return [
+            f"  mixed: alpha {1e3 * mixed.alpha:.4g} ms, R2 {mixed.r2:.4f} ({mixed.sizes} sizes), at decode "
+            "share r",
+            f"    beta(r) {c0:.4g} {c1:+.4g} r {c2:+.4g} r^2 us per token, kappa {kappa}",
+        ]
+
+
+def paper_form(table: StepTable) -> PaperForm:
+    """The fits of all three kinds of step."""
+    kind = table.kind
+    return PaperForm(
+        _fitted_line(table.prefill[kind == PREFILL], table.seconds[kind == PREFILL]),
+        _fitted_line(table.decodes[kind == DECODE], table.seconds[kind == DECODE]),
+        _mixed(table.take(kind == MIXED)),
+    )
+
+
+def _fitted_line(sizes: Floats, seconds: Floats) -> PhaseLine | None:
+    different, medians = _medians(sizes[:, None], seconds)
+    if len(different) < FEWEST:
+        return None
+    found, r2 = _solved(np.column_stack((np.ones(len(different)), different[:, 0])), medians)
+    return PhaseLine(found[0], found[1], r2, len(different))
+
+
+def _mixed(table: StepTable) -> MixedForm | None:
+    different, medians = _medians(np.column_stack((table.decodes, table.prefill)), table.seconds)
+    if len(different) < FEWEST + 2:
+        return None
+    tokens = different.sum(axis=1)
+    share = different[:, 0] / tokens
+    design = np.column_stack((np.ones(len(tokens)), tokens, share * tokens, share**2 * tokens))
+    (alpha, c0, c1, c2), r2 = _solved(design, medians)
+    bend = curvature((c0, c1, c2)) if c0 + c1 + c2 > 0 else None
+    return MixedForm(alpha, (c0, c1, c2), bend, r2, len(different))
+
+
+def _medians(sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """Every different size once, with the median of its times."""
+    if not len(seconds):
+        return sizes, seconds
+    different, place = np.unique(sizes, axis=0, return_inverse=True)
+    order = np.argsort(place.ravel(), kind="stable")
+    groups = np.split(seconds[order], np.cumsum(np.bincount(place.ravel()))[:-1])
+    return different, np.array([np.median(group) for group in groups])
+
+
+def _solved(design: Floats, seconds: Floats) -> tuple[list[float], float]:
+    """Least squares, and the share of the variance it explains."""
+    found = np.linalg.lstsq(design, seconds, rcond=None)[0]
+    left = float(((seconds - design @ found) ** 2).sum())
+    spread = float(((seconds - seconds.mean()) ** 2).sum())
+    return found.tolist(), 1 - left / spread if spread else 1.0
+
+
+# -- The price of a token in a mixed batch as a polynomial in the share of decodes, and how it bends ----
+
+Polynomial = tuple[float, float, float]  # c0 + c1 r + c2 r^2
+
+
+def fit_by_share(shares: Sequence[float], per_token: Sequence[float]) -> Polynomial:
+    """The least-squares quadratic through prices per token at several shares of decodes, section 1.3.
+
+    From iteration times, with the fixed cost taken off, it is beta_MB(r). From 1 / throughput it holds the
+    fixed cost as well; use it with mixed_fixed = 0 (erratum E5).
+    """
+    if len(set(shares)) < 3 or len(shares) != len(per_token):
+        raise InputError(f"{len(set(shares))} different shares; need >= 3 and a price for each, measure more")
+    c2, c1, c0 = np.polyfit(np.asarray(shares), np.asarray(per_token), 2).tolist()
+    return c0, c1, c2
+
+
+def by_share_from_curvature(prefill: float, decode: float, curvature: float, tokens: int) -> Polynomial:
+    """The same from the seconds of a pure prefill batch, of a pure decode batch and kappa, at `tokens` each.
+
+    The paper names c2 only; c1 follows from the two ends.
+    """
+    if tokens < 1 or not (prefill > 0 and decode > 0):
+        raise InputError(f"tokens={tokens}, batches of {prefill} s and {decode} s; need >= 1, > 0 and > 0")
+    c2 = curvature * decode / (2 * tokens)
+    return prefill / tokens, (decode - prefill) / tokens - c2, c2
+
+
+def curvature(by_share: Polynomial) -> float:
+    """The bend, kappa of (11): negative if a mixed batch costs more than its parts, most at half and half."""
+    c0, c1, c2 = by_share
+    if not c0 + c1 + c2 > 0:
+        raise InputError(f"by_share={list(by_share)}; need a price > 0 at r = 1, measure pure decodes")
+    return 2 * c2 / (c0 + c1 + c2)

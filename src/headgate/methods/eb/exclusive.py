@@ -12,8 +12,7 @@ from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
-from headgate.methods.eb.pieces import Pieces
-from headgate.methods.eb.switching import refill_due
+from headgate.methods.eb.refill import Pieces, refill_due
 
 NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
 SOMEBODY_MUST_LEAVE = Plan(ALL, until=Until(finishes=1))

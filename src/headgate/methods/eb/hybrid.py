@@ -14,8 +14,7 @@ from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.estimators.averages import TimedEma, Window
 from headgate.methods.eb.adaptive import AdaptiveExclusive
-from headgate.methods.eb.crossover import compare, wants_exclusive
-from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
+from headgate.methods.eb.prediction import compare, exclusive_rate, mixed_rate, wants_exclusive
 from headgate.methods.mixed.mixed import Mixed
 
 RULES = ("predicted", "paper")

@@ -1,12 +1,18 @@
-"""EB's refill threshold: the paper's base share, its correction for rising hazards, and whole numbers."""
+"""EB's plan for a workload: how many requests it holds, and how many idle slots end a decode phase."""
 
 from __future__ import annotations
 
-from math import exp, expm1, inf, isfinite, log1p, sqrt
+from math import exp, expm1, floor, inf, isfinite, log, log1p, sqrt
+from statistics import NormalDist
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headgate.core.errors import InputError
 from headgate.estimators.hazard import LinearHazard
+from headgate.estimators.survival import Survival
+from headgate.methods.eb.costs import Lengths, PhaseCosts, checked_costs, checked_lengths
 
 LOWEST, HIGHEST = 0.01, 0.80  # bounds of the share in the paper's public code
 CORRECTION_CAP = 5.0  # the correction may be at most this many times the base share; public code
@@ -40,18 +46,6 @@ def base_share(ratio: float) -> float:
             break
         zeta -= step
     return -expm1(-zeta)
-
-
-def base_share_lambert(ratio: float) -> float:
-    """The same by the lower branch of Lambert's W: 1 / (1 - theta_0) = -W(-exp(-1 - gamma)). A check.
-
-    Near gamma = 0 it loses half the digits (W has a branch point there), and beyond 700 exp underflows;
-    use `base_share`.
-    """
-    from scipy.special import lambertw  # type: ignore[import-untyped]
-
-    gamma = _checked_ratio(ratio)
-    return float(1 + 1 / lambertw(-exp(-1 - gamma), -1).real)
 
 
 def continuous_rate(ending: float) -> float:
@@ -119,3 +113,213 @@ def _checked_ending(ending: float) -> float:
             "(`guarded` does)"
         )
     return ending
+
+
+# -- The best refill threshold in a steady state, for any law of outputs: our default for EB ------------
+
+TERMS = 8  # cohorts counted in the quick bound that rules most phase lengths out
+
+
+class StationaryShare(NamedTuple):
+    """The best share, the iterations of its phase, its fixed cost per seat in iterations."""
+
+    share: float
+    phase: int
+    cost: float
+
+
+def stationary_share(survival: Survival, overhead: float) -> StationaryShare:
+    """Minimises (T + g) M(T) over whole T >= 1, where g is `overhead`; the share is 1 / M(T). Section 3.4.
+
+    When a phase of T iterations begins, those admitted m refills ago are alive with probability S(mT). All
+    seats are full then, so each refill is 1 / M(T) of them, M(T) = S(0) + S(T) + S(2T) + ...; a request costs
+    (alpha_d T + alpha_p) M(T) / N plus what no threshold changes. Ages carry over from phase to phase; the
+    paper's equation (5) begins each at zero, which in a steady state asks for twice the refill or more and
+    costs up to 12 % (erratum E1). For geometric outputs this is (3) in whole iterations.
+
+    Phase lengths that cannot win are ruled out first, by M(T) >= max(mean / T, its first terms).
+    """
+    if not overhead >= 0:
+        raise InputError(f"overhead={overhead} decode iterations; need >= 0, check the costs")
+    mean = survival.mean
+    guess = max(1, round(sqrt(2 * overhead * mean)))
+    best = (guess + overhead) * survival.renewals(guess)
+    phases = np.arange(1, max(1, floor(best - overhead)) + 1)
+    first_terms = sum(_at(survival, m * phases) for m in range(TERMS))
+    bound = (phases + overhead) * np.maximum(mean / phases, first_terms)
+    chosen = guess
+    for phase in phases[bound <= best * (1 + 1e-12)].tolist():
+        cost = (phase + overhead) * survival.renewals(phase)
+        if cost < best or (cost == best and phase < chosen):
+            best, chosen = cost, phase
+    return StationaryShare(1 / survival.renewals(chosen), chosen, best)
+
+
+def phase_share(survival: Survival, phase: int) -> float:
+    """The share of seats that end in a phase of that many iterations, in a steady state: 1 / M(T)."""
+    if phase < 1:
+        raise InputError(f"phase={phase}; need >= 1, a phase is at least one iteration")
+    return 1 / survival.renewals(phase)
+
+
+def _at(survival: Survival, ages: NDArray[np.int64]) -> NDArray[np.float64]:
+    """S(t) for many t, the tail beyond the curve too."""
+    last = len(survival.curve) - 1
+    beyond = np.maximum(ages - last, 0)
+    return survival.curve[np.minimum(ages, last)] * (1 - survival.ending) ** beyond
+
+
+# -- How many requests EB may hold: the paper's three memory bounds, and one that keeps its promise -----
+
+
+class PaperSlots(NamedTuple):
+    """The bounds of equation (6), before any clamp; with little memory they are negative."""
+
+    per_slot: float  # D, KV tokens per seat when a phase begins
+    overshoot: float  # v-bar, the mean of the exponential bound on the excess, KV tokens
+    static: int
+    expected: int
+    overflow: int  # the paper's N*
+
+
+class SafeSlots(NamedTuple):
+    """`slots` that overflow memory in at most the given share of cycles, and how they come about."""
+
+    slots: int
+    exact: float  # before rounding down and clamping
+    peak: float  # KV tokens per seat at the worst moment of a phase, on average
+    spread: float  # their standard deviation per seat
+    peak_at: float  # that moment, in iterations after the phase begins
+
+
+def paper_slots(
+    share: float, ending: float, prompt: float, capacity: float, miss: float = 0.01
+) -> PaperSlots:
+    """Equation (6): seats so that a cycle overflows `capacity` KV tokens with chance `miss`, or so it says.
+
+    Here to compare: the claim does not hold (up to 77 % of cycles overflow at 1 %, section 6.8), because the
+    spread at the phase start is left out and memory is taken to fall from there on (erratum E4).
+    """
+    _check(share, ending, prompt, capacity, miss)
+    # theta, p0, zeta, D and v-bar as in section 3.5 of our specification.
+    zeta = -log1p(-share)
+    per_slot = prompt + (1 - share) / (share * ending) * zeta
+    overshoot = 1 / (ending**2 * prompt)
+    static, expected, overflow = (
+        floor((capacity - overshoot * weight) / per_slot) for weight in (0.0, 1.0, log(1 / miss))
+    )
+    return PaperSlots(per_slot, overshoot, static, expected, overflow)
+
+
+def safe_slots(
+    share: float,
+    ending: float,
+    prompt: float,
+    prompt_sd: float,
+    capacity: float,
+    *,
+    miss: float = 0.01,
+    block: int = 0,
+    least: int = 1,
+    most: float = inf,
+) -> SafeSlots:
+    """Seats so that KV at its peak, plus as many deviations as `miss` asks for, fits: N_safe of section 3.5.
+
+    Ours, with the inputs of (6). The peak is where the fluid memory of a phase is highest, which is inside
+    the phase when outputs are long; the sum over seats is taken as normal. Simulated at 1 % it overflows in
+    0 to 3.4 % of cycles. `ending` should be one over the mean output, not the fitted base of a rising hazard.
+
+    Half a `block` of KV is added to each prompt for rounding; 0 counts tokens. The answer is clamped to
+    `least` and `most`, the latter last; `least` above what fits breaks the promise, and the gate must hold.
+    """
+    _check(share, ending, prompt + block / 2, capacity, miss)
+    if not prompt_sd >= 0:
+        raise InputError(f"prompt_sd={prompt_sd}; need >= 0, a standard deviation is never negative")
+    # theta, p0, zeta, T, A0, s, e, m, D_pk, sigma, z as in section 3.5 of our specification.
+    mean_prompt = prompt + block / 2
+    length = -log1p(-share) / ending
+    age = length * (1 - share) / share
+    peak_at = min(max(1 / ending - mean_prompt - age, 0.0), length)
+    alive = exp(-ending * peak_at)
+    held = mean_prompt + age + peak_at
+    peak = alive * held
+    variance = alive * (prompt_sd**2 + length**2 * (1 - share) / share**2 + held**2) - peak**2
+    spread = sqrt(max(variance, 0.0))
+    margin = -NormalDist().inv_cdf(miss) * spread
+    exact = ((-margin + sqrt(margin**2 + 4 * peak * capacity)) / (2 * peak)) ** 2
+    return SafeSlots(int(min(max(floor(exact), 1, least), most)), exact, peak, spread, peak_at)
+
+
+def _check(share: float, ending: float, prompt: float, capacity: float, miss: float) -> None:
+    if not 0 < share < 1:
+        raise InputError(f"share={share}; need 0 < share < 1, clip the threshold first")
+    if not 0 < ending < 1:
+        raise InputError(f"ending={ending}; need 0 < ending < 1, give one over the mean output")
+    if not prompt > 0:
+        raise InputError(f"prompt={prompt}; need > 0, give the mean prompt in tokens")
+    if not 0 < miss < 1:
+        raise InputError(f"miss={miss}; need 0 < miss < 1, 0.01 is usual")
+    if not capacity >= prompt + 1 / ending:
+        raise InputError(
+            f"capacity={capacity} KV tokens < {prompt + 1 / ending:.0f}, one mean request; give more memory "
+            "or limit lengths"
+        )
+
+
+# -- The whole plan of EB for a workload: seats that fit in memory, and the refill threshold for them ---
+
+
+class Seats(NamedTuple):
+    """What bounds the seats: KV `capacity` in tokens, `most` of them, and no fewer than `least`."""
+
+    capacity: float
+    most: int
+    least: int = 1
+    miss: float = 0.01  # epsilon, the accepted share of cycles that overflow
+    block: int = 0  # KV tokens per block; 0 counts tokens
+
+
+def stationary_plan(costs: PhaseCosts, lengths: Lengths, survival: Survival, seats: Seats) -> Threshold:
+    """Mode "stationary" of section 4.2, our default: the steady-state share, and seats that are safe."""
+    share = stationary_share(survival, checked_costs(costs).overhead).share
+    return settle(share, _safe(settle(share, _checked(seats).most).share, lengths, seats))
+
+
+def paper_plan(
+    costs: PhaseCosts, lengths: Lengths, hazard: LinearHazard, seats: Seats, previous: int | None = None
+) -> Threshold:
+    """Mode "paper" of section 4.2, Algorithm 1 with the guards its public code has: (3), (5) and (6).
+
+    Give a `guarded` hazard. The correction (5) contains the number of seats, which follows from the share;
+    the paper uses that of the review before, `previous`, else the most.
+    """
+    slots = _checked(seats).most if previous is None else previous
+    share = paper_share(checked_costs(costs).overhead, hazard, costs.load(slots))
+    clipped = settle(share, slots).share
+    if clipped >= 1:  # one seat: no other request to wait for
+        return settle(share, 1)
+    bound = paper_slots(clipped, hazard.base, checked_lengths(lengths).prompt, seats.capacity, seats.miss)
+    return settle(share, min(max(bound.overflow, 1, seats.least), seats.most))
+
+
+def _safe(share: float, lengths: Lengths, seats: Seats) -> int:
+    checked_lengths(lengths)
+    if share >= 1:  # one seat, as above
+        return 1
+    return safe_slots(
+        share,
+        1 / lengths.output,
+        lengths.prompt,
+        lengths.prompt_sd,
+        seats.capacity,
+        miss=seats.miss,
+        block=seats.block,
+        least=seats.least,
+        most=seats.most,
+    ).slots
+
+
+def _checked(seats: Seats) -> Seats:
+    if not 1 <= seats.least <= seats.most:
+        raise InputError(f"least={seats.least}, most={seats.most} seats; need 1 <= least <= most")
+    return seats

@@ -45,20 +45,6 @@ class Admission:
         return inf
 
 
-class FirstCome(Admission):
-    """The request that came first, of all kinds."""
-
-    def choose(self, fleet: Fleet) -> str | None:
-        """The kind with the oldest head."""
-        first, chosen = None, None
-        for kind, queue in fleet.queues.items():
-            if queue:
-                id = next(iter(queue))
-                if first is None or id < first:
-                    first, chosen = id, kind
-        return chosen
-
-
 class Strict(Admission):
     """Kinds in a fixed order; those not named come last, in the fleet's order."""
 

@@ -12,13 +12,11 @@ from headgate.core.request import Request
 from headgate.methods.fluid.admission import (
     Admission,
     BackPressure,
-    FirstCome,
     Occupancy,
     Strict,
     TokenBucket,
 )
 from headgate.methods.fluid.placement import (
-    Anywhere,
     ByPool,
     ByPoolAndKind,
     Draw,
@@ -187,27 +185,6 @@ class GeneralRoute(ServiceLevelRoute):
     PLACEMENT = ByPoolAndKind
 
 
-class FirstComePartitioned(Partitioned):
-    """FG-SP: the paper's ablation without a gate. Static planning, prompts in order of arrival."""
-
-    def __init__(self, plan: FluidPlan, draw: Draw) -> None:
-        super().__init__(plan, FirstCome(), SoloFirst(draw), slack=False)
-
-
-class FirstComeCoupled(Gated):
-    """FI-WSP, as Sarathi does: prompts in order of arrival, decodes where the prompt was, no roles."""
-
-    def __init__(self, draw: Draw) -> None:
-        super().__init__(FirstCome(), None, ANY, draw)
-
-
-class GateCoupled(Gated):
-    """GI-WSP: the occupancy gate, decodes where the prompt was, no roles."""
-
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
-        super().__init__(Occupancy(plan, engines), None, ANY, draw)
-
-
 class DensityFirst(Gated):
     """DP-I, ours: the kind with the most value per decode token of capacity first; coupled, no roles.
 
@@ -219,17 +196,3 @@ class DensityFirst(Gated):
         worth = zip(plan.instance.densities(), plan.instance.flows, strict=True)
         order = [flow.name for _, flow in sorted(worth, key=lambda pair: -pair[0])]
         super().__init__(Strict(order), None, ANY, draw)
-
-
-class GateDecoupled(Gated):
-    """GF-WSP: the occupancy gate without roles; an engine's free seat goes to a prompt before a decode."""
-
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
-        super().__init__(Occupancy(plan, engines), Anywhere(draw), ANY, draw)
-
-    def route(self, fleet: Fleet) -> Routing:
-        routing = self.start_prompt(fleet)
-        if routing.moves or self.placement is None or not fleet.handoff:
-            return routing
-        move = self.placement.next(fleet)
-        return routing if move is None else Routing((move,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from headgate.core.fleet import ANY, MIXED, SOLO, Fleet, Move, Stage
+from headgate.core.fleet import MIXED, SOLO, Fleet, Move, Stage
 from headgate.core.request import Request
 from headgate.methods.fluid.plan import FluidPlan
 
@@ -58,17 +58,6 @@ class SoloFirst(Placement):
             return None
         id = next(iter(fleet.handoff))
         return Move(id, at_home(fleet, id, places, self.draw), Stage.DECODE)
-
-
-class Anywhere(Placement):
-    """Any engine with a free seat, for fleets without roles."""
-
-    def next(self, fleet: Fleet) -> Move | None:
-        """The head of the queue."""
-        if not fleet.open[ANY]:
-            return None
-        id = next(iter(fleet.handoff))
-        return Move(id, at_home(fleet, id, fleet.open[ANY], self.draw), Stage.DECODE)
 
 
 def solo_shares(plan: FluidPlan) -> dict[str, float]:

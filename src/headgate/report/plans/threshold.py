@@ -12,7 +12,7 @@ from headgate.advisor.situation import Situation
 from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
 from headgate.estimators.trend import HazardTrend
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
-from headgate.methods.eb.stationary import phase_share
+from headgate.methods.eb.thresholds import phase_share
 from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
 from headgate.report.document import Cell, Drawn, Facts, Figure, Grid, Page, Row, Section, row, valued
 from headgate.report.numbers import fine_time, number, percent, sentence, signed, time_unit

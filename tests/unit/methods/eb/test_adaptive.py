@@ -11,10 +11,10 @@ from headgate.core.plan import check
 from headgate.core.policy import End
 from headgate.core.view import Limits
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.costs import Lengths
 from headgate.methods.eb.prediction import prefill_steps, whole_steps
 from headgate.methods.eb.thresholds import Threshold, base_share
-from headgate.methods.names import AdaptiveExclusive
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import run

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.methods.eb.batch_size import paper_slots, safe_slots
-from headgate.methods.eb.switching import kv_reserve, refill_due
+from headgate.methods.eb.refill import kv_reserve, refill_due
+from headgate.methods.eb.thresholds import paper_slots, safe_slots
 
 PAPER = [  # C, mu_O, mu_L, theta, D, v-bar, N_static, N_expected, N* (6.4)
     (400000, 256, 512, 0.175971, 744.024336, 128, 537, 537, 536),

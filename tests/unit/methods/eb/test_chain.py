@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.methods.eb.chain import exact_phases, exact_refill
 from headgate.methods.eb.thresholds import base_share
+from headgate_papers.eb.exact_phases import exact_phases, exact_refill
 
 
 @pytest.mark.parametrize(

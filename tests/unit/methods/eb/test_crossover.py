@@ -10,15 +10,21 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
-from headgate.methods.eb.crossover import (
+from headgate.methods.eb.costs import (
+    Lengths,
+    PhaseCosts,
+    by_share_from_curvature,
+    curvature,
+    fit_by_share,
+    phase_costs,
+)
+from headgate.methods.eb.prediction import (
     Comparison,
     compare,
     exclusive_throughput,
     mixed_throughput,
     wants_exclusive,
 )
-from headgate.methods.eb.mixing import by_share_from_curvature, curvature, fit_by_share
 from headgate.methods.eb.thresholds import base_share
 from oracles.exclusive_latency import exclusive_latency
 

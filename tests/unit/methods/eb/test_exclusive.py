@@ -15,7 +15,7 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until, check
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.view import Limits
-from headgate.methods.names import Exclusive, PrefillFirst, RequestLevel
+from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload

@@ -13,11 +13,17 @@ from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.estimators.hazard import LinearHazard
 from headgate.estimators.survival import geometric_survival, sample_survival
-from headgate.methods.eb.batch_size import paper_slots, safe_slots
 from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
-from headgate.methods.eb.plan import Seats, paper_plan, stationary_plan
-from headgate.methods.eb.stationary import stationary_share
-from headgate.methods.eb.thresholds import paper_share, settle
+from headgate.methods.eb.thresholds import (
+    Seats,
+    paper_plan,
+    paper_share,
+    paper_slots,
+    safe_slots,
+    settle,
+    stationary_plan,
+    stationary_share,
+)
 
 COSTS = PhaseCosts(0.05, 2.485255e-5, 0.01, 4.586468e-5)
 LENGTHS = Lengths(512, 256, 512 / 12**0.5, 256)
@@ -81,7 +87,7 @@ def test_bad_seats() -> None:
 
 def test_importing_planners_stays_cheap() -> None:
     """No scipy before it is needed."""
-    names = "batch_size chain costs crossover plan mixing stationary switching thresholds"
+    names = "costs hybrid prediction refill thresholds"
     code = "; ".join(f"import headgate.methods.eb.{name}" for name in names.split())
     code += "; import sys; assert not [m for m in sys.modules if m.startswith('scipy')]"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,9 +12,9 @@ from headgate.core.policy import Observer
 from headgate.core.view import Limits
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.methods.eb.costs import Lengths
+from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.thresholds import base_share
-from headgate.methods.names import ExclusivePlus
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload

@@ -8,8 +8,7 @@ from headgate.cost.card import load_card
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.experiment.library import card_engine, simulate
-from headgate.methods.eb.costs import Lengths, phase_costs
-from headgate.methods.eb.lines import mean_prompts, nearest_lines
+from headgate.methods.eb.costs import Lengths, mean_prompts, nearest_lines, phase_costs
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.make import make_policy
 from headgate.methods.names import BATCH

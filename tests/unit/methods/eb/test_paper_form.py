@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from headgate.cost.fit.steps import StepTable
-from headgate.methods.eb.mixing import by_share_from_curvature
-from headgate.methods.eb.paper_form import paper_form
+from headgate.methods.eb.costs import by_share_from_curvature, paper_form
 
 PREFILL, DECODE = (1.278593e-3, 2.485255e-5), (8.921182e-3, 4.586468e-5)  # Qwen3-8B on H200, published
 ALPHA = 0.011

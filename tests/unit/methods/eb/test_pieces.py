@@ -13,8 +13,8 @@ from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.view import Limits
 from headgate.cost.model import Shape
 from headgate.experiment.library import card_engine, simulate
-from headgate.methods.eb.pieces import SMALLEST, Pieces
-from headgate.methods.names import Exclusive
+from headgate.methods.eb.exclusive import Exclusive
+from headgate.methods.eb.refill import SMALLEST, Pieces
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine

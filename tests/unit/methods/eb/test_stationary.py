@@ -18,8 +18,7 @@ from headgate.estimators.survival import (
     geometric_survival,
     sample_survival,
 )
-from headgate.methods.eb.stationary import phase_share, stationary_share
-from headgate.methods.eb.thresholds import base_share, paper_share
+from headgate.methods.eb.thresholds import base_share, paper_share, phase_share, stationary_share
 
 W = [1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 10, 11, 12, 12, 13, 15, 20]
 W2 = [3, 3, 4, 5, 8, 13, 21, 34, 55, 89]

@@ -15,8 +15,8 @@ from headgate.core.fleet import CLOSED, MIXED, SOLO, Room
 from headgate.methods.fluid.online import EVERY, HALF_LIFE, Online
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.fluid.roles import RoleSteps
-from headgate.sim.fleet.network.network import Network
-from headgate.sim.fleet.network.source import Poisson, Shifting
+from headgate_papers.network.network import Network
+from headgate_papers.network.source import Poisson, Shifting
 
 
 @pytest.mark.parametrize("seed", range(3))

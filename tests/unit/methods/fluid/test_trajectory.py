@@ -7,7 +7,7 @@ import pytest
 
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.fluid.trajectory import fluid_path
-from headgate.reproduce.fluid.published import two_classes
+from headgate_papers.fluid.published import two_classes
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.5])

@@ -11,9 +11,9 @@ from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.cost.card import load_card
 from headgate.experiment.library import card_engine, simulate
+from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.keep.order import LONG
-from headgate.methods.keep.policy import SITS_OUT
-from headgate.methods.names import ExclusivePlus, Keep
+from headgate.methods.keep.policy import SITS_OUT, Keep
 from headgate.sim.engine.engine import Engine
 from headgate.stats.gaps import Gaps
 from headgate.workloads.arrivals import arrival_process

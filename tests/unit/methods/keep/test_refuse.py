@@ -17,7 +17,7 @@ from headgate.core.request import Slo
 from headgate.core.view import Limits
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.experiment.library import card_engine, simulate
-from headgate.methods.names import Keep
+from headgate.methods.keep.policy import Keep
 from headgate.record.tables import ENDS
 from headgate.workloads.arrivals import arrival_process
 from headgate.workloads.lengths import LogNormal, Uniform

@@ -11,7 +11,7 @@ from headgate.core.errors import InputError
 from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, Plan, Until, check
 from headgate.core.view import Limits
-from headgate.methods.names import Mixed
+from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload

@@ -10,7 +10,8 @@ from headgate.core.errors import InputError
 from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, EACH_STEP, Plan, Until, check
 from headgate.core.view import Limits
-from headgate.methods.names import Mixed, Sarathi, ShortestFirst
+from headgate.methods.mixed.mixed import Mixed
+from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
 from worlds import batches, engines, run, seated, workloads
 
 

@@ -17,7 +17,8 @@ from headgate.core.policy import Steps
 from headgate.core.request import Slo
 from headgate.core.view import Limits
 from headgate.cost.model import Shape
-from headgate.methods.names import Sarathi, ShortestFirst, Slai
+from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
+from headgate.methods.slai.slai import Slai
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine

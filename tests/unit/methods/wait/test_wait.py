@@ -11,9 +11,10 @@ from headgate.core.plan import ALL, NONE
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.view import Limits
 from headgate.cost.laws.kv_linear import kv_linear
-from headgate.methods.names import Mixed, NestedWait, Wait
+from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.wait.iteration import kind
 from headgate.methods.wait.tracks import Track
+from headgate.methods.wait.wait import NestedWait, Wait
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Kind, Workload

@@ -10,9 +10,10 @@ from headgate.core.plan import ALL, NONE
 from headgate.core.policy import End
 from headgate.core.view import Limits
 from headgate.cost.laws.kv_linear import kv_linear
-from headgate.methods.names import Mixed, NestedWait, Wait
+from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.wait.census import Census
 from headgate.methods.wait.iteration import kind
+from headgate.methods.wait.wait import NestedWait, Wait
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Kind, Workload

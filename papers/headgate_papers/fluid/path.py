@@ -1,0 +1,130 @@
+"""The fluid path of gate-and-route from an empty fleet, beside the stochastic network."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from headgate.methods.fluid.plan import FluidPlan
+from headgate.methods.fluid.planner import plan_fluid
+from headgate.methods.fluid.trajectory import Path, fluid_path
+from headgate_papers.fluid.published import two_classes
+from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
+from headgate_papers.network.run import run_network
+from headgate_papers.report import Cell, Count, Report, Row, Section
+from headgate_papers.serving import Options, Outcomes
+
+NAME = "gr-path"
+ABOUT = "the fluid path from an empty fleet beside the stochastic network, stretch by stretch"
+TIMES = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 150.0, 250.0)
+ENGINES, QUICK_ENGINES, RUNS = (20, 200), (5, 20), range(2)
+ROUTERS = {"literal": "gate-and-route", "GG-SP+": "gate-and-route+"}
+LEVELS = {
+    "Decoding": ("decoding", (MIXED, SOLO)),
+    "Prefilling": ("prefilling", (PREFILLING,)),
+    "Waiting for prefill": ("waiting", (WAITING,)),
+    "Waiting for a decode seat": ("handoff", (HANDOFF,)),
+}
+NEAR = 0.1
+
+
+class PathJob(NamedTuple):
+    """One run from an empty fleet."""
+
+    key: tuple[str, int, int]
+    plan: FluidPlan
+    router: str
+    engines: int
+
+
+class Levels(NamedTuple):
+    """Requests per engine by level, all classes, stretch by stretch."""
+
+    decoding: tuple[float, ...]
+    prefilling: tuple[float, ...]
+    waiting: tuple[float, ...]
+    handoff: tuple[float, ...]
+
+
+def jobs(options: Options) -> list[PathJob]:
+    """Both gates, a small fleet and a large one."""
+    plan = plan_fluid(two_classes())
+    return [
+        PathJob((name, engines, run), plan, router, engines)
+        for name, router in ROUTERS.items()
+        for engines in (QUICK_ENGINES if options.quick else ENGINES)
+        for run in RUNS
+    ]
+
+
+def run(job: PathJob, seed: int) -> Levels:
+    """One of them."""
+    windows = run_network(job.plan, job.router, job.engines, seed + job.key[2], TIMES[:-1], TIMES[-1])
+    return Levels(
+        **{
+            name: tuple(
+                max(0.0, float(sum(window.mean(level).sum() for level in levels))) for window in windows
+            )
+            for name, levels in LEVELS.values()
+        }
+    )
+
+
+def _mean(outcomes: Outcomes, name: str, engines: int, level: str, place: int) -> float:
+    """Over the seeds."""
+    found = [getattr(each, level)[place] for run in RUNS for each in outcomes.every((name, engines, run))]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def judge(outcomes: Outcomes, options: Options) -> Report:
+    """Each level stretch by stretch: the path, and both gates in two sizes."""
+    plan = plan_fluid(two_classes())
+    path = fluid_path(plan, TIMES[-1])
+    sizes = QUICK_ENGINES if options.quick else ENGINES
+    sections = tuple(_section(outcomes, path, title, sizes) for title in LEVELS)
+    decoding = sections[0]
+    near = [abs(cell.ratio - 1) <= NEAR for row in decoding.rows for cell in row.cells[1::2]]
+    closer = [
+        abs(row.cells[at + 1].ratio - 1) <= abs(row.cells[at].ratio - 1)
+        for row in decoding.rows
+        for at in (0, 2)
+    ]
+    last = path.mean("decoding", TIMES[-2], TIMES[-1]).sum()
+    planned = sum(plan.mixed) + sum(plan.solo)
+    return Report(
+        NAME,
+        "from an empty fleet to the plan",
+        (
+            "Base instance (section 6.2), 16 seats, 0.5 arrivals per second, engine and class. 'fluid' is "
+            "the path of the balance equations under the plan's gates (methods/fluid/trajectory.py), "
+            f"averaged over each stretch of time; the network has {sizes[0]} and {sizes[1]} engines, two "
+            "seeds.",
+            "Columns: so many engines under the literal gate; with a + under ours, GG-SP+.",
+        ),
+        sections,
+        (
+            Count(f"decodes of the larger fleet within {100 * NEAR:.0f} % of the path", sum(near), len(near)),
+            Count("the larger fleet is nearer to the path than the smaller", sum(closer), len(closer)),
+        ),
+        (
+            f"The path ends at {last:.2f} decodes per engine, the plan has {planned:.2f}: a decode of the "
+            "longer class takes some 25 s, so the fleet needs about 150 s to fill.",
+            "Queues of small fleets are longer than the path's: they come from chance, which the fluid limit "
+            "has not.",
+        ),
+    )
+
+
+def _section(outcomes: Outcomes, path: Path, title: str, sizes: tuple[int, int]) -> Section:
+    level = LEVELS[title][0]
+    columns = tuple(f"{sign}{size}" for sign in ("", "+") for size in sizes)
+    rows = []
+    for place, (start, end) in enumerate(pairwise(TIMES)):
+        fluid = max(0.0, round(float(path.mean(level, start, end).sum()), 6))
+        cells = (Cell(fluid, _mean(outcomes, name, size, level, place)) for name in ROUTERS for size in sizes)
+        rows.append(Row(f"{start:g} to {end:g} s", tuple(cells)))
+    return Section(
+        f"{title}, requests per engine", "time", columns, tuple(rows), shared=True, against="fluid"
+    )

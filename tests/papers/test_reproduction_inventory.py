@@ -1,0 +1,52 @@
+"""docs/reproductions.md begins with every table and figure of the papers, each with a status."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from headgate_papers import EXPERIMENTS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reproductions.md").read_text()
+STATUS = ("reproduced", "differs", "cannot", "input")
+
+
+def rows() -> list[list[str]]:
+    part = PAGE.split("\n## Inventory\n")[1].split("\n## ")[0]
+    found = [re.split(r"(?<!\\)\|", line)[1:-1] for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in found[2:]]
+
+
+def test_every_row_has_a_status_and_says_why():
+    papers = [row[0] for row in rows() if row[0].startswith("**")]
+    assert len(papers) == 4
+    for item, _, status, command in (row for row in rows() if not row[0].startswith("**")):
+        word, _, reason = status.partition(":")
+        assert word.split()[0] in STATUS and reason.strip(), item
+        if word == "cannot":
+            assert "missing" in status and command == "-", item
+        if word in ("reproduced", "differs") and command == "-":
+            assert "`" in status, f"{item}: neither a command nor a place"
+
+
+def test_every_experiment_is_in_the_inventory_and_no_other():
+    named = {name for row in rows() for name in re.findall(r"`([a-z0-9-]+)`", row[3])}
+    assert named == set(EXPERIMENTS)
+
+
+def test_the_tables_of_the_eb_paper_are_all_there():
+    numbers: set[tuple[str, int]] = set()
+    text = PAGE.split("**EB**")[1].split("**RAD and SLAI**")[0]
+    for kind, first, rest in re.findall(r"^\| (Table|Figure)s? (\d+)([^|]*)\|", text, re.MULTILINE):
+        more = [int(each) for each in re.findall(r"\d+", rest.split("(")[0])]
+        span = range(int(first), more[-1] + 1) if " to " in rest and more else (int(first), *more)
+        numbers |= {(kind, each) for each in span}
+    assert numbers >= {("Table", each) for each in range(1, 21)} | {("Figure", each) for each in range(1, 13)}
+
+
+def test_every_experiment_has_its_output_with_command_and_verdict():
+    for name in EXPERIMENTS:
+        found = re.findall(rf"^```\w*\n\$ headgate reproduce {name}\n{name}: (.*?)^```$", PAGE, re.M | re.S)
+        assert len(found) == 1, name
+        verdict = found[0].rstrip().split("\n\n")[-1]
+        assert re.search(r"\d+ of \d+ checked|times the\s+published|Nothing was\s+published", verdict), name
