@@ -14,6 +14,7 @@ from schedulers import EngineShape, scheduler
 from traffic import Comer, Traffic, draw_shape, draw_traffic
 
 from headgate.methods.eb.exclusive import PrefillFirst
+from headgate.methods.mixed.mixed import Mixed
 from worlds import POLICIES, TESTING
 
 MAKE = POLICIES | TESTING
@@ -101,17 +102,25 @@ def test_drafts_that_are_right_and_wrong(ahead, runner, data, seed, name):
 @settings(max_examples=max(60, settings().max_examples))
 @given(data=st.data(), seed=SEEDS, name=st.sampled_from(sorted(MAKE)))
 def test_the_first_runner_is_asked_for_no_drafts_that_it_has_lost(data, seed, name):
-    """It has those of the step before: a decode that was held comes back without any.
-
-    Where memory is short vLLM itself asks for lost ones.
-    """
+    """It has those of the step before: a decode that sat one out, for whatever reason, comes without any."""
     random = Random(seed)
     shape = draw_drafting(random, ahead=True, runner=1)
-    shape = shape._replace(blocks=shape.running * -(-shape.longest // shape.block))
     policy = MAKE[name](data.draw, engine_of(shape))
     assume(getattr(policy, "budget", shape.budget) > shape.drafts)
     made = gated(shape, policy)
     oracle = Oracle(made, shape, draw_traffic(random, shape, calm=True), audit).run()
+    assert not oracle.runner.lost
+
+
+@pytest.mark.parametrize(("ahead", "runner"), MODES)
+def test_decodes_that_join_under_a_lease_outgrow_its_budget(ahead, runner):
+    """One plan lets in 16 prompts of two tokens; as decodes with drafts they need twice its budget."""
+    shape = EngineShape(ahead=ahead, runner=runner, drafts=3)
+    comers = [Comer(f"r{n}", 0, [n, n], 40, (), 0, 0, None, False) for n in range(16)]
+    made = gated(shape, Mixed(slots=16, budget=32))
+    oracle = Oracle(made, shape, Traffic(comers, frozenset(), {}, {}), audit).run()
+    assert made._headgate.fallen is None
+    assert [len(step.decodes) for step in oracle.runner.steps[:8]] == [0] + [16] * 7
     assert not oracle.runner.lost
 
 

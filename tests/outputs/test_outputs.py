@@ -38,7 +38,7 @@ COMMANDS = {
     "plan-threshold": "plan threshold --trace azure-conv --slots 256",
     "plan-flags": "plan flags --trace azure-conv --tpot 50ms --ttft 500ms --requests 500",
     "plan-capacity": "plan capacity --trace azure-conv --requests 300 --slo ttft=500ms@p50,tbt=100ms@p99 "
-    "--policy mixed --policy slai --seeds 1",
+    "--policy mixed --policy v0 --seeds 1",
     "plan-engines": "plan capacity --find engines --trace azure-code --requests 300 --rate 60 "
     "--slo ttft=500ms@p95 --policy mixed --seeds 1",
     "plan-fluid": "plan fluid --engines 10 --trace azure-conv --rate 100",

@@ -76,8 +76,18 @@ class Siblings:
             stretch.running += 1
             stretch = stretch.parent
 
+    def unseat(self, id: int) -> None:
+        """It waits again, and its KV is gone."""
+        if id not in self._seated:
+            return
+        self._seated.discard(id)
+        stretch = self._last[id]
+        while stretch.parent is not None:
+            stretch.running -= 1
+            stretch = stretch.parent
+
     def drop(self, id: int) -> None:
-        """It has left, or its KV is gone."""
+        """It has left."""
         stretch = self._last.pop(id, None)
         if stretch is None:
             return

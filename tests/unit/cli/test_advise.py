@@ -200,14 +200,21 @@ def test_what_an_interval_must_be_to_carry_an_answer():
     told = declined(wide, 90, 0.5)
     half = half_width(wide.rate)
     assert half > WIDE and told.requests == pytest.approx(90 * (half / CARRIES) ** 2, abs=100)
-    assert declined(wide, 90, 0.5, load=1e-3) is not None  # its low end is 0
+    assert declined(wide, 90, 0.5, load=0.19) is None  # its low end is 0, but every seed held 0.2
+    assert declined(wide, 90, 0.5, load=0.19, lasting=True) is not None
+    assert declined(wide, 90, 0.5, load=0.3) is not None
+    none = found_rates("a", 1, 3, 0.0)
+    assert declined(none, 90, 0.5, load=1e-3) is not None  # a seed that held nothing
     rough = replace(wide, rate=Estimate(6.0, 4.0, 8.0))
     assert declined(rough, 90, 0.5, load=3.0) is None  # one engine, whichever end is true
     assert declined(rough, 90, 0.5, load=5.0) is not None
     assert declined(rough, 90, 60.0, load=5.0).requests == 3600  # ten times the longest stay
     edge = replace(narrow, rate=Estimate(10.0), at_edge=3)  # no interval: λ* with every seed
     assert declined(edge, 300, 20.0).requests == 2000 and declined(edge, 1900, 20.0) is None
-    assert declined(edge, 300, 20.0, load=1.4) is None  # the run would last long enough there
+    assert declined(edge, 300, 20.0, load=5.9) is None  # 300 were served in 30 s and one stay: 6 a second
+    assert declined(edge, 300, 20.0, load=6.1) is not None
+    assert declined(edge, 300, 20.0, load=5.9, lasting=True) is not None  # longer runs tell the rate, too
+    assert declined(edge, 300, 20.0, load=1.4, lasting=True) is None  # the run would last long enough there
 
 
 def test_a_load_beyond_one_engine_is_a_fleet(headgate):

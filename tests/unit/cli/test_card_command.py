@@ -84,7 +84,7 @@ def test_simulations_say_how_far_off_they_may_be(headgate, tmp_path):
 
 
 def test_a_small_difference_cannot_be_told(headgate):
-    load = ("--requests", 2000, "--clients", 512, "--slots", 512, "--prompt", 256, "--output", 256)
+    load = ("--requests", 3500, "--clients", 512, "--slots", 512, "--prompt", 320, "--output", 256)
     settings = ("--policy", "mixed", "--policy", "eb:refill=32", *load, "--json", "-")
     derived = headgate("compare", "--card", "derived:qwen3-8b@h200", *settings)
     assert derived.code == 0, derived.err
@@ -116,15 +116,15 @@ def test_plans_say_it_too(headgate):
 
 
 def test_capacity_cannot_tell_policies_within_the_error(headgate):
-    levels = ("--slo", "ttft=5s@p95", "--policy", "mixed", "--policy", "sarathi", "--jobs", 1)
-    load = ("--prompt", 512, "--output", 32, "--requests", 60, "--seeds", 1)
+    levels = ("--slo", "ttft=200ms@p95", "--policy", "mixed", "--policy", "sarathi", "--jobs", 1)
+    load = ("--prompt", 512, "--output", 32, "--requests", 300, "--seeds", 1)
     said = headgate("plan", "capacity", "--card", CARD, *levels, *load, "--json", "c.json")
     assert said.code == 0, said.err
     assert "Cannot tell which policy sustains most" in said.out
     with open("c.json") as file:
         assert json.load(file)["expected_error"] == 0.15
     said = headgate("plan", "capacity", "--card", "cal-h200-qwen3-8b", *levels, *load)
-    assert "Cannot tell" not in said.out
+    assert "sustains most" in said.out and "Cannot tell" not in said.out
 
 
 def test_engines_come_as_a_range(headgate):
@@ -184,8 +184,8 @@ def test_rescaling_needs_a_derived_card(refused, slower):
 
 
 def test_advice_on_a_derived_card(headgate):
-    load = ("--prompt", 512, "--output", 32, "--requests", 60, "--seeds", 1, "--jobs", 1, "--rate", 20)
-    levels = ("--slo", "ttft=5s@p95", "--policy", "mixed", "--policy", "keep", "--cache", "none")
+    load = ("--prompt", 512, "--output", 32, "--requests", 150, "--seeds", 1, "--jobs", 1, "--rate", 8)
+    levels = ("--slo", "ttft=1s@p95", "--policy", "mixed", "--policy", "keep", "--cache", "none")
     said = headgate("advise", "--card", CARD, *levels, *load)
     assert said.code == 0, said.err
     text = " ".join(said.out.split())

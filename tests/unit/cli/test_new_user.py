@@ -110,7 +110,8 @@ def test_a_model_without_a_card(told):
     load = ("--prompt", 800, "--output", 100, "--rate", 6, "--requests", 120, "--policy", "mixed")
     found = told("advise", "--card", card, *load, "--slo", "ttft=1s@p95", *QUICK, "--cache", "none")
     assert "derived, throughput ±15 %" in found and "Your load of 6.000 requests/s needs 1 engine" in found
-    assert "vllm serve llama-3.1-70b --tensor-parallel-size 4 --max-num-seqs" in found
+    line = "vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 4"
+    assert line in found.replace("\\ ", "") and "--max-model-len 131072 --max-num-seqs" in found
     assert "headgate calibrate --from-bench FILE" in found
 
 

@@ -13,7 +13,8 @@ WORDS = ("plan", "capacity", "--requests", 60, "--prompt", 200, "--output", 20, 
 
 
 def test_a_table_and_a_verdict(headgate):
-    said = headgate(*WORDS, "--slo", "ttft=200ms@p50", "--policy", "mixed", "--policy", "v0", "--seeds", 2)
+    runs = ("--requests", 150, "--seeds", 4)
+    said = headgate(*WORDS, "--slo", "ttft=200ms@p50", "--policy", "mixed", "--policy", "v0", *runs)
     assert said.code == 0, said.err
     assert max(len(line) for line in said.out.splitlines()) <= 80
     flat = " ".join(said.out.split())

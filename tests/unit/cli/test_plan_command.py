@@ -120,11 +120,11 @@ def test_flags_say_why_and_print_the_command() -> None:
         ("--max-num-queued-tokens", 4),
     ):
         assert out.count(name) == times
-    assert "vllm serve MODEL --max-num-seqs" in out
+    assert "vllm serve Qwen/Qwen3-8B --max-model-len 17408 --max-num-seqs" in out
     assert "Known to vLLM from 0.29 on" in flat(out)
     without = run("flags", "--trace", "azure-conv")
     assert "--max-num-queued-tokens" not in without
-    assert "vllm serve MODEL --max-num-seqs" in without
+    assert "vllm serve Qwen/Qwen3-8B --max-model-len 17408 --max-num-seqs" in without
 
 
 def test_flags_check_and_json() -> None:

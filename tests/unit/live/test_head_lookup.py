@@ -131,6 +131,24 @@ def test_a_request_counts_on_what_those_before_it_will_compute():
     assert third.todo == 33  # the second will have computed it
 
 
+def test_one_that_was_evicted_is_counted_on_again_when_it_runs_again():
+    """Its blocks were lost, and it computes them anew: those behind it need not."""
+    lookup, names = _lookup(Cache(FullAttentionManager)), [*range(BLOCKS)]
+    first, second = _entry(0), _entry(1)
+    lookup.arrives(first, _request(names))
+    lookup.arrives(second, _request(names))
+    for _ in range(2):
+        lookup.admitted(first)
+        lookup.look_at_head(second, _request(names))
+        assert second.todo == 1
+        lookup.evicted(first)
+        lookup.look_at_head(second, _request(names))
+        assert second.todo == PROMPT
+    lookup.gone(first)
+    lookup.gone(second)
+    assert not len(lookup._siblings) and not lookup._siblings._root.children
+
+
 def test_a_request_that_never_reads_the_cache_counts_on_nothing():
     lookup, names = _lookup(Cache(FullAttentionManager)), [*range(BLOCKS)]
     first, second, third = (_entry(id) for id in range(3))
@@ -149,6 +167,7 @@ class Looks:
 
     def arrives(self, entry: Entry, request: Any) -> None: ...
     def admitted(self, entry: Entry) -> None: ...
+    def evicted(self, entry: Entry) -> None: ...
     def gone(self, entry: Entry) -> None: ...
 
     def look_at_head(self, entry: Entry, request: Any) -> bool:

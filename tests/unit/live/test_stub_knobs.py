@@ -137,6 +137,49 @@ def test_our_own_bug_costs_nobody_an_answer(part, caplog):
     assert caplog.text.count("vLLM goes on without it") == 1
 
 
+def test_a_step_that_is_undone_leaves_every_request_in_one_queue():
+    """Some releases move one that they skip to another queue, before they may fail."""
+    engine, _ = running()
+    scheduler, waits = engine.scheduler, engine.scheduler.requests
+    scheduler.kv_cache_manager.free = scheduler.reset_prefix_cache = lambda *args, **words: None
+    knobs = scheduler._headgate_hooks._knobs
+    seen = knobs.turn(Plan(NONE, (4, 5)))
+    assert [scheduler.waiting.pop_request() for _ in seen] == [waits["w0"], waits["w1"]]
+    scheduler.kv_holding_waiting.prepend_request(waits["w0"])
+    scheduler.running.append(waits["w1"])
+    knobs.undo(seen)
+    assert [*scheduler.kv_holding_waiting] == [waits["w0"]]
+    assert [*scheduler.waiting] == [waits["w1"], waits["w2"]] and len(scheduler.waiting) == 2
+    assert scheduler.waiting.peek_request() is waits["w1"] and len(scheduler.running) == 4
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_step_is_undone_only_where_one_can_tell_how_far_it_came(known):
+    """A release may count the tokens of a step elsewhere than those we know."""
+    engine, _ = running()
+    scheduler = engine.scheduler
+    scheduler.kv_cache_manager.free = scheduler.reset_prefix_cache = lambda *args, **words: None
+    for request in scheduler.requests.values():
+        request.mm_features = ()
+    if known:
+        scheduler._update_after_schedule = lambda output: None
+    inner, calls = scheduler._headgate_hooks._schedule, []
+
+    def fails_once():
+        calls.append(True)
+        if len(calls) == 1:
+            raise KeyError("an error of vLLM's own")
+        return inner()
+
+    scheduler._headgate_hooks._schedule = fails_once
+    if known:
+        assert engine.step().num_scheduled_tokens and "an error of vLLM's own" in engine.live.fallen
+    else:
+        with pytest.raises(KeyError):
+            engine.step()
+        assert engine.live.fallen is None and scheduler.waiting.peek_request().request_id == "w0"
+
+
 # -- the queue ------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.core.plan import ALL, Plan
 from headgate.core.policy import Observer
 from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.mixed import Mixed
@@ -150,6 +151,32 @@ def test_those_behind_one_that_hung_up_are_served():
     seen = group(Mixed(GROUP, 2048), abort=[0.0] + [1e9] * (GROUP - 1))
     assert 0 not in seen.hits and len(seen.hits) == GROUP - 1
     assert sum(prefill for _, prefill, _ in seen.steps) == SHARED + (GROUP - 1) * OWN
+
+
+class EvictsTheSecond(Mixed):
+    """The first request decodes beside the second, which is evicted and forgotten; then as `Mixed`."""
+
+    def __init__(self, slots, budget):
+        super().__init__(slots, budget)
+        self.first = [Plan(ALL, (0,)), Plan(ALL, (1,)), Plan(ALL, evict=(1,))]
+
+    def plan(self, view):
+        return self.first.pop(0) if self.first else super().plan(view)
+
+    def evicted(self, request, now):
+        self.cache.forget()
+
+
+def test_a_group_counts_on_one_that_was_evicted_and_computes_again():
+    """What it had computed is lost: the others enter beside its last piece."""
+    rows = [[(-1, 64)], *[[(1, 3008), (-1, 64)]] * 16]
+    workload = Workload.of([64, *[3072] * 16], [8] * 17, contents=Contents.of(rows))
+    engine, policy, seen = Engine(CHEAP, 160_000, 4096, 2048, 32), EvictsTheSecond(32, 2048), Seen()
+    simulator = Simulator(engine, policy, workload, (seen,))
+    policy.cache = simulator.replica.cache
+    simulator.run()
+    prompts = [prefill for _, prefill, _ in seen.steps if prefill]
+    assert prompts == [64, 2047, 2047, 1025 + 15 * 64]
 
 
 @pytest.mark.parametrize("options", [{"prefix_cache": False}, {}])

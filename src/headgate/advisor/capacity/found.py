@@ -67,19 +67,26 @@ class Declined(NamedTuple):
         return f"{self.why}; about {self.requests:,} requests each would: take --requests {self.requests}"
 
 
-def declined(found: Found, requests: int, stay: float, load: float | None = None) -> Declined | None:
+def declined(
+    found: Found, requests: int, stay: float, load: float | None = None, lasting: bool = False
+) -> Declined | None:
     """None where the rate may be told: its interval is narrow enough, or both of its ends say that the load
     needs equally many engines.
 
-    Where every search ended at λ* there is no interval. What is known then are rates at which a run lasts
-    long enough; `stay` is the longest of a request, in seconds.
+    With every seed an engine served a run, as promised, while it arrived and the longest `stay` of a request:
+    it can do so again and again. So few seeds do not make the low end lower than that, and where every search
+    ended at λ*, without an interval, it is the low end. With `lasting`, for runs that may be longer, only
+    the interval counts, and at λ* only rates at which a run lasts long enough.
     """
-    rate = found.rate
+    rate, worst = found.rate, min(found.by_seed, default=0.0)
+    served = requests / (requests / worst + stay) if worst and not lasting else 0.0
     edge = 0 < len(found.by_seed) == found.at_edge and STAYS * stay > 0
     if edge:
-        rate = Estimate(rate.value, min(rate.value, requests / (STAYS * stay)), rate.value)
+        known = requests / (STAYS * stay) if lasting else served
+        rate = Estimate(rate.value, min(rate.value, known), rate.value)
     half, low, high = half_width(rate), rate.low or 0.0, rate.high or 0.0
-    if half <= WIDE or (load is not None and low > 0 and ceil(load / low) == ceil(load / high)):
+    sure = max(low, served)
+    if half <= WIDE or (load is not None and sure > 0 and ceil(load / sure) == ceil(load / high)):
         return None
     if edge:
         need, why = 0.0, f"runs of {requests:,} requests end before {found.policy} could fall behind"

@@ -27,9 +27,9 @@ class Searched(NamedTuple):
     left: int  # searches that were interrupted
     stay: float  # the longest, in seconds, of a request at a sustained rate
 
-    def declined(self, found: Found, load: float | None = None) -> Declined | None:
+    def declined(self, found: Found, load: float | None = None, lasting: bool = False) -> Declined | None:
         """Why nothing can be said of it, or of the engines that the load needs."""
-        return declined(found, self.traffic.requests, self.stay, load)
+        return declined(found, self.traffic.requests, self.stay, load, lasting)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Lengthening:
         """Whether the answer is as good as it is wanted."""
         if self.brief:
             best = max(found.found, key=lambda each: each.rate.value)
-            return found.declined(best, self.load) is None
+            return found.declined(best, self.load, lasting=True) is None
         return before is not None and not self._lacks(found) and not _moved(before.found, found.found)
 
     def not_enough(self, found: Searched) -> list[str]:

@@ -65,12 +65,14 @@ class Hooks:
             self._failed(error)
         try:
             output = vllm(throttle_prefills) if throttle_prefills else vllm()
-        except Exception as error:
+        except Exception as error:  # any other leaves the knobs turned: it ends the process
             self._undo(error, seen)
             seen = NOBODY
             output = vllm(throttle_prefills) if throttle_prefills else vllm()
         else:
             knobs.restore()
+            if knobs.forgets and (self.broken or self._live.plan is not None):
+                knobs.forget_drafts(output.num_scheduled_tokens)
         if not self.broken:
             try:
                 self._books.ran(output, seen)
@@ -88,7 +90,8 @@ class Hooks:
         live, scheduler = self._live, self._scheduler
         elsewhere = any(getattr(scheduler, name, None) is not None for name in CONNECTORS)
         pictures = any(request.mm_features for request in (*scheduler.running, *seen))
-        counted = any(frame.name == COUNTED for frame in extract_tb(error.__traceback__))
+        known = hasattr(scheduler, COUNTED)  # else we cannot tell
+        counted = not known or any(frame.name == COUNTED for frame in extract_tb(error.__traceback__))
         if self.broken or live.plan is None or elsewhere or self._books.holding or pictures or counted:
             self._knobs.restore()
             raise error

@@ -48,8 +48,8 @@ class Knobs:
         self._order: list[Request] | None = None  # of those running, where we had to change it
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._longest: int = scheduler.scheduler_config.long_prefill_token_threshold
-        # Its worker has drafts of the step before only: one that was held would come back with none.
-        self._forgets = bool(
+        # Its worker has drafts of the step before only: one that sat a step out comes back with none.
+        self.forgets = bool(
             scheduler.num_spec_tokens
             and scheduler.scheduler_config.async_scheduling
             and not getattr(scheduler, "use_v2_model_runner", False)
@@ -150,6 +150,14 @@ class Knobs:
             self._restore_order(self._order)
             self._order = None
 
+    def forget_drafts(self, scheduled: dict[str, int]) -> None:
+        """Of those that run and are not in this step, whatever kept them out: the worker has lost theirs."""
+        running = self._scheduler.running
+        if len(scheduled) < len(running):
+            for request in running:
+                if request.spec_token_ids and request.request_id not in scheduled:
+                    request.spec_token_ids = []
+
     def undo(self, seen: list[Request]) -> None:
         """VLLM's `schedule` failed half-way: undo what it had done to those that wait and those that run.
 
@@ -160,7 +168,8 @@ class Knobs:
         """
         scheduler = self._scheduler
         free = scheduler.kv_cache_manager.free
-        seated = {request for queue in self._queues for request in queue.put_back()}
+        queued = {request for queue in self._queues for request in queue.members}
+        seated = {request for queue in self._queues for request in queue.put_back(queued)}
         self.restore()
         scheduler.running[:] = [request for request in scheduler.running if request not in seated]
         for request in seen:
@@ -191,15 +200,14 @@ class Knobs:
         for request in held:
             if request.next_decode_eligible_step < until:
                 request.next_decode_eligible_step = until
-            if self._forgets and request.spec_token_ids:
-                request.spec_token_ids = []
 
     def _limit(self, plan: Plan, visible: list[Request]) -> None:
-        """Tokens of the step, and of its prompts; never less than vLLM needs to run any prompt at all."""
+        """Tokens of the step, and of its prompts; never less than the decodes of the plan need, of which
+        some may have joined since it was made, or than vLLM needs to run any prompt at all.
+        """
         scheduler, budget, chunk = self._scheduler, plan.budget, plan.chunk
         self._limited = True
-        limits = self._ledger.limits
-        decodes = 0 if plan.decode is NONE else self._ledger.rolling * limits.decode_width
+        decodes = self._decodes(plan) * self._ledger.limits.decode_width
         if not scheduler.scheduler_config.enable_chunked_prefill:
             if visible:  # a prompt that cannot be cut runs whole, or never
                 budget = max(budget, decodes + max(visible[0].num_tokens, self._least))
@@ -208,9 +216,18 @@ class Knobs:
             budget = min(budget, decodes + chunk)
             longest = min(chunk, self._longest or chunk)
             scheduler.scheduler_config.long_prefill_token_threshold = int(longest)
-        budget = max(budget, self._least)
+        budget = max(budget, decodes, self._least)
         if budget < self._budget:
             scheduler.max_num_scheduled_tokens = int(budget)
+
+    def _decodes(self, plan: Plan) -> int:
+        """How many it runs, as far as they still need tokens."""
+        decode, ledger = plan.decode, self._ledger
+        if decode is NONE:
+            return 0
+        if isinstance(decode, Decodes):
+            return ledger.rolling + len(ledger.held)
+        return len(ledger.decoding.keys() & decode)
 
     def _with_room_for_adapters(self, visible: list[Request]) -> list[Request]:
         """Leave out whoever would bring more LoRA adapters among the running than vLLM can keep.

@@ -109,8 +109,12 @@ class Lookup:
         """It has a seat: what it has in common with others will be in the cache."""
         self._siblings.seat(entry.id)
 
+    def evicted(self, entry: Entry) -> None:
+        """Its KV was dropped: what it has in common with others will be there when it has a seat again."""
+        self._siblings.unseat(entry.id)
+
     def gone(self, entry: Entry) -> None:
-        """It has left, cannot run for now, or its KV was dropped."""
+        """It has left, or cannot run for now."""
         self._siblings.drop(entry.id)
 
     def _look(self, request: Request, remember: bool) -> tuple[int, int]:

@@ -59,12 +59,16 @@ class GatedQueue(RequestQueue):
         while gone and inner and inner.peek_request() in gone:
             gone.discard(inner.pop_request())
 
-    def put_back(self) -> list[Request]:
-        """Those taken since the gate was shut are where they were, and everybody can be seen again."""
-        taken, self.taken = list(self.taken), {}
-        self.members.update(taken)
-        self.visible = None
-        return taken
+    def put_back(self, queued: set[Request]) -> list[Request]:
+        """Those taken since the gate was shut are where they were, unless they are `queued` elsewhere by now;
+        everybody can be seen again.
+        """
+        back = [request for request in self.taken if request not in queued]
+        for request in back:
+            del self.taken[request]
+        self.members.update(back)
+        self.open()
+        return back
 
     # -- what vLLM calls ---------------------------------------------------------------------------
 

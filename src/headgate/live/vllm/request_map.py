@@ -172,7 +172,7 @@ class RequestMap:
         entry = self.entries.get(request.request_id)
         if entry is not None:
             self._look_again = True
-            self._lookup.gone(entry)
+            self._lookup.evicted(entry)
             self._live.evicted(entry)
             self._in_order = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain, islice
 from typing import NamedTuple
@@ -38,22 +38,26 @@ class Job(NamedTuple):
     todo: int
 
 
-def on_time(jobs: list[Job], start: float, pace: float, most: int = SETTLED) -> tuple[set[int], int]:
+def on_time(
+    jobs: Iterable[Job], start: float, pace: float, most: int = SETTLED
+) -> tuple[set[int], list[Job]]:
     """Moore and Hodgson's rule: the most prompts that can be done by their deadlines on one machine.
 
     `jobs` come by deadline. The machine is free from `start` on and takes `pace` seconds for a token.
-    Whenever a prompt would end late, the longest one so far leaves the set. With the set comes how many jobs
+    Whenever a prompt would end late, the longest one so far leaves the set. With the set come the jobs that
     were looked at: no more once `most` are in it. Tokens are summed as whole numbers, so that the set, looked
     at again, is the set.
     """
-    tokens = looked = 0
+    tokens = 0
+    looked: list[Job] = []
     kept: set[int] = set()
     longest: list[tuple[int, int]] = []  # (-todo, id); a heap once one had to leave
     dropped = False
-    for deadline, _, number, todo in jobs:
+    for job in jobs:
         if len(kept) >= most:
             break
-        looked += 1
+        deadline, _, number, todo = job
+        looked.append(job)
         if start + todo * pace > deadline:  # late even if it ran at once: the rule would drop it itself
             continue
         kept.add(number)
@@ -89,14 +93,16 @@ class Waiting:
         self._out: list[Key] = []
         self._due: list[Job] = []  # those of `_out`, by deadline
         self._late: list[Key] = []
+        self._past: list[Job] = []  # those of `_late`, by deadline
         self._long: list[Key] = []  # those of `_late`, by the time from which they have waited long
         self._tokens = 0  # of those in time or left out, not yet late
         self._rest: OrderedDict[int, Request] = OrderedDict()  # without a promise, the oldest first
         self._urgent: list[Key] = []  # the same by priority, then arrival
+        self._evicted: dict[int, bool] = {}  # the oldest first; has it a promise?
         self._credit = self._rest_credit = 0.0  # tokens; below 0: owed
 
     def __len__(self) -> int:
-        return len(self._jobs) + len(self._rest)
+        return len(self._jobs) + len(self._rest) + len(self._evicted)
 
     def promise(self, request: Request) -> float | None:
         """Seconds to the first token that the request was promised."""
@@ -107,6 +113,9 @@ class Waiting:
         """It waits from now on."""
         self.drop(request)
         promise = self.promise(request)
+        if request.evictions:
+            self._evicted[request.id] = promise is not None
+            return
         if promise is None:
             self._rest[request.id] = request
             insort(self._urgent, _urgency(request))
@@ -118,6 +127,8 @@ class Waiting:
         insort(self._in, job)
 
     def drop(self, request: Request) -> None:
+        if self._evicted.pop(request.id, None) is not None:
+            return
         if self._rest.pop(request.id, None) is not None:
             del self._urgent[bisect_left(self._urgent, _urgency(request))]
             return
@@ -137,6 +148,7 @@ class Waiting:
             del self._due[bisect_left(self._due, job)]
         else:
             del self._late[bisect_left(self._late, key)]
+            del self._past[bisect_left(self._past, job)]
             del self._long[bisect_left(self._long, _long(job))]
 
     def admitted(self, request: Request, now: float) -> None:
@@ -146,11 +158,11 @@ class Waiting:
         todo, promise = float(request.todo), self.promise(request)
         self._credit = min(self._credit + ALMS * todo, MOST_CREDIT)
         if promise is None:
-            self._rest_credit = max(self._rest_credit - todo, min(self._rest_credit, -todo))
+            self._rest_credit = _spend(self._rest_credit, todo, todo)
             return
         self._rest_credit = min(self._rest_credit + REST * todo, MOST_CREDIT)
         if now >= request.arrival + LATE * promise:
-            self._credit = max(self._credit - todo, min(self._credit, -max(todo, MOST_DEBT)))
+            self._credit = _spend(self._credit, todo, max(todo, MOST_DEBT))
 
     def settle(self, waiting: Mapping[int, Request], start: float, pace: float, step: float) -> None:
         """Decide which promised requests are to be in time, prompts before them included.
@@ -161,15 +173,15 @@ class Waiting:
         for _ in range(ROUNDS):
             self._expire(start)
             tried = self._tried(waiting)
-            jobs = self._fresh(waiting)
+            jobs: Iterable[Job] = self._fresh(waiting)
             if tried:
-                jobs = sorted([*jobs, *tried])
+                jobs = merge(self._in, sorted(tried))  # few of which are looked at
             half = min(step, pace * self._tokens * (1 - 1 / max(1, len(self._in) + len(self._out)))) / 2
             kept, looked = on_time(jobs, start + half, pace)
-            if len(kept) == looked and not tried:
+            if len(kept) == len(looked) and not tried:
                 return
             trying = {job.id for job in tried}
-            gone = [job for job in jobs[:looked] if job.id not in kept and job.id not in trying]
+            gone = [job for job in looked if job.id not in kept and job.id not in trying]
             back = [job for job in tried if job.id in kept]
             if not gone and not back:
                 return
@@ -191,10 +203,9 @@ class Waiting:
         waiting = view.waiting
         first: list[Request] = []
         others: list[Request] = []
-        for request in waiting.values():
-            if not request.evictions:
-                break
-            (others if self.promise(request) is None else first).append(request)
+        for id, promised in reversed(self._evicted.items()):
+            if id in waiting:
+                (first if promised else others).append(waiting[id])
         first += [request for request in self._favoured(view, others) if request not in first]
         for request in first:
             yield request, False
@@ -258,7 +269,19 @@ class Waiting:
         return jobs
 
     def _expire(self, start: float) -> None:
-        """Those left out whose deadline has passed are late for good."""
+        """Those left out whose deadline is before `start` are late, until it no longer is: `start` is a
+        forecast, and half-done prompts may leave.
+        """
+        again = bisect_left(self._past, (start,))
+        if again < len(self._past):
+            back = self._past[again:]
+            del self._past[again:]
+            self._tokens += sum([job.todo for job in back])
+            keys = [self._keys[job.id] for job in back]
+            _take(self._late, keys)
+            _take(self._long, [_long(job) for job in back])
+            _put(self._out, keys)
+            _line_up(self._due, back)
         past = bisect_left(self._due, (start,))
         if not past:
             return
@@ -269,16 +292,16 @@ class Waiting:
         _take(self._out, keys)
         _put(self._late, keys)
         _put(self._long, [_long(job) for job in gone])
+        _line_up(self._past, gone)
 
     def _leave_out(self, jobs: list[Job]) -> None:
         if len(jobs) > FEW:
             gone = {job.id for job in jobs}
             self._in = [job for job in self._in if job.id not in gone]
-            self._due = sorted([*self._due, *jobs])
         else:
             for job in jobs:
                 del self._in[bisect_left(self._in, job)]
-                insort(self._due, job)
+        _line_up(self._due, jobs)
         for job in jobs:
             self._keys[job.id] = _key(job, self._keys[job.id])
         _put(self._out, [self._keys[job.id] for job in jobs])
@@ -288,6 +311,11 @@ class Waiting:
             del self._due[bisect_left(self._due, job)]
             insort(self._in, job)
         _take(self._out, [self._keys[job.id] for job in jobs])
+
+
+def _spend(credit: float, tokens: float, most: float) -> float:
+    """What is left of a credit; `most` tokens may be owed, unless more were before."""
+    return max(credit - tokens, min(credit, -most))
 
 
 def _age(request: Request) -> tuple[float, int]:
@@ -311,6 +339,16 @@ def _key(job: Job, before: Key) -> Key:
 def _long(job: Job) -> Key:
     """By when it will have waited long."""
     return (job.arrival + LATE * (job.deadline - job.arrival), 0.0, job.arrival, job.id)
+
+
+def _line_up(into: list[Job], jobs: list[Job]) -> None:
+    """Sort them in by deadline."""
+    if len(jobs) > FEW:
+        into.extend(jobs)
+        into.sort()
+    else:
+        for job in jobs:
+            insort(into, job)
 
 
 def _put(into: list[Key], keys: list[Key]) -> None:

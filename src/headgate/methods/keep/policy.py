@@ -31,7 +31,7 @@ Queue = tuple[list[Request], list[Request], list[Request], list[Request]]
 REFUSE = ("never", "predicted")
 LOOK = 4  # steps with prompts beside decodes, one after the other, before decodes run alone to time a launch
 SITS_OUT = 32  # steps with prompts in a row that half-done prompts without a promise may miss
-MOST_SHUT_OUT = 60.0  # seconds of such steps, at most, that prompts wait where any of theirs breaks the gap
+MOST_SHUT_OUT = 60.0  # seconds that prompts wait at most while every step with prompts would break the gap
 MOST_PIECES = 32  # of prompts in a row while decodes wait, whatever they cost
 
 
@@ -88,7 +88,7 @@ class Keep(BatchPolicy):
         self.trust = Trust(trust, late, learn)
         self._ttft, self._tbt = ttft, tbt
         self._prices = Prices(cost)
-        self._chooser = Chooser(self._prices)
+        self._chooser = Chooser(self._prices, trust)
         self._waiting = Waiting(ttft)
         self._promised = 0  # requests here that have a promise
         self._decoding: dict[int, float] = {}  # promised gap of each that decodes; inf: none
@@ -96,10 +96,8 @@ class Keep(BatchPolicy):
         self._step: Step | None = None  # of the newest plan
         self._since, self._pieces = 0.0, 0  # seconds and steps composed since the last with decodes
         self._newest, self._apart = 0.0, False  # as in `Now`
-        self._sits, self._sat = (
-            False,
-            0,
-        )  # half-done prompts without a promise miss this step; missed in a row
+        self._sits = False  # half-done prompts without a promise miss this step
+        self._sat = 0  # steps they have missed in a row
         self._no_room, self._shut_out = False, 0  # no step with prompts keeps the gap; so many steps in a row
         self._together = 0  # steps with prompts beside decodes since the last of decodes alone
         self._last: float | None = None
@@ -135,9 +133,10 @@ class Keep(BatchPolicy):
         self._gaps[gap] = self._gaps.get(gap, 0) + 1
 
     def evicted(self, request: Request, now: float) -> None:
-        """It decodes no longer; the view shows it before all others that wait."""
+        """It decodes no longer, and waits before its equals."""
         self.plain.evicted(request, now)
         self._forget(request)
+        self._waiting.add(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         """It has left; without promises eb+ goes on, and does not remember an old refill."""
@@ -228,6 +227,7 @@ class Keep(BatchPolicy):
         """The next step, chosen anew while anybody waits."""
         self._step, self._sits, self._no_room = None, False, False
         if not self._promised:
+            self._shut_out = 0
             plan = self.plain.plan(view)
             return plan._replace(until=plan.until._replace(arrivals=1))  # it may bring a promise
         decodes, width = len(view.decoding), view.limits.decode_width
@@ -235,13 +235,14 @@ class Keep(BatchPolicy):
         if decodes * width > budget:  # only after taking over a fuller engine
             return Plan(frozenset(islice(view.decoding, budget // width)), budget=budget)
         if not view.waiting and not view.prefilling:
+            self._shut_out = 0
             return NOBODY_WAITS
         if not view.prefilling and not self.refuse and decodes >= min(self.slots, view.limits.running):
             return NO_PLACE_LEFT
         gap = self._gap()
         promised = gap / self.trust.value
         starved = self._shut_out >= min(1 / self.trust.late, MOST_SHUT_OUT / promised)
-        known = (_load(view), gap, self._since, self._apart, self._newest, self._last, promised, starved)
+        known = (_load(view), gap, promised, self._since, self._apart, self._newest, self._last, starved)
         now = quick(Now, known)
         half, other = self._halves(view)
         if view.waiting:
@@ -318,7 +319,8 @@ class Keep(BatchPolicy):
         """New prompts in order, as far as a step, seats and KV go; apart from them those that get what is
         left.
 
-        The first that does not fit holds up those behind it. An empty engine takes any prompt.
+        The first that does not fit holds up those behind it, but one without a promise none that has one. An
+        empty engine takes any prompt.
         """
         new: list[Request] = []
         rest: list[Request] = []
@@ -329,14 +331,19 @@ class Keep(BatchPolicy):
             return new, rest
         block, free = view.limits.block, view.kv_free - decodes - half - other
         free -= int(self.watermark * view.kv_total)
+        passed = False
         for request, fills in self._waiting.order(view):
             if request.id in without:
                 continue
-            free -= -(-request.room // block) * block
-            if free < 0 and (new or rest or halfway or decodes):
+            if fills and (passed or tokens <= other):
                 break
-            if fills and tokens <= other:
-                break
+            room = -(-request.room // block) * block
+            if room > free and (new or rest or halfway or decodes):
+                if fills or self._waiting.promise(request) is not None:
+                    break
+                passed = True
+                continue
+            free -= room
             (rest if fills else new).append(request)
             tokens -= request.todo
             seats -= 1

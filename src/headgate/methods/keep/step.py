@@ -45,11 +45,11 @@ class Now(NamedTuple):
 
     load: Load
     gap: float  # seconds the tightest promise leaves between two tokens, after the margin
+    promised: float  # the same before the margin
     since: float = 0.0  # seconds composed since the last step with decodes
     apart: bool = False  # prompts ran apart when the two ways were last compared
     newest: float = 0.0  # GPU time of the newest of those steps, which were prompts alone
     last: float | None = None  # GPU time of the last step that brought decodes a token, if it had prompts
-    promised: float = 0.0  # `gap` before the margin, where that is more
     starved: bool = False  # prompts have found no room for so long that they may break the gap
 
 
@@ -89,18 +89,20 @@ def stalled(now: Now, launch: float) -> float:
 
 @mypyc_attr(serializable=True)
 class Chooser:
-    """Chooses one step at a time from the prices of a card."""
+    """Chooses one step at a time from the prices of a card; `trust` is the margin at the beginning."""
 
-    def __init__(self, prices: Prices) -> None:
+    def __init__(self, prices: Prices, trust: float = 1.0) -> None:
         self._prices = prices
+        self._trust = trust
 
     def choose(self, now: Now, prompts: Prompts, budget: int, beside: int) -> Step:
         """The next step: at most `budget` prompt tokens alone, or `beside` together with the decodes.
 
         Of the two ways the one with the cheaper tokens, with some hysteresis. Decodes run alone when
         neither has room. When nothing has been held back and still neither has room, no step with prompts can
-        keep the promise. Where decodes alone do, prompts wait, and get one step of their own when they have
-        waited long enough. Where not even decodes do, prompts go on in the smallest chunks.
+        keep the gap. Then prompts go on in the smallest chunks, unless those would break the gap even at the
+        first margin and decodes alone keep the promise: prompts wait, and get one step of their own when they
+        have waited long enough.
         """
         prices, load = self._prices, now.load
         most = min(budget, prompts.total)
@@ -116,8 +118,13 @@ class Chooser:
                 return quick(Step, (DECODES, 0, prices.decodes(load), True, 0.0))
             if self._breaks(now, prompts.first(least)):
                 return self._wait(now, prompts, most)
-            alone, mixed = min(least, budget), max(0, min(least, beside))
-        apart = self._cheaper_apart(now, prompts, alone, mixed)
+            alone, mixed = self._smallest(now, prompts, min(least, budget), max(0, min(least, beside)))
+            kept = bool(alone or mixed)
+            if not kept:
+                alone, mixed = min(least, budget), max(0, min(least, beside))
+            apart = not mixed or (alone > 0 and self._cheaper_apart(now, prompts, alone, mixed))
+        else:
+            apart = self._cheaper_apart(now, prompts, alone, mixed)
         if apart and not alone:
             return quick(Step, (DECODES, 0, prices.decodes(load), True, 0.0))
         kind, tokens = (APART, alone) if apart else (TOGETHER, mixed)
@@ -128,19 +135,25 @@ class Chooser:
         return quick(Step, (kind, tokens, self._price(load, cut, kind), kept, launch))
 
     def _breaks(self, now: Now, cut: Cut) -> bool:
-        """Would so few prompt tokens break the gap, even if the host were not slow, and decodes alone not?
+        """Would so few prompt tokens break the gap, even from a quick host, and decodes alone not?
 
-        For decodes the margin does not count: with it, they would seem lost where late gaps have lowered it.
+        For decodes no margin counts, and for prompts the one at the beginning: where late gaps have lowered
+        it, decodes would seem lost, and prompts would be shut out of steps that keep the promise.
         """
         prices, load = self._prices, now.load
         before = prices.decodes(load)
-        if max(before, prices.launch(load.decodes, NOTHING)) > max(now.gap, now.promised):
+        if max(before, prices.launch(load.decodes, NOTHING)) > now.promised:
             return False
         last = before if now.last is None else now.last
         launch = prices.launch(0, cut)
         apart = prices.alone(cut) + before + lag(launch, launch, before, last)
         together = max(prices.together(load, cut), prices.launch(load.decodes, cut))
-        return min(apart, together) > now.gap
+        return min(apart, together) > self._trust * now.promised
+
+    def _smallest(self, now: Now, prompts: Prompts, alone: int, mixed: int) -> tuple[int, int]:
+        """Of these chunks those that would keep the gap at the first margin; they need no excuse."""
+        first = now._replace(gap=self._trust * now.promised)
+        return self._apart(first, prompts, alone, alone), self._together(first, prompts, mixed, mixed)
 
     def _wait(self, now: Now, prompts: Prompts, most: int) -> Step:
         """Decodes alone keep a promise that no step with prompts keeps."""

@@ -167,18 +167,22 @@ class Split(RoutePolicy):
         self._wished = self._roles_for(up)
 
     def _roles_for(self, up: Sequence[Replica]) -> tuple[tuple[int, str], ...]:
-        """An engine alone must do both, and has its role again when another is there."""
+        """An engine alone must do both, and has its role again when another is there.
+
+        What it was is forgotten when it is that again: a wish may be out of date before it is granted.
+        """
         before = self._roles_before
+        for each in up:
+            if each.role != ANY:
+                before.pop(each.id, None)
         if len(up) == 1:
             each = up[0]
             if each.room.prompts and each.room.decodes:
                 return ()
-            before.setdefault(each.id, each.role)
+            if each.role != ANY:
+                before[each.id] = each.role
             return ((each.id, ANY),)
-        back = tuple((each.id, before[each.id]) for each in up if each.id in before and each.role == ANY)
-        if up:
-            before.clear()
-        return back
+        return tuple((each.id, before[each.id]) for each in up if each.id in before)
 
     def _give_prompt(self, request: Request, first: bool = False) -> None:
         engine = self._tokens.least()

@@ -92,11 +92,15 @@ class Residents:
         rank = entry.id if self.cache is None else entry.seat
         heappush(self._ends, (entry.end, rank, entry.id))
 
-    def _free(self, entry: Entry) -> None:
+    def _free(self, entry: Entry, leaves: bool = True) -> None:
         """Give its blocks back; call it before the ledger lets it go."""
         blocks, held = self.blocks, entry.held_kv
-        if self.cache is not None:
+        if self.cache is None:
+            pass
+        elif leaves:
             self._siblings.drop(entry.id)
+        else:
+            self._siblings.unseat(entry.id)
         if self.cache is None or not self.cache.holds(entry.id):
             blocks.give(-(-held // blocks.size))
         else:
@@ -107,7 +111,7 @@ class Residents:
 
     def _drop(self, entry: Entry) -> None:
         """Its KV is given back, and it waits again."""
-        self._free(entry)
+        self._free(entry, leaves=False)
         self.ledger.evict(entry)
         if self.cache is not None:
             self._look(entry)

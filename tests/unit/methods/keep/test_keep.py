@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.core.request import Slo
+from headgate.core.ledger import Entry, Ledger
+from headgate.core.request import NO_SLO, Slo
+from headgate.core.view import Limits
 from headgate.cost.card import load_card
 from headgate.experiment.library import card_engine, simulate
 from headgate.methods.eb.hybrid import ExclusivePlus
@@ -171,6 +173,42 @@ def test_without_a_promise_a_request_waits_long_and_not_for_ever():
     assert np.mean(waits[~batch] <= 0.5) > 0.7
 
 
+def test_a_favoured_request_without_a_promise_whose_kv_does_not_fit_holds_up_no_promised_one():
+    """600 of 1,000 KV tokens are taken; it needs 500, and another without a promise 50."""
+    ledger, policy = Ledger(Limits(1024, 8), kv_total=1000), Keep(8, 1024, PRICES)
+    chat = Slo(20.0, 20.0)
+    rows = ((600, chat), (500, NO_SLO), (50, NO_SLO), (100, chat))
+    for id, (prompt, slo) in enumerate(rows):
+        entry = Entry(ledger, id, 0.0 if id < 3 else LONG + 1, prompt, limit=50, slo=slo)
+        ledger.arrive(entry)
+        policy.arrived(entry, entry.arrival)
+    decoding = ledger.waiting[0]
+    ledger.admit(decoding)
+    policy.admitted(decoding, 0.0)  # credit for those without a promise
+    ledger.join(decoding, 0.0, rolling=True)
+    policy.prefilled(decoding, 0.0)
+    ledger.now, ledger.kv_free = LONG + 10, 400
+    assert policy.plan(ledger).prefill == (3,)
+    ledger.kv_free = 1000
+    assert policy.plan(ledger).prefill[0] == 1
+
+
+def test_an_evicted_request_behind_more_urgent_ones_is_served():
+    """As vLLM shows it under `--scheduling-policy priority`."""
+    ledger, policy = Ledger(Limits(1024, 8), kv_total=1000), Keep(8, 1024, PRICES, ttft=20.0, tbt=20.0)
+    evicted, urgent = [Entry(ledger, id, 0.0, 100, limit=50, priority=-id) for id in range(2)]
+    for entry in (evicted, urgent):
+        ledger.arrive(entry)
+        policy.arrived(entry, 0.0)
+    ledger.admit(evicted)
+    policy.admitted(evicted, 0.0)
+    ledger.evict(evicted)
+    policy.evicted(evicted, 0.0)
+    ledger.waiting.move_to_end(0)
+    assert policy.plan(ledger).prefill == (0, 1)
+    assert policy.gauges()["queued"] == 2
+
+
 def test_half_done_prompts_without_a_promise_sit_out_a_bounded_number_of_steps():
     """One of 60,000 tokens is half-done when more promised ones come than the engine can serve, each of which
     takes several steps.
@@ -220,6 +258,22 @@ def test_prompts_that_find_no_room_wait_for_a_bounded_number_of_steps(late, most
     waited = [step for step in found if 0.1 <= step.start < second.start]
     assert sum(len(step.ends) for step in waited) == pytest.approx(most, abs=2)
     assert second.chunks == ((1, 1, 1000),)
+
+
+def test_only_steps_in_a_row_count_for_prompts_that_find_no_room():
+    """The second is gone after half of the steps; a third, which comes later, waits for as many as any."""
+    engine = card_engine(CARD, slots=512, budget=8192)
+    kinds = (Kind("chat", Slo(0.5, 0.011)),)
+    workload = Workload.of(
+        [100, 1000, 1000], [3000, 2, 2], arrival=[0.0, 0.1, 1.5], patience=[np.inf, 0.27, np.inf], kinds=kinds
+    )
+    found = batches(
+        engine, Keep(512, 8192, engine.cost, late=0.01, learn=False), workload, asynchronous=False
+    )
+    third = next(step for step in found if any(id == 2 for id, _, _ in step.chunks))
+    assert all(id != 1 for step in found for id, _, _ in step.chunks)
+    waited = [step for step in found if 1.5 <= step.start < third.start]
+    assert sum(len(step.ends) for step in waited) == pytest.approx(100, abs=2)
 
 
 def test_a_loose_gap_is_used_for_exclusive_refills():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.request import Slo
 from headgate.core.view import Limits
-from headgate.methods.keep.order import ALMS, LATE, REST, Job, Waiting, on_time
+from headgate.methods.keep.order import ALMS, LATE, REST, SETTLED, Job, Waiting, on_time
 
 PROMISE = 0.5
 
@@ -80,10 +80,28 @@ def test_no_other_set_has_more_in_time(rows, start):
         return True
 
     kept, looked = on_time(jobs, float(start), 1.0)
-    assert looked == len(jobs)
+    assert looked == jobs
     assert feasible([job for job in jobs if job.id in kept])
     best = max(size for size in range(len(jobs) + 1) for some in combinations(jobs, size) if feasible(some))
     assert len(kept) == best
+
+
+def test_no_more_jobs_are_looked_at_than_needed():
+    """A queue of any length costs a plan as much, also where some were left out."""
+    ledger, waiting = queue([(0.0, 20_000)] + [(0.0, 1)] * 5000, 0.0)
+    read = []
+    waiting.settle(ledger.waiting, 0.0, 50e-6, 0.0)
+    assert waiting.left_out(ledger.waiting) == (0,)
+
+    class Counted(list):
+        def __iter__(self):
+            for job in super().__iter__():
+                read.append(job)
+                yield job
+
+    waiting._in = Counted(waiting._in)
+    waiting.settle(ledger.waiting, 0.0, 50e-6, 0.0)
+    assert 0 < len(read) <= SETTLED + 2
 
 
 def test_the_oldest_late_one_goes_first_while_there_is_credit():
@@ -108,13 +126,23 @@ def test_nobody_is_favoured_before_several_promises_have_passed():
     assert ids(ledger, waiting, 20e-6) == [0, 1]
 
 
-def test_evicted_requests_come_before_all_others():
-    ledger, waiting = queue([(0.0, 3000), (0.1, 100)], 0.2)
-    entry = ledger.waiting[0]
-    ledger.admit(entry)
-    waiting.drop(entry)
-    ledger.evict(entry)
-    assert ids(ledger, waiting, 20e-6) == [0, 1]
+@pytest.mark.parametrize("sorted_by_priority", [False, True])
+@pytest.mark.parametrize("promise", [PROMISE, None])
+def test_evicted_requests_come_before_all_others(promise, sorted_by_priority):
+    """The newest first. vLLM may show them behind more urgent ones."""
+    ledger, waiting = queue([(0.0, 3000), (0.05, 400), (0.1, 100)], 0.2, promise)
+    for entry in [ledger.waiting[0], ledger.waiting[1]]:
+        ledger.admit(entry)
+        waiting.drop(entry)
+        ledger.evict(entry)
+        waiting.add(entry)
+    if sorted_by_priority:
+        ledger.waiting.move_to_end(2, last=False)
+    assert ids(ledger, waiting, 20e-6) == [1, 0, 2]
+    assert len(waiting) == 3
+    waiting.drop(ledger.waiting[0])
+    ledger.leave(ledger.waiting[0])
+    assert ids(ledger, waiting, 20e-6) == [1, 2]
 
 
 def test_without_a_promise_of_a_first_token_it_is_the_order_of_arrival():
@@ -204,6 +232,18 @@ def test_left_out_comes_back_when_there_is_time_for_it_and_never_after_its_deadl
     assert waiting.left_out(ledger.waiting) == (0, 1)
 
 
+def test_late_by_a_forecast_comes_back_when_the_forecast_does_not_hold():
+    """A long prompt would have kept the engine busy for 5 s, and was aborted."""
+    ledger, waiting = queue([(0.0, 100)] * 5, 0.0, promise=2.0)
+    waiting.settle(ledger.waiting, 5.0, 20e-6, 0.0)
+    assert len(waiting.left_out(ledger.waiting)) == 5
+    waiting.drop(ledger.waiting[4])
+    waiting.settle(ledger.waiting, 0.1, 20e-6, 0.0)
+    assert waiting.left_out(ledger.waiting) == ()
+    waiting.settle(ledger.waiting, 3.0, 20e-6, 0.0)
+    assert waiting.left_out(ledger.waiting) == (0, 1, 2, 3)
+
+
 def test_a_prompt_that_the_cache_made_shorter_is_looked_at_again():
     ledger, waiting = queue([(0.0, 4000), (0.0, 4500)], 0.0)
     ids(ledger, waiting, 100e-6)
@@ -232,6 +272,7 @@ def test_looked_at_again_it_is_the_same_and_every_request_has_one_place(rows, lo
     for later, pace in looks:
         clock += later
         ledger.now = float(clock)
+        waiting.settle(ledger.waiting, ledger.now + 30 * pace, pace, 2.0)  # a forecast that does not hold
         first = ids(ledger, waiting, pace, step=2.0)
         assert ids(ledger, waiting, pace, step=2.0) == first
         assert sorted(first) == sorted(ledger.waiting)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headgate.core.fleet import STAY, Move, Stage, endless
+from headgate.core.fleet import ANY, CLOSED, DECODE, STAY, Move, Stage, endless
 from headgate.core.roster import Roster
 from headgate.methods.split.split import Split
 
@@ -58,3 +58,29 @@ def test_a_request_sent_whole_weighs_on_its_engine_as_long_as_its_prompt_runs():
         roster.start_prompt(request, roster.replicas[move.replica], Stage.WHOLE)
         router.moved(request, move._replace(stage=Stage.WHOLE), 0.0)
     assert places == [0, 1, 1]
+
+
+def test_an_engine_that_was_alone_is_given_its_role_back_however_late():
+    """A third engine returns before the wish for it is heard; and once it is granted, nothing is asked."""
+    router = Split(3, 1)
+    roster = Roster(router.roles(3), endless, ("",))
+
+    def change(*up: int) -> None:
+        for seat in roster.replicas:
+            roster.set_room(seat.id, endless(seat.role) if seat.id in up else CLOSED)
+        router.engines_changed(roster)
+
+    change(1)
+    assert router.route(roster).roles == ((1, ANY),)
+    roster.set_role(1, ANY, endless(ANY))
+    change(1)
+    assert router.route(roster) == STAY
+    change(0, 1)
+    change(0, 1, 2)
+    assert router.route(roster).roles == ((1, DECODE),)
+    roster.set_role(1, DECODE, endless(DECODE))
+    change(0, 1, 2)
+    assert router.route(roster) == STAY
+    roster.set_role(1, ANY, endless(ANY))  # another's decision
+    change(0, 1)
+    assert router.route(roster) == STAY
