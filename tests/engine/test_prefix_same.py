@@ -170,7 +170,9 @@ def siblings(seed: int) -> tuple[Engine, Workload]:
 EVICTS = ("wait", "nested-wait")
 
 
-@pytest.mark.parametrize("name", POLICIES)
+# keep weighs all that waits, and the plug-in learns later than the simulator what those behind the head will
+# find: with siblings it may run prompts apart where the simulator runs them beside decodes.
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"keep"}))
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_same_hits_and_steps_of_siblings(name, seed, data):
     engine, workload = siblings(seed)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import Observer, Steps
 from headgate.core.request import Request
-from headgate.cost.laws.kv_linear import kv_linear
 from headgate.methods.wait.wait import NestedWait
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
+from headgate_papers.kv_linear import kv_linear
 from headgate_papers.report import Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 

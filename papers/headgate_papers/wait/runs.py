@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.cost.laws.kv_linear import kv_linear
 from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy
 from headgate.methods.wait.iteration import Lines, Part, kind, lines_of
@@ -18,6 +17,7 @@ from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
+from headgate_papers.kv_linear import kv_linear
 from headgate_papers.serving import Key
 
 WINDOW = (0.3, 0.8)  # of the horizon: what is measured

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.cost.card import load_card
-from headgate.cost.laws.kv_linear import kv_linear
 from headgate.cost.model import Shape
+from headgate_papers.kv_linear import kv_linear
 
 
 @given(

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.core.policy import End
-from headgate.cost.laws.kv_linear import kv_linear
 from headgate.experiment.library import simulate
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.forgetful import EVERYTHING
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
+from headgate_papers.kv_linear import kv_linear
 from worlds import POLICIES, Evicting, Log, engines, workloads
 
 ENGINE = Engine(kv_linear(1.0, 0.0, 0.0), 1000, 1000, 100, 8, 1)

@@ -46,13 +46,13 @@ def address(text: str) -> tuple[str, int]:
 
 
 def client_at(peer: object) -> str:
-    """Whose connection it is: its address, of IPv6 the network that one client has, 64 bits."""
+    """Whose connection it is: its address, of IPv6 the network that one client may have, 48 bits."""
     host = peer[0] if isinstance(peer, tuple) and peer else ""
     if ":" not in host:
         return str(host)
     found = ip_address(host.partition("%")[0])
     if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
-        return str(IPv6Address(int(found) >> 64 << 64))
+        return str(IPv6Address(int(found) >> 80 << 80))
     return str(getattr(found, "ipv4_mapped", found))
 
 

@@ -31,9 +31,24 @@ LOOKED_AT = (
     "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens",
     "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
     "cache_salt", "tools", "prompt_cache_key", "user", "ec_transfer_params", "vllm_xargs",
+    "prompt_embeds", "system", "instructions",
 )  # fmt: skip
 QUOTED = [(name, b'"%b"' % name.encode()) for name in LOOKED_AT]
 WHOLE_ONLY = frozenset(("kv_transfer_params", "prompt_logprobs", "n", "best_of", "use_beam_search", "echo"))
+TEXTS: dict[str, tuple[str, ...]] = {  # what prompts are made of, the main field first
+    "/v1/completions": ("prompt", "prompt_embeds"),
+    "/v1/chat/completions": ("messages", "tools"),
+    "/v1/messages": ("messages", "system", "tools"),
+    "/v1/responses": ("input", "instructions", "tools"),
+}
+LIMITS: dict[str, tuple[str, ...]] = {  # of output tokens: the first that is given counts
+    "/v1/completions": ("max_tokens",),
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/messages": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+}
+OTHER_TEXTS = ("prompt", "messages", "input")  # of all other paths: the first that is given
+OTHER_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 UNBOUNDED = 1 << 20  # output tokens of a request without a limit
 ABSENT = msgspec.Raw()
 NO_OBJECT = "the body is not a JSON object"
@@ -68,7 +83,7 @@ class Asked(msgspec.Struct, frozen=True):
     body: Body
     model: str
     stream: bool
-    prompt_bytes: int  # of the prompt or the messages as JSON
+    prompt_bytes: int  # of all that the prompt is made of, as JSON
     limit: int  # output tokens at most
     splittable: bool  # may its prompt and its output be on two engines
     field_class: str | None  # metadata.class
@@ -116,18 +131,19 @@ def reading(body: Body, path: str, allow_kv_params: bool = False) -> Steps[Asked
     if not allow_kv_params:
         _check_handed(fields)
     get = fields.get
-    text = get("prompt") or get("messages") or get("input") or ABSENT
+    names = TEXTS.get(path) or [name for name in OTHER_TEXTS if name in fields][:1]
+    texts = {name: fields[name] for name in names if name in fields}
     model = _value(fields, "model")
     return Asked(
         body=body,
         model=model if isinstance(model, str) else "",
         stream=_value(fields, "stream") is True,
-        prompt_bytes=len(memoryview(text)),
-        limit=_limit(fields),
+        prompt_bytes=sum(len(memoryview(text)) for text in texts.values()),
+        limit=_limit(fields, path),
         splittable=_splittable(fields, path),
         field_class=_field_class(fields),
-        prompt_tokens=(yield from _token_ids(get("prompt", ABSENT))),
-        text=text,
+        prompt_tokens=(yield from _token_ids(texts["prompt"] if [*texts] == ["prompt"] else ABSENT)),
+        text=texts.get(names[0], ABSENT) if names else ABSENT,
         salt=(get("cache_salt", ABSENT), get("tools", ABSENT)),
         session=get("prompt_cache_key") or get("user", ABSENT),
     )
@@ -192,12 +208,12 @@ def _field_class(fields: Fields) -> str | None:
         return None
 
 
-def _limit(fields: Fields) -> int:
+def _limit(fields: Fields, path: str) -> int:
     """Output tokens at most, of each choice."""
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+    for name in LIMITS.get(path, OTHER_LIMITS):
         value = _value(fields, name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return min(value, UNBOUNDED)
+        if value is not None:  # an engine may take a text for a number, and not the next field
+            return min(value, UNBOUNDED) if type(value) is int and value > 0 else UNBOUNDED
     return UNBOUNDED
 
 
@@ -342,6 +358,8 @@ def _add(fields: Fields, view: memoryview, first: int, last: int, start: int, en
     spaces = min(start + NAME, end)
     while start < spaces and view[start] in SPACE:
         start += 1
+    if start < end and view[start] in SPACE:
+        raise RefusedError(400, "json", f"more than {NAME} spaces before a value")
     fields[name] = msgspec.Raw(view[start:end])
 
 

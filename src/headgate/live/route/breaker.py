@@ -10,7 +10,7 @@ WINDOW = 20
 SHARE = 0.5
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 120.0  # seconds
 CLOSES_AFTER = 2  # successes of probes
-SUSPECT = 3  # answered errors in a row after which it is found out whose they are
+SUSPECT, OFTEN = 3, 5  # answered errors in a row, or of WINDOW answers: then it is found out whose they are
 
 
 class State(Enum):
@@ -35,6 +35,8 @@ class Breaker:
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._row = 0
         self._doubts = 0  # in a row
+        self._doubted: deque[bool] = deque(maxlen=WINDOW)  # which of the newest answers were errors
+        self.on_answers = False  # it is open for errors that the engine answered
         self._pause = FIRST_PAUSE
         self._until = 0.0
         self._probes = 0  # probe requests under way
@@ -56,7 +58,8 @@ class Breaker:
     @property
     def suspected(self) -> bool:
         """Whether requests that it answers with an error should be tried elsewhere, to see whose it is."""
-        return self.state is not State.CLOSED or self._doubts >= SUSPECT
+        often = self._doubts >= SUSPECT or self._doubted.count(True) >= OFTEN
+        return often or self.state is not State.CLOSED
 
     def sent(self) -> None:
         """A request goes to the engine."""
@@ -71,6 +74,7 @@ class Breaker:
     def doubted(self) -> None:
         """It answered with an error; whether that is the engine's or the request's is not known."""
         self._doubts += 1
+        self._doubted.append(True)
         self.gone()
 
     def cleared(self) -> None:
@@ -79,15 +83,16 @@ class Breaker:
 
     def succeeded(self) -> None:
         self._row = self._doubts = 0
+        self._doubted.append(False)
         self._recent.append(True)
         if self.state is State.HALF_OPEN:
             self._probes = max(0, self._probes - 1)
             self._good += 1
             if self._good >= CLOSES_AFTER:
-                self.state, self._pause = State.CLOSED, FIRST_PAUSE
+                self.state, self._pause, self.on_answers = State.CLOSED, FIRST_PAUSE, False
                 self._recent.clear()
 
-    def failed(self, now: float, may_open: bool = True) -> None:
+    def failed(self, now: float, may_open: bool = True, answered: bool = False) -> None:
         """The engine could not be reached, reset the connection, was late, or fails where others serve."""
         self._row += 1
         self._recent.append(False)
@@ -95,14 +100,15 @@ class Breaker:
             self.gone()
         elif self.state is State.HALF_OPEN:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._open(now)
+            self._open(now, answered)
         elif self.state is State.CLOSED and (self._row >= IN_A_ROW or self._half_failed()):
-            self._open(now)
+            self._open(now, answered)
 
     def _half_failed(self) -> bool:
         return len(self._recent) == WINDOW and self._recent.count(False) >= SHARE * WINDOW
 
-    def _open(self, now: float) -> None:
+    def _open(self, now: float, answered: bool) -> None:
+        self.on_answers = answered
         self.state, self._until, self._row = State.OPEN, now + self._pause, 0
         self.opened += 1
         self._recent.clear()

@@ -40,8 +40,8 @@ async def deliver(
         headers["x-headgate-engine"] = str(call.upstream.id)
     job.status = leg.status
     if leg.whole:
-        _booked(job, call, service)
         job.outcome = "ok" if leg.status < 400 else "passed-on"
+        _booked(job, call, service)
         call.close()
         return web.Response(status=leg.status, headers=headers, body=leg.head)
     response = _Streamed(status=leg.status, headers=headers)

@@ -6,6 +6,7 @@ from headgate.live.route.verdict import decoded
 
 EVENT_CAP = 1 << 20  # bytes of one event that are kept; a longer one is passed on unread
 DONE = b"[DONE]"
+HEAD = 256  # bytes of an event passed on unread in which its name is looked for
 ERROR_HEAD = 48  # an error event names its one key within so many bytes
 LAST_EVENTS: dict[str, frozenset[bytes]] = {  # how streams of a path end, besides with [DONE]
     "/v1/completions": frozenset(),
@@ -25,7 +26,8 @@ class EventScanner:
     """
 
     __slots__ = (
-        "_cap", "_ends", "_first", "_last", "_raw", "_skipping", "_tail", "done", "error", "events", "usage"
+        "_cap", "_ends", "_first", "_head", "_last", "_raw", "_skipping", "_tail",
+        "done", "error", "events", "usage",
     )  # fmt: skip
 
     def __init__(self, cap: int = EVENT_CAP, path: str = "") -> None:
@@ -40,6 +42,7 @@ class EventScanner:
         self._raw = False  # a carriage return was seen: nothing is held back
         self._last = 0  # the newest byte, where CR and LF may belong together
         self._skipping = False  # inside an event longer than the cap
+        self._head = b""  # the first lines of that one, where its name is
 
     @property
     def first(self) -> bytes | None:
@@ -99,6 +102,7 @@ class EventScanner:
     def _give_up(self) -> bytes:
         """Pass on an event that is too long to be kept."""
         passed = bytes(self._tail)
+        self._head = passed[:HEAD].rpartition(b"\n")[0]
         self._tail.clear()
         self._tail += passed[-1:]
         self._skipping = True
@@ -115,6 +119,8 @@ class EventScanner:
             return chunk
         self._skipping = False
         self.events += 1
+        if self._is_last(self._head, b""):
+            self.done = True
         cut = end + 2 - (len(joined) - len(chunk))
         return chunk[:cut] + (self.feed(chunk[cut:]) if cut < len(chunk) else b"")
 

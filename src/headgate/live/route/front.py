@@ -38,6 +38,7 @@ GENERATIONS = frozenset(
         "/detokenize",
     )
 )
+HURRY = 1.0  # seconds to read an answer beyond the client's share
 OWN = frozenset(("/health", "/ping", "/version", "/v1/models"))
 GONE = 499  # in logs: the client hung up
 
@@ -138,7 +139,7 @@ class Front:
             held = len(body)
             asked = await app.legs.turns.finish(reading(body, path, app.config.front.allow_kv_params))
             job = self._job(request, path, asked, key, arrived, wall)
-            return await self._serve(job)
+            return await self._serve(job, client)
         except RefusedError as refused:
             refused.key = "" if key is None else key.name
             raise
@@ -146,7 +147,7 @@ class Front:
             self.requests.give_back(client)
             app.body_bytes.give_back(client, held)
 
-    async def _serve(self, job: Job) -> web.StreamResponse:
+    async def _serve(self, job: Job, client: str) -> web.StreamResponse:
         """Serve it and write it down, however it ends."""
         app = self.app
         try:
@@ -154,8 +155,9 @@ class Front:
                 response = await app.service.serve(job)
             job.status = job.status or response.status
             if isinstance(response, web.Response):  # whole, and no longer at an engine
-                with app.body_bytes.answer(response.body):
-                    await write_out(job, response, app.config.limits.client_stall)
+                with app.body_bytes.answer(client, response.body) as fits:
+                    stall = app.config.limits.client_stall
+                    await write_out(job, response, stall if fits else min(stall, HURRY))
             return response
         except RefusedError as refused:
             job.status, job.outcome = refused.status, "refused"
@@ -192,28 +194,21 @@ class Front:
 
     async def _read(self, request: web.BaseRequest, client: str) -> bytes | bytearray:
         """The body within its limits; its bytes are counted until the request is gone."""
-        front = self.app.config.front
-        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise RefusedError(415, "encoding", "compressed request bodies are not accepted")
-        length = request.content_length
-        if length is not None and length > front.body_limit:
-            raise RefusedError(413, "body", f"the body is larger than {front.body_limit} bytes")
-        if length is not None and not self.app.body_bytes.fits(client, length):
-            raise self._no_room(length)
+        front, length = self.app.config.front, self._announced(request, client)
+        taken = length or 0
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if (
-            request.content.is_eof() and request.content.total_bytes <= front.body_limit
-        ):  # it came with its head
-            body = request.content.read_nowait()
-            self._take(client, len(body), 0, front.body_limit)
-            return body
-        taken = 0
         try:
+            if request.content.is_eof() and request.content.total_bytes <= front.body_limit:
+                body = request.content.read_nowait()  # it came with its head
+                if length is None:
+                    self._take(client, len(body), 0, front.body_limit)
+                return body
             async with asyncio.timeout(front.body_timeout):
                 whole = bytearray()  # grows as it comes; to join 32 MiB at the end would take 30 ms
                 async for part in request.content.iter_any():
-                    taken += self._take(client, len(part), taken, front.body_limit)
+                    if length is None:
+                        taken += self._take(client, len(part), taken, front.body_limit)
                     whole += part
         except TimeoutError:
             self.app.body_bytes.give_back(client, taken)
@@ -224,6 +219,18 @@ class Front:
             self.app.body_bytes.give_back(client, taken)
             raise
         return whole if len(whole) > TURN else bytes(whole)
+
+    def _announced(self, request: web.BaseRequest, client: str) -> int | None:
+        """The length of the body where its head says it; it is taken at once, before any byte has come."""
+        front = self.app.config.front
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise RefusedError(415, "encoding", "compressed request bodies are not accepted")
+        length = request.content_length
+        if length is not None and length > front.body_limit:
+            raise RefusedError(413, "body", f"the body is larger than {front.body_limit} bytes")
+        if length is not None and not self.app.body_bytes.take(client, length):
+            raise self._no_room(length)
+        return length
 
     def _take(self, client: str, more: int, taken: int, limit: int) -> int:
         if taken + more > limit:

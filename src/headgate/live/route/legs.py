@@ -102,15 +102,18 @@ class Legs:
         self._changed(upstream)
 
     def _count(self, upstream: Upstream, answered: bool, why: str) -> None:
-        upstream.breaker.failed(self.now(), may_open=not answered or self._may_close_off(upstream))
+        may_open = not answered or self._may_close_off(upstream)
+        upstream.breaker.failed(self.now(), may_open, answered)
         log.warning("engine %d: %s", upstream.id, why)
 
     def _may_close_off(self, upstream: Upstream) -> bool:
-        """Would half of the engines still be up? The last ones are used as long as they answer."""
+        """Would half of the engines that answer still be up? The last ones are used as long as they do."""
         now = self.now()
-        there = [each for each in self._upstreams.values() if not (each.retired or each.draining)]
-        up = sum(each.up(now) for each in there if each is not upstream)
-        return up > 0 and len(there) <= 2 * up
+        others = [each for each in self._upstreams.values() if each is not upstream and each.healthy]
+        others = [each for each in others if not (each.retired or each.draining)]
+        up = sum(each.up(now) for each in others)
+        closed_off = sum(each.breaker.on_answers and not each.up(now) for each in others)
+        return up >= closed_off + 1
 
     def headers(self, job: Job, upstream: Upstream, id: str = "") -> CIMultiDict[str]:
         """The headers of a call for this request to this engine; `id` where it is not the request's own."""

@@ -73,6 +73,8 @@ class Leg:
 
     async def start(self, body: Body, headers: CIMultiDict[str], first_token: float | None = None) -> None:
         """Send the request and wait for its first token; raises LegError."""
+        if self._cut:
+            raise LegError(Fault.CUT, self._cut, retry=False)
         limit = self._times.first_token if first_token is None else first_token
         try:
             async with asyncio.timeout(limit) as self._timer:

@@ -115,10 +115,11 @@ class Splitter:
             self.gate.end(ticket, End.ABORTED)
 
     async def _prefill(self, job: Job, upstream: Upstream) -> KvParams | None:
-        kv, sent = self.legs.config.kv, self.now()
+        kv = self.legs.config.kv
+        body = await self.legs.turns.finish(making_prefill(job.asked.body, kv.reuse_tokens))
+        sent = self.now()
         with self.legs.open(upstream, job.path) as call:
             # KV is named after its prefill: two prompts of a request, or of two with one id, must differ
-            body = await self.legs.turns.finish(making_prefill(job.asked.body, kv.reuse_tokens))
             await call.start(job, body, f"hg-{token_hex(12)}")
             if call.leg.status >= 400 or not call.leg.whole:
                 raise self._refused(call.leg.status, call.leg.head, call.leg.headers.get("Content-Type", ""))

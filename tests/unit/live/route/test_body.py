@@ -95,7 +95,7 @@ def test_refused(body: bytes, reason: str) -> None:
 def test_depth_is_not_fooled_by_brackets_in_texts_or_by_width() -> None:
     assert read(prompt="[[[{{{" * 100).prompt_bytes > 0
     assert read(prompt='\\"[' * 100).prompt_bytes > 0
-    assert read(messages=[{"role": "user", "content": [{"text": "["}]}] * 500).prompt_bytes > 0
+    assert read(CHAT, messages=[{"role": "user", "content": [{"text": "["}]}] * 500).prompt_bytes > 0
     nested: object = 1
     for _ in range(DEPTH - 1):
         nested = [nested]
@@ -271,3 +271,42 @@ def test_what_stands_twice_is_refused_and_nothing_else() -> None:
                 read_body(body, TEXT)
         elif len(set(names)) == len(names):
             read_body(body, TEXT)
+
+
+@pytest.mark.parametrize("spaces", [0, 3, NAME - 1, NAME, NAME + 1, 5000])
+def test_spaces_before_a_value_do_not_hide_it(spaces: int) -> None:
+    """Two prompts that are taken for one would be split over engines, and answered with wrong tokens."""
+    body = b'{"x":"%b","prompt":%b["one","another"]}' % (b"y" * TURN, b" " * spaces)
+    try:
+        assert not read_body(body, TEXT).splittable
+    except RefusedError as refused:
+        assert refused.reason == "json" and spaces > NAME
+
+
+@pytest.mark.parametrize(
+    ("path", "counted", "ignored"),
+    [
+        (TEXT, ["prompt"], ["messages", "input", "system", "instructions"]),
+        (CHAT, ["messages", "tools"], ["prompt", "input", "system", "instructions"]),
+        ("/v1/messages", ["messages", "system", "tools"], ["prompt", "input", "instructions"]),
+        ("/v1/responses", ["input", "instructions", "tools"], ["prompt", "messages", "system"]),
+        ("/v1/embeddings", ["messages"], ["input"]),
+        ("/v1/embeddings", ["input"], ["system"]),
+    ],
+)
+def test_prompts_are_read_where_the_path_has_them(path: str, counted: list[str], ignored: list[str]) -> None:
+    asked = read(path, **dict.fromkeys(ignored, ""), **dict.fromkeys(counted, "x" * 98))
+    assert asked.prompt_bytes == 100 * len(counted)
+    assert bytes(asked.text) == b'"' + b"x" * 98 + b'"'
+    ids = {name: [1] for name in ignored}
+    assert read(path, **ids, **dict.fromkeys(counted, "x")).prompt_tokens is None
+
+
+def test_the_limit_is_that_of_the_path() -> None:
+    assert read(prompt="x", max_tokens=2000, max_completion_tokens=1, max_output_tokens=1).limit == 2000
+    assert read(CHAT, max_tokens=5, max_output_tokens=1).limit == 5
+    assert read(CHAT, max_tokens=1, max_completion_tokens=None).limit == 1
+    assert read(CHAT, max_tokens=1, max_completion_tokens="2000").limit == UNBOUNDED  # pydantic takes texts
+    assert read("/v1/messages", max_tokens=9, max_completion_tokens=1).limit == 9
+    assert read("/v1/responses", max_output_tokens=9, max_tokens=1).limit == 9
+    assert read("/v1/score", max_output_tokens=9).limit == 9

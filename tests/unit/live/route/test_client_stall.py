@@ -113,3 +113,24 @@ def test_an_answer_that_has_ended_is_not_cut() -> None:
     made.stop()
     loop.go(100.0)
     assert not cut
+
+
+def test_a_client_has_little_time_for_a_whole_answer_beyond_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def whole(call: Call) -> None:
+        await call.answer(200, b'{"choices":[{"text":"%b"}]}' % (b"x" * 3_900_000))
+
+    async def work() -> None:
+        monkeypatch.setattr("headgate.live.route.front.HURRY", 0.1)
+        limits = {"inflight_bytes": 1 << 20, "client_stall": 600.0}
+        async with routed(whole, limits=limits) as world:
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", world.app.port))
+                client.send(post(b'{"prompt": "hi"}'))
+                await until(lambda: world.engines[0].seen)
+                await world.settled()  # long before the 600 s
+
+    run(work())

@@ -146,3 +146,24 @@ def test_a_mebibyte_event_in_small_pieces() -> None:
     passed = b"".join(scanner.feed(event[at : at + 1024]) for at in range(0, len(event), 1024))
     assert passed == event
     assert scanner.events == 1
+
+
+@pytest.mark.parametrize("size", [1, 7, 150, 2000])
+@pytest.mark.parametrize(
+    ("name", "done", "failed"),
+    [
+        (b"response.completed", True, False),
+        (b"response.failed", True, True),
+        (b"response.output_text.done", False, False),
+    ],
+)
+def test_a_last_event_beyond_the_cap_ends_its_stream(
+    name: bytes, done: bool, failed: bool, size: int
+) -> None:
+    """It repeats the client's metadata: a client must not make streams look as if they had been cut off."""
+    stream = b"event: response.created\ndata: {}\n\n"
+    stream += b'event: %b\ndata: {"metadata":"%b"}\n\n' % (name, b"x" * 1000)
+    scanner = EventScanner(cap=100, path="/v1/responses")
+    passed = b"".join(scanner.feed(stream[at : at + size]) for at in range(0, len(stream), size))
+    assert passed + scanner.rest() == stream and not scanner.torn
+    assert (scanner.done, scanner.error is not None) == (done, failed)

@@ -388,3 +388,55 @@ def test_no_first_token_in_time() -> None:
                     await seen.closed.wait()
 
     run(work())
+
+
+def test_whole_answers_count_as_successes() -> None:
+    async def work() -> None:
+        async with routed(stream) as world:
+            breaker = world.app.upstreams[0].breaker
+            for _ in range(4):
+                breaker.failed(world.app.now())
+            assert (await world.ask()).status == 200
+            breaker.failed(world.app.now())
+            assert breaker.state is BreakerState.CLOSED  # not five in a row
+            await world.settled()
+
+    run(work())
+
+
+def test_a_broken_engine_is_closed_off_also_where_others_are_down() -> None:
+    async def work() -> None:
+        health = {"every": 0.1, "timeout": 1.0, "fails": 1}
+        limits = {"retry_share": 1.0}
+        async with routed(status(502), stream, stream, health=health, limits=limits) as world:
+            world.engines[2].kill()
+            await until(lambda: not world.app.upstreams[2].healthy)
+            breaker = world.app.upstreams[0].breaker
+            for _ in range(60):
+                assert (await world.stream()).status == 200
+            assert breaker.state is BreakerState.OPEN
+            assert world.app.upstreams[1].up(world.app.now())
+            await world.settled()
+
+    run(work())
+
+
+def test_an_engine_that_fails_every_other_request_is_found_out_and_closed_off() -> None:
+    turns = 0
+
+    async def alternates(call: Call) -> None:
+        nonlocal turns
+        turns += 1
+        await (status(500) if turns % 2 else stream)(call)
+
+    async def work() -> None:
+        limits = {"retry_share": 1.0}
+        async with routed(alternates, stream, stream, stream, limits=limits) as world:
+            breaker, answers = world.app.upstreams[0].breaker, []
+            while not breaker.opened:
+                answers.append((await world.stream()).status)
+                assert len(answers) < 300
+            assert answers.count(500) <= 5
+            await world.settled()
+
+    run(work())

@@ -101,6 +101,25 @@ def test_one_client_alone_gets_eight_ninths_and_others_always_find_some() -> Non
     assert made.take("late", 300)
 
 
+def test_of_few_one_is_left_for_others_and_one_alone_may_be_taken() -> None:
+    assert Shares(1).take("a")
+    for most in range(2, 10):
+        made = Shares(most)
+        assert sum(made.take("greedy") for _ in range(20)) == most - 1
+        assert made.take("other") and not made.take("third")
+
+
+def test_an_answer_counts_to_the_client_that_does_not_read_it() -> None:
+    held = BodyBytes(90)
+    with held.answer("slow", b"x" * 80) as fits:
+        assert fits
+        assert not held.take("slow", 1)
+        assert held.take("other", 5)
+        with held.answer("slow", b"x" * 80) as fits_too:
+            assert not fits_too
+    assert held.held == 5 and held._of == {"other": 5}
+
+
 def test_a_share_has_a_bound_of_its_own_where_one_is_set_and_nothing_is_kept_of_clients_that_left() -> None:
     made = Shares(100, each=2)
     assert [made.take("a") for _ in range(3)] == [True, True, False]
@@ -114,7 +133,8 @@ def test_a_client_of_ipv6_is_its_network() -> None:
     assert client_at(("10.0.0.7", 5)) == "10.0.0.7"
     assert client_at(("::ffff:10.0.0.7", 5, 0, 0)) == "10.0.0.7"
     assert client_at(("2001:db8::1", 5, 0, 0)) == client_at(("2001:db8::ffff:2%eth0", 6, 0, 0))
-    assert client_at(("2001:db8:0:1::1", 5, 0, 0)) != client_at(("2001:db8::1", 5, 0, 0))
+    assert client_at(("2001:db8:0:1::1", 5, 0, 0)) == client_at(("2001:db8::1", 5, 0, 0))
+    assert client_at(("2001:db8:1::1", 5, 0, 0)) != client_at(("2001:db8::1", 5, 0, 0))
     assert client_at(None) == ""
 
 

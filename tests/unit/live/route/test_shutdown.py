@@ -4,11 +4,18 @@ import asyncio
 import os
 import signal
 import time
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict
 
 from fake_engines import Call, FakeEngine, stream
+from headgate.live.route import split
 from headgate.live.route.app import LAST_WORDS
 from headgate.live.route.config import checked
+from headgate.live.route.relay import Leg, Times
 from headgate.live.route.run import _serve
+from headgate.live.route.verdict import Fault, LegError
 from router_world import PATIENCE, routed, run, until
 
 
@@ -102,5 +109,29 @@ def test_a_second_signal_exits_at_once() -> None:
             await until(lambda: said[-1].startswith("draining"))
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.wait_for(router, PATIENCE)
+
+    run(work())
+
+
+def test_a_call_cut_before_it_is_made_is_not_made() -> None:
+    leg = Leg(None, "http://x", "/v1/completions", Times(1, 1, 1, 1, 1))  # type: ignore[arg-type]
+    leg.break_off("enough")
+    with pytest.raises(LegError, match="enough") as cut:
+        asyncio.run(leg.start(b"{}", CIMultiDict()))
+    assert cut.value.fault is Fault.CUT and not cut.value.retry
+
+
+def test_no_call_is_open_while_the_body_of_a_prefill_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with routed(stream, stream, router={"name": "split:prefill=1"}) as world:
+            open, make = [], split.making_prefill
+
+            def making(*given: Any) -> Any:
+                open.append(sum(each.legs for each in world.app.upstreams.values()))
+                return make(*given)
+
+            monkeypatch.setattr(split, "making_prefill", making)
+            assert (await world.stream()).status == 200
+            assert open and not any(open)
 
     run(work())

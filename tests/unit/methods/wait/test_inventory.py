@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.laws.kv_linear import kv_linear
 from headgate.cost.model import Shape, StepCost
 from headgate.methods.wait.inventory import (
     along_the_ray,
@@ -33,6 +32,7 @@ from headgate.methods.wait.iteration import (
     seen_kind,
 )
 from headgate.methods.wait.latency import best_pace, latency, mean_latency
+from headgate_papers.kv_linear import kv_linear
 
 CARD = kv_linear(0.008, 3e-7)
 KV = 100_000

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.cost.laws.kv_linear import kv_linear
 from headgate.methods.wait.inventory import filled, with_slack
 from headgate.methods.wait.iteration import kind, kv_work, lines_of, offered
 from headgate.methods.wait.nested import (
@@ -36,6 +35,7 @@ from headgate.methods.wait.segments import (
     segments_of,
     worst,
 )
+from headgate_papers.kv_linear import kv_linear
 
 KV, T, D0 = 100_000, 200.0, 0.008
 LINES = lines_of(kv_linear(D0, 3e-7), [kind(1, 1, 1)], KV)

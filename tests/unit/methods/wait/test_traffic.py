@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headgate.cost.laws.kv_linear import kv_linear
 from headgate.estimators.survival import geometric_survival, sample_survival
 from headgate.methods.wait.inventory import keeping_up
 from headgate.methods.wait.iteration import kind, kv_work, lines_of, offered
 from headgate.methods.wait.segments import segments_of
 from headgate.methods.wait.traffic import Seen, cuts, running_pace
+from headgate_papers.kv_linear import kv_linear
 
 CARD, KV = kv_linear(0.008, 3e-7), 100_000
 LENGTHS = np.array([20, 40, 40, 80, 80, 80, 80, 160])

@@ -10,7 +10,6 @@ from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, NONE
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.view import Limits
-from headgate.cost.laws.kv_linear import kv_linear
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.wait.iteration import kind
 from headgate.methods.wait.tracks import Track
@@ -18,6 +17,7 @@ from headgate.methods.wait.wait import NestedWait, Wait
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Kind, Workload
+from headgate_papers.kv_linear import kv_linear
 from worlds import Batch, Log, batches, run, seated
 
 FOR_EVER = {"max_pause": 1e9, "max_wait": 1e9}

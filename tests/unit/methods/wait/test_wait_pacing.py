@@ -9,7 +9,6 @@ from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, NONE
 from headgate.core.policy import End
 from headgate.core.view import Limits
-from headgate.cost.laws.kv_linear import kv_linear
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.wait.census import Census
 from headgate.methods.wait.iteration import kind
@@ -17,6 +16,7 @@ from headgate.methods.wait.wait import NestedWait, Wait
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Kind, Workload
+from headgate_papers.kv_linear import kv_linear
 from worlds import batches, run, seated
 
 COST = kv_linear(0.01, 1e-6)
