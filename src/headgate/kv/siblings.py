@@ -88,15 +88,13 @@ class Siblings:
 
     def drop(self, id: int) -> None:
         """It has left."""
+        self.unseat(id)
         stretch = self._last.pop(id, None)
         if stretch is None:
             return
-        seated = id in self._seated
-        self._seated.discard(id)
         while stretch.parent is not None:
             parent = stretch.parent
             stretch.members -= 1
-            stretch.running -= seated
             if not stretch.members:
                 del parent.children[stretch.names(stretch.start)]
             elif len(stretch.children) == 1:
