@@ -25,7 +25,13 @@ SHOWN = 0.6  # seconds: metrics are shown four times a second
 PATIENCE = 600.0  # seconds for what takes a moment: only what hangs takes so long
 MULTIPROCESSING = "VLLM_ENABLE_V1_MULTIPROCESSING"
 # Settings of this process, or what an engine in it left behind.
-LEFT_BEHIND = ("HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR", "VLLM_DIST_IDENT", MULTIPROCESSING)
+LEFT_BEHIND = (
+    "HEADGATE_CONFIG",
+    "HEADGATE_METRICS",
+    "PROMETHEUS_MULTIPROC_DIR",
+    "VLLM_DIST_IDENT",
+    MULTIPROCESSING,
+)
 # The model runs in the engine's process, as with one GPU: a third of a start less. On a CPU it has its own.
 ONE_PROCESS = {MULTIPROCESSING: "0", "OMP_NUM_THREADS": "1"}
 MAIN = "from headgate.cli import main; main()"
