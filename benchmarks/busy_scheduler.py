@@ -13,12 +13,12 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.h200.models import TINY
-from benchmarks.h200.record import shape
 from headgate.cost.card import load_card
 from headgate.cost.model import Shape
 from headgate.methods.make import make_policy, split_name
 from headgate.sim.engine.engine import Engine
+from studies.h200.models import TINY
+from studies.h200.record import shape
 
 SHORTEST, LONGEST = 128, 384  # output tokens, uniform
 BUDGET, BLOCK = 16384, 16

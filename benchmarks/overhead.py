@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.busy_scheduler import KINDS, Busy, Load, Meter, Step
-from benchmarks.h200.models import TINY
+from studies.h200.models import TINY
 
 POLICIES = ("mixed", "eb", "eb-online", "eb+", "slai", "keep:ttft=2,tbt=0.1")
 MICRO = 1e-3  # of nanoseconds

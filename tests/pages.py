@@ -20,6 +20,7 @@ OTHER_PAGES = sorted(
         ROOT / "CONTRIBUTING.md",
         ROOT / "CHANGELOG.md",
         *(ROOT / "benchmarks").rglob("*.md"),
+        *(ROOT / "studies").rglob("*.md"),
         *(ROOT / "examples").glob("*.md"),
     ]
 )

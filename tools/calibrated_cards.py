@@ -14,17 +14,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.step_logs import read_steps  # noqa: E402  # needs the path
 from headgate.cost.card import Card, load_card  # noqa: E402
 from headgate.cost.fit.about import About  # noqa: E402
 from headgate.cost.fit.fit import LARGEST_GRAPH, Fitted, fit  # noqa: E402
 from headgate.cost.fit.host import fit_host  # noqa: E402
+from studies.cards.step_logs import read_steps  # noqa: E402  # needs the path
 
 CARDS = ROOT / "src" / "headgate" / "cards"
-RESULTS = ROOT / "benchmarks" / "h200" / "results"
+RESULTS = ROOT / "studies" / "h200" / "results"
 MODELS = {"qwen3-8b": "Qwen3-8B", "qwen3-4b": "Qwen3-4B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
-WITH_RUNS = ("qwen3-8b",)  # models that were also served for minutes, in benchmarks/h200
-LONG_PROMPTS = {"qwen3-8b": (0, 100_000)}  # checked in benchmarks/h200/results/context, not fitted
+WITH_RUNS = ("qwen3-8b",)  # models that were also served for minutes, in studies/h200
+LONG_PROMPTS = {"qwen3-8b": (0, 100_000)}  # checked in studies/h200/results/context, not fitted
 DENSE = "Weights were made up; the times of a dense model do not depend on them."
 MADE_UP = {
     "qwen3-8b": DENSE,
@@ -37,10 +37,10 @@ MADE_UP = {
 def fitted(model: str) -> Fitted:
     """The law of one model, from all its steps."""
     grids = logs = sorted((RESULTS / "grid").glob(f"{model}.*.steps.npz"))
-    source = f"headgate calibrate: {', '.join(log.name for log in logs)} in benchmarks/h200/results/grid"
+    source = f"headgate calibrate: {', '.join(log.name for log in logs)} in studies/h200/results/grid"
     if model in WITH_RUNS:
         logs = [*grids, *sorted((RESULTS / "steps").glob("*.npz"))]
-        source += "; 34 runs in benchmarks/h200/results/steps"
+        source += "; 34 runs in studies/h200/results/steps"
     said = json.loads((RESULTS / "grid" / f"{model}.about.json").read_text(encoding="utf-8"))
     graph = int(said["settings"][LARGEST_GRAPH])
     if model in WITH_RUNS:

@@ -1,6 +1,6 @@
 """The error of a mean over parts that may depend on each other: seeds, batches, shares of the finishes.
 
-Coverage of these intervals was measured; docs/metrics.md has the numbers and benchmarks/coverage.py the
+Coverage of these intervals was measured; docs/metrics.md has the numbers and studies/coverage the
 experiment.
 """
 

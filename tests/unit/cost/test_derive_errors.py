@@ -1,4 +1,4 @@
-"""How far derived cards are off, on everything they can be held against; benchmarks/derived_cards.py."""
+"""How far derived cards are off, on everything they can be held against; studies/cards/derived.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.derived_cards import (
+from headgate.cost.card import load_card
+from headgate.cost.derive.expected import DATA_SHEET, HELD_OUT, OTHER_GPU, OVER_PCIE
+from headgate.cost.fit.family import seconds
+from headgate.cost.fit.quality import measure
+from headgate.sim.engine.of_card import engine_of_card
+from studies.cards.derived import (
     CALIBRATED,
     DEGREES,
     GRAPH,
@@ -28,14 +33,9 @@ from benchmarks.derived_cards import (
     tabled,
     throughput,
 )
-from benchmarks.step_logs import read_steps
-from headgate.cost.card import load_card
-from headgate.cost.derive.expected import DATA_SHEET, HELD_OUT, OTHER_GPU, OVER_PCIE
-from headgate.cost.fit.family import seconds
-from headgate.cost.fit.quality import measure
-from headgate.sim.engine.of_card import engine_of_card
+from studies.cards.step_logs import read_steps
 
-FIDELITY = Path(__file__).parents[3] / "benchmarks" / "fidelity" / "results"
+FIDELITY = Path(__file__).parents[3] / "studies" / "fidelity" / "results"
 MEDIAN = {"qwen3-8b": 0.017, "qwen3-4b": 0.049, "qwen3-30b-a3b": 0.040}
 TIMED = {"qwen3-8b": (1, 0.032), "qwen3-4b": (1, 0.081), "qwen3-30b-a3b": (2, 0.040)}
 

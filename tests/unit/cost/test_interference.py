@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from made_up import ABOUT, timed
 
-from benchmarks import held_out, interference, mixed_cells
-from benchmarks.step_logs import prompts_of, read_steps
 from headgate.core.errors import InputError
 from headgate.cost.fit.fit import fit
 from headgate.cost.fit.steps import StepTable
 from headgate.cost.laws.work import WorkTerms
+from studies.cards import held_out, interference, mixed_cells
+from studies.cards.step_logs import prompts_of, read_steps
 
 PLAIN = WorkTerms(2e-3, 2.2e-5, 6e-6, 3.3e-8)
 COLUMNS = ["began", "scheduling", "decodes", "context", "prefill", "behind", "ended"]

@@ -15,7 +15,7 @@ from headgate.cost.derive.rescale import rescale
 from headgate.cost.fit.family import seconds
 from headgate.cost.fit.steps import StepTable
 
-GRID = Path(__file__).resolve().parents[3] / "benchmarks" / "h200" / "results" / "grid"
+GRID = Path(__file__).resolve().parents[3] / "studies" / "h200" / "results" / "grid"
 CARD = load_card("derived:llama-3.1-8b@h100-sxm")
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity import compare, launches
-from benchmarks.step_logs import read_steps
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
+from studies.cards.step_logs import read_steps
+from studies.fidelity import compare, launches
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "fidelity" / "results"
+RESULTS = Path(__file__).parents[3] / "studies" / "fidelity" / "results"
 CARD = "cal-h200-qwen3-8b"
 
 

@@ -22,7 +22,7 @@ class Bars:
     source: str
 
 
-# `python -m benchmarks.derived_cards` prints the figures behind these: nine in ten errors of engines of which
+# `python -m studies.cards.derived` prints the figures behind these: nine in ten errors of engines of which
 # nothing was fitted, every engine weighing alike.
 HELD_OUT = Bars(0.08, 0.10, 0.10, 0.08, "leave-one-out over three calibrated H200 cards")
 OTHER_GPU = Bars(

@@ -217,7 +217,7 @@ def left_out(name: str) -> Gpu:
 
 
 # The sheet of a GeForce counts its products at half rate, which power does not limit: a public run (in
-# benchmarks/derived_cards.py) computed prompts at that speed, an engine's losses (1.18) included.
+# studies/cards/derived.py) computed prompts at that speed, an engine's losses (1.18) included.
 HALF_RATE = 1.18
 AS_L40S = from_data_sheet("NVIDIA GeForce RTX 4090", 165, 1.008, 24564, L40S)
 GPUS: dict[str, Gpu] = TABLE | {

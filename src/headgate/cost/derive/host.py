@@ -21,7 +21,7 @@ GRAPH = 512  # tokens of vLLM's largest CUDA graph, from 256 seats on
 
 
 # What the host of a synchronous engine adds to every step, from the 90 public runs on 2 to 8 H100 of
-# benchmarks/derived_cards.py: the same seconds on 2, 4 and 8 GPUs.
+# studies/cards/derived.py: the same seconds on 2, 4 and 8 GPUs.
 SUM_CONSTANT, SUM_PER_REQUEST = 1.2e-3, 61e-6
 
 

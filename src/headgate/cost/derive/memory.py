@@ -8,7 +8,7 @@ from headgate.cost.derive.step import Deployment
 UTILISATION = 0.92  # vLLM's default from 0.22 on
 WORKSPACE = 2.5e9  # bytes of activations and CUDA graphs on one GPU; 2.3 to 2.7 on the three calibrated cards
 BLOCK = 16
-WORKSPACE_OFF = 1.5e9  # bytes by which that was off at most on eight engines: benchmarks/derived_cards.py
+WORKSPACE_OFF = 1.5e9  # bytes by which that was off at most on eight engines: studies/cards/derived.py
 MOST_RUNNING = 1024  # decodes of the largest step that was ever compared with a measurement
 
 

@@ -2,9 +2,9 @@
 
 from argparse import Namespace
 
-from benchmarks import live_fleet
 from headgate.live.route.config import checked
 from headgate.live.route.first_plan import first_plan
+from studies.fleets import live_fleet
 
 ENGINES = [{"url": f"http://e{n}:8000", "seats": 64} for n in range(8)]
 CHAT = {"name": "chat", "prompt": 200, "output": 100, "rate": 40}

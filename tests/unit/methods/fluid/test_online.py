@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.fleet_study.online import SHIFTS, settled
 from fleet_worlds import draws
 from fluid_worlds import instance
 from headgate.core.errors import InputError
@@ -17,6 +16,7 @@ from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.fluid.roles import RoleSteps
 from headgate_papers.network.network import Network
 from headgate_papers.network.source import Poisson, Shifting
+from studies.fleets.online import SHIFTS, settled
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,0 +1,108 @@
+"""What a run comes to: promises kept, times to first token, gaps, throughput, step times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from studies.h200.promises.client import Answer
+
+Line = dict[str, Any]
+BINS = (256, 512, 1024, 2048, 4096, 8192, 16_384)  # tokens of a step with prompts
+
+
+def summary(answers: Sequence[Answer], ttft: float, tbt: float, warm: float, seconds: float) -> Line:
+    """Over the requests that came after the warm-up.
+
+    A request is kept when its first token came in time and none of its gaps was longer than promised; one
+    that was not served to its end is not.
+    """
+    mine = [each for each in answers if each.arrival >= warm and not each.batch]
+    batch = [each for each in answers if each.arrival >= warm and each.batch]
+    first = np.array([inf if each.first is None else each.first for each in mine])
+    gaps = np.array([gap for each in mine for gap in each.gaps])
+    worst = np.array([max(each.gaps, default=0.0) for each in mine])
+    whole = np.array([each.whole for each in mine], bool)
+    ended = [each.arrival + each.last for each in answers if each.whole and each.last is not None]
+    kept = whole & (first <= ttft) & (worst <= tbt)
+    return {
+        "requests": len(mine),
+        "kept": _mean(kept),
+        "first_in_time": _mean(first <= ttft),
+        "gaps_in_time": _mean(gaps <= tbt),
+        "requests_with_gaps_in_time": _mean(worst <= tbt),
+        "ttft": _quantiles(first),
+        "gap": {**_quantiles(gaps), "worst": float(gaps.max()) if len(gaps) else None},
+        "served_per_second": sum(warm <= end <= seconds for end in ended) / (seconds - warm),
+        "unfinished": int((~whole).sum()),
+        "without_a_token": int(np.isinf(first).sum()),
+        "errors": sorted({each.status for each in mine if each.status not in (0, 200)}),
+        **({"batch": _batch(batch)} if batch else {}),
+    }
+
+
+def _batch(answers: Sequence[Answer]) -> Line:
+    """What became of the requests without promises."""
+    first = np.array([inf if each.first is None else each.first for each in answers])
+    tokens = sum(len(each.gaps) + (each.first is not None) for each in answers)
+    return {
+        "requests": len(answers),
+        "ttft": _quantiles(first),
+        "without_a_token": int(np.isinf(first).sum()),
+        "unfinished": sum(not each.whole for each in answers),
+        "readings_with_tokens": tokens,
+    }
+
+
+def raw(answers: Sequence[Answer]) -> Line:
+    """Arrival, first token, worst gap and number of gaps of each request, for whoever wants to look again."""
+    return {
+        "arrival": [round(each.arrival, 4) for each in answers],
+        "first": [None if each.first is None else round(each.first, 4) for each in answers],
+        "worst_gap": [round(max(each.gaps, default=0.0), 4) for each in answers],
+        "gaps": [len(each.gaps) for each in answers],
+        "whole": [int(each.whole) for each in answers],
+        "batch": [int(each.batch) for each in answers],
+    }
+
+
+def steps(trace: Path, offset: int) -> tuple[Line, int]:
+    """Median time of steps since `offset` of the trace, by what was in them; and where the trace ends now."""
+    groups: dict[str, list[float]] = {}
+    with trace.open("rb") as file:
+        file.seek(offset)
+        for row in file:
+            if not row.endswith(b"\n"):
+                break
+            offset += len(row)
+            if b'"event":"steps"' in row:
+                step = json.loads(row)
+                groups.setdefault(_bin(step), []).append(step["ends"][-1] - step["start"])
+    medians = {name: [len(found), float(np.median(found))] for name, found in sorted(groups.items())}
+    return medians, offset
+
+
+def _bin(step: Line) -> str:
+    if not step["prefill"]:
+        return "decodes"
+    tokens = step["decodes"] + step["prefill"]
+    return f"prompts<={next((most for most in BINS if tokens <= most), 'more')}"
+
+
+def _mean(flags: Any) -> float | None:
+    return float(np.mean(flags)) if len(flags) else None
+
+
+def _quantiles(values: Any) -> Line:
+    if not len(values):
+        return {"p50": None, "p95": None, "p99": None}
+    found = np.quantile(values, [0.5, 0.95, 0.99], method="higher")
+    return {
+        name: None if value == inf else float(value)
+        for name, value in zip(("p50", "p95", "p99"), found, strict=True)
+    }

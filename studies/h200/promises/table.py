@@ -1,0 +1,130 @@
+"""The results with the simulator's prediction: `python -m studies.h200.promises.table FILE...`.
+
+The simulator serves the same arrivals and lengths on the calibrated card, asynchronously; its first tokens
+come without HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headgate.core.durations import duration
+from headgate.core.request import Slo
+from headgate.cost.model import StepCost
+from headgate.experiment.library import card_engine, simulate
+from headgate.live.vllm.fields import Settings
+from headgate.methods.make import make_policy, split_name
+from headgate.record.tables import Run
+from headgate.stats.gaps import Gaps
+from headgate.workloads.workload import Kind, Workload
+from studies.h200.promises.load import Load, draw
+
+Line = dict[str, Any]
+PLAIN_BUDGET, PLAIN_SLOTS, PLAIN_GRAPH = 8192, 1024, 512  # vLLM's defaults for a server on this GPU
+HEAD = (
+    "workload",
+    "requests/s",
+    "arm",
+    "kept",
+    "predicted",
+    "TTFT in time",
+    "gaps in time",
+    "TTFT p50, p95, p99 (ms)",
+    "gap p99, worst (ms)",
+    "served/s",
+    "runs",
+)
+
+
+def predict(line: Line, setup: Line) -> float:
+    """Share of requests whose promises the simulator keeps, over the same requests; NaN where unknown."""
+    if line["arm"] == "auto" or "+" in line["workload"]:  # learns on the engine; has batch beside it
+        return nan
+    load = draw(line["workload"], line["rate"], line["seconds"], line["seed"])
+    return kept(replay(load, line["arm"], setup), setup)
+
+
+def replay(load: Load, arm: str, setup: Line, truth: StepCost | None = None) -> Run:
+    """The requests on the simulated engine; `truth` is what steps take if it is not what the card says."""
+    budget, slots = setup["budget"] or PLAIN_BUDGET, setup["slots"] or PLAIN_SLOTS
+    engine = card_engine(setup["card"], slots=slots, budget=budget)
+    engine = engine._replace(cost=engine.cost.graphed(setup["graph"] or PLAIN_GRAPH))
+    ttft, tbt = duration(setup["ttft"]), duration(setup["tbt"])
+    left = Settings(delivery=setup.get("delivery", 0)).within(tbt)  # what the plug-in told its policy
+    kinds = (Kind("", Slo(ttft, left)),)
+    workload = Workload.of(load.prompt, load.output, arrival=load.arrival, limit=load.output, kinds=kinds)
+    policy, _ = make_policy(*split_name("mixed" if arm == "plain" else arm), engine)
+    engine = engine._replace(cost=truth or engine.cost)
+    return simulate(engine, policy, workload, asynchronous=True)
+
+
+def kept(run: Run, setup: Line) -> float:
+    """Share of requests whose promises are kept, of those after the warm-up."""
+    ttft, tbt = duration(setup["ttft"]), duration(setup["tbt"])
+    first = run.requests["first_token"] - run.requests["arrival"]
+    worst = np.array([max(gaps, default=0.0) for gaps in Gaps(run).lists()])
+    counts = run.requests["arrival"] >= setup["warm"]
+    return float(np.mean((first[counts] <= ttft) & (worst[counts] <= tbt)))
+
+
+def read(files: Iterable[str]) -> list[tuple[Line, Line]]:
+    """Every run with the server it ran on."""
+    found: list[tuple[Line, Line]] = []
+    for file in files:
+        setup: Line = {}
+        for row in Path(file).read_text(encoding="utf-8").splitlines():
+            line = json.loads(row)
+            if "setup" in line:
+                setup = line["setup"]
+            else:
+                found.append((line, setup))
+    return found
+
+
+def table(files: Iterable[str]) -> str:
+    """Markdown; runs of the same arm at the same load are averaged."""
+    groups: dict[tuple[str, float, str], list[tuple[Line, Line]]] = defaultdict(list)
+    for line, setup in read(files):
+        arm = line["arm"] + (" (no plug-in)" if setup.get("no_plugin") else "")
+        groups[line["workload"], line["rate"], arm].append((line, setup))
+    rows = [HEAD, ("---",) * len(HEAD)]
+    for (workload, rate, arm), runs in sorted(groups.items(), key=lambda item: item[0][:2]):
+        lines = [line for line, _ in runs]
+        predicted = np.mean([predict(line, setup) for line, setup in runs])
+        fallen = " (fell back)" if any(line["fallen"] for line in lines) else ""
+        ttft = ", ".join(_ms([line["ttft"][name] for line in lines]) for name in ("p50", "p95", "p99"))
+        gap = ", ".join(_ms([line["gap"][name] for line in lines]) for name in ("p99", "worst"))
+        served = np.mean([line["served_per_second"] for line in lines])
+        shares = [_share(lines, name) for name in ("kept", "first_in_time", "gaps_in_time")]
+        cells = [
+            workload,
+            f"{rate:g}",
+            f"`{arm}`{fallen}",
+            shares[0],
+            "" if isnan(predicted) else f"{100 * predicted:.0f} %",
+            *shares[1:],
+        ]
+        rows.append((*cells, ttft, gap, f"{served:.1f}", str(len(runs))))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _share(lines: list[Line], name: str) -> str:
+    digits = 2 if name == "gaps_in_time" else 0
+    return f"{100 * np.mean([line[name] for line in lines]):.{digits}f} %"
+
+
+def _ms(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{1000 * np.mean(known):.0f}" if len(known) == len(values) else "never"
+
+
+if __name__ == "__main__":
+    print(table(sys.argv[1:]))
