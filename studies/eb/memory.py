@@ -22,13 +22,13 @@ BUDGET = 10**6  # a refill is one prefill step, as in the model of the bounds
 
 
 class Case(NamedTuple):
-    """One of the specification's seven (section 6.8): geometric outputs, costs that ask for `share`."""
+    """One of seven engines: geometric outputs, costs that ask for `share`."""
 
     prompt: int
     output: int
     share: float
     capacity: int
-    simulated: tuple[float, float]  # what the specification found for (6) and N_safe, in %
+    simulated: tuple[float, float]  # by an independent simulation, for (6) and N_safe, in %
     number: int = 20_000  # requests; more where a cycle refills many
 
 
@@ -111,7 +111,7 @@ def known(case: Case) -> Row:
     for name, seats, before in (("(6)", paper, case.simulated[0]), ("N_safe", safe, case.simulated[1])):
         settings: Settings = {"slots": seats, "refill": settle(case.share, seats).refill}
         found = run(case, 10**8, "eb", settings, seats)
-        row |= {f"N {name}": seats, f"overflow {name} %": found["above"], f"spec {name} %": before}
+        row |= {f"N {name}": seats, f"overflow {name} %": found["above"], f"reference {name} %": before}
         row |= {f"cycles {name}": found["cycles"]}
     return row
 
@@ -146,7 +146,7 @@ def main(quick: bool) -> None:
     cases = CASES[:3] if quick else CASES
     rows = everywhere(known, cases)
     columns = {"lengths": "", "share": "", "KV tokens": "d"}
-    each = {"N {}": ".0f", "overflow {} %": ".1f", "spec {} %": "", "cycles {}": "d"}
+    each = {"N {}": ".0f", "overflow {} %": ".1f", "reference {} %": "", "cycles {}": "d"}
     both = {key.format(name): how for name in ("(6)", "N_safe") for key, how in each.items()}
     show(
         "Known law: share of cycles whose peak exceeds memory",

@@ -21,7 +21,7 @@ class Latency(NamedTuple):
 def exclusive_latency(
     costs: PhaseCosts, lengths: Lengths, slots: int, refill: int, clients: int, budget: float | None = None
 ) -> Latency:
-    """Closed forms of section 3.6: a phase of zeta mu_O iterations, and the first token by Little's law.
+    """Closed forms: a phase of zeta mu_O iterations, and the first token by Little's law.
 
     Ours; the paper gives throughput only. `clients` always have a request in the engine, at least one per
     seat. With `budget` tokens per iteration a refill takes several, else one.

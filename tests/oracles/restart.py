@@ -19,14 +19,13 @@ class RestartPhase(NamedTuple):
 
 
 def restart_phase(share: float, hazard: LinearHazard) -> RestartPhase:
-    """How long until that share of a fresh batch has ended, and what was decoded: T and J of section 3.3.
+    """How long until that share of a fresh batch has ended, and what was decoded: T and J.
 
     Ours, not the paper's, which has the first-order (5) only. Scaled error functions for rising hazards and
     Dawson's integral for falling ones; the textbook forms overflow.
     """
     from scipy.special import dawsn, erfcx  # type: ignore[import-untyped]
 
-    # theta, p0, eta, zeta, H as in section 3.3 of our specification.
     theta, p0, eta = share, hazard.base, hazard.slope
     if not 0 <= theta < 1:
         raise InputError(f"share={theta}; need 0 <= share < 1, a whole batch never ends in the fluid model")

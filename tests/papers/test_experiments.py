@@ -97,7 +97,7 @@ def test_the_papers_rule_gives_the_papers_choices():
 
 
 def test_theory_of_table_10():
-    """Section 6.1 and erratum E2; one output token less, which the prompt brings (E12)."""
+    """By the cost of a phase that Table 10 needs; one output token less, which the prompt brings."""
     shares = [table10.theory_shares(output) for output in (64, 256)]
     assert shares[0]["kernel"] == pytest.approx(0.064043, abs=1e-3)
     assert shares[1]["kernel"] == pytest.approx(0.032729, abs=2e-4)

@@ -1,4 +1,4 @@
-"""The published constants are typed as our specification has them, and hang together."""
+"""The published constants hang together."""
 
 import math
 

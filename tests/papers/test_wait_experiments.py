@@ -75,7 +75,7 @@ def test_the_papers_rates_by_what_hardware_can_carry():
 
 
 def test_thresholds_of_the_runs():
-    """Section 6.6: WAITf at 1.05 DT*, the printed rule with B = 512, Nested at min(1.05 t_min, 0.9 C/ww)."""
+    """WAITf at 1.05 DT*, the printed rule with B = 512, Nested at min(1.05 t_min, 0.9 C/ww)."""
     name, words = paced(wait_high.FREE, wait_high.MIX.times(0.01))
     sizes = [float(part.split("=")[1]) for part in words["thresholds"].split("+")]
     assert (name, sizes) == ("wait", pytest.approx([1.05 * x for x in (1.7374, 1.1582, 0.5791)], rel=1e-3))

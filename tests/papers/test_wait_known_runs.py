@@ -1,4 +1,4 @@
-"""Section 6.6 of the specification of WAIT: its simulated numbers, from shorter runs of ours."""
+"""WAIT as an independent program simulated it, from shorter runs of ours."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class ExactPhases(NamedTuple):
 
 
 def exact_phases(slots: int, ending: float) -> ExactPhases:
-    """Section 6.6: N requests, each ends with chance `ending` in every iteration, until k seats are idle.
+    """N requests, each ends with chance `ending` in every iteration, until k seats are idle.
 
     The number alive only falls. reached(n) is the chance that it is ever exactly n, and it then stays for 1 /
     (1 - (1 - p)^n) iterations on average; sums of these over n > N - k give both answers for all k in one

@@ -19,7 +19,7 @@ SHARES = tuple(round(0.04 * step, 2) for step in range(1, 18))
 
 
 def costs() -> dict[str, float | None]:
-    """The kernel's cost, and the phase overhead of erratum E2."""
+    """The kernel's cost, and the cost of a phase that Table 10 needs."""
     return {"kernel": None, "phase": PHASE_ITERATIONS * decode_constant()}
 
 
@@ -68,7 +68,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
             "(shape 2).",
             f"N, mean output and GPU are not published. Here: card {CARD}, N = {SLOTS}, mean {OUTPUT}, "
             f"prompts of one token, {options.requests(REQUESTS)} requests, mean of {_runs(options)} runs, "
-            f"theta in steps of 0.04. 'phase': {PHASE_ITERATIONS} decode iterations per phase (E2).",
+            f"theta in steps of 0.04. 'phase': {PHASE_ITERATIONS} decode iterations per phase.",
         ),
         (
             Section("Best theta", "figure", tuple(costs()), best, shared=True),
@@ -122,7 +122,7 @@ def _remarks(curves: dict[tuple[str, int], dict[float, float]]) -> tuple[str, ..
         *lines,
         "So where the maximum lies is decided by fractions of a percent to a few percent, and in runs of a "
         "few batches by the cold start and the drain. The measured move from .16 to .36 is no evidence for "
-        "the paper's correction (5); in a steady state the best share moves by less than 0.015 (E1).",
+        "the paper's correction (5); in a steady state the best share moves by less than 0.015.",
     )
 
 

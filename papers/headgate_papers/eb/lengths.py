@@ -54,10 +54,10 @@ class DataSet:
 
     prompt: LengthLaw
     output: LengthLaw
-    forced: LengthLaw | None = None  # outputs every request was forced to in the paper's runs (erratum E18)
+    forced: LengthLaw | None = None  # outputs every request was forced to in the paper's runs
 
 
-# Table 9 of the paper (section 5.1 of our specification). Prompts of WildChat are not published: the mean is
+# Table 9 of the paper. Prompts of WildChat are not published: the mean is
 # the one with which EB on the published H200 card serves the published 21.5 requests/s of the 8B model.
 WILDCHAT_PROMPT = 960
 DATA_SETS = {

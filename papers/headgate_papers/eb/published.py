@@ -1,4 +1,4 @@
-"""Published tables, digit by digit: arXiv 2606.00516 as restated in our specification, section 5.3."""
+"""Published tables of arXiv 2606.00516, digit by digit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ TABLE3: dict[tuple[str, str], dict[str, Triple]] = {
         "TPOT": (77.9, 45.6, 66.8),
     },
 }
-# What EB+ ran in the stationary cells of Table 3 (True: exclusive batches), section 6.5.
+# What EB+ ran in the stationary cells of Table 3 (True: exclusive batches).
 CHOICES = {
     (RTX, 32): False,
     (RTX, 512): True,
@@ -133,7 +133,7 @@ TABLE18: dict[tuple[int, int], Triple] = {
     (10, 100): (5.8, 77.3, 80.3),
 }
 
-# Erratum E2: the fixed cost of a phase that Table 10 needs, in decode iterations, and the middle of the range
+# The fixed cost of a phase that Table 10 needs, in decode iterations, and the middle of the range
 # that Table 11 gives (0.05 to 0.09), in seconds. The kernel's intercept is 0.0013 s.
 PHASE_ITERATIONS = 17.6
 PHASE_SECONDS_TABLE11 = 0.07

@@ -1,4 +1,4 @@
-"""Figures 3 and 4 and tables 14 to 16 (8B) of arXiv 2606.00516, as in our specification, section 5.3."""
+"""Figures 3 and 4 and tables 14 to 16 (8B) of arXiv 2606.00516."""
 
 from __future__ import annotations
 

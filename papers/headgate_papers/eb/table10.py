@@ -23,7 +23,7 @@ Costs = dict[str, tuple[str, float | None]]
 
 
 def costs() -> Costs:
-    """The kernel's cost, the phase overhead of erratum E2, and our own card."""
+    """The kernel's cost, the cost of a phase that this table needs, and our own card."""
     return {
         "kernel": (CARD, None),
         "phase": (CARD, PHASE_ITERATIONS * decode_constant()),
@@ -85,7 +85,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
             f"{options.requests(REQUESTS)} requests per point, k = N j/{STEPS}, j = 1/4, 1/2, 1 to "
             f"{STEPS}. 'kernel': the published "
             f"prefill constant; 'phase': {PHASE_ITERATIONS} decode iterations "
-            f"({costs()['phase'][1]:.3f} s) per phase, which erratum E2 infers from this very table; "
+            f"({costs()['phase'][1]:.3f} s) per phase, inferred from this very table; "
             f"'our card': {MEASURED}.",
         ),
         (
@@ -99,7 +99,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
 
 
 def theory_shares(output: int) -> dict[str, float]:
-    """θ0 by each cost; decode iterations are one less than output tokens (E12)."""
+    """θ0 by each cost; decode iterations are one less than output tokens."""
     shares = {}
     for name, (card, phase) in costs().items():
         costs_there = phase_costs(card_cost(card, phase), Lengths(1, output - 1), 512)
@@ -150,7 +150,7 @@ def _remarks(means: list[Row], theory: list[Row]) -> tuple[str, ...]:
         f"With the published kernel cost our mean best theta is {min(ratios[0]):.2f} to {max(ratios[0]):.2f} "
         f"of the published ({min(predicted[0]):.2f} to {max(predicted[0]):.2f} for the theory): a prefill "
         "step of 1.3 ms is not worth waiting for. The published thetas cannot come from the published "
-        "coefficients (E2).",
+        "coefficients.",
         f"With {PHASE_ITERATIONS} iterations per phase the theory is {min(predicted[1]):.2f} to "
         f"{max(predicted[1]):.2f} and the sweep {min(ratios[1]):.2f} to {max(ratios[1]):.2f} of the "
         "published mean. That number was fitted to this table, so only the fall with the output length is "

@@ -72,7 +72,7 @@ def _remarks(outcomes: Outcomes) -> tuple[str, ...]:
         "The published percentages are those of a larger threshold: of the fixed thetas "
         f"{THETAS[0]} to {THETAS[-1]} and mode paper, {_nearest(outcomes, 1)} of the published EB, "
         f"{_nearest(outcomes, 2)} of the published EB+.",
-        "The paper's correction (5) alone asks for such thresholds with uniform outputs (E1): mode paper has "
+        "The paper's correction (5) alone asks for such thresholds with uniform outputs: mode paper has "
         f"a mean TTFT of {outcomes.figure(PAPER, 'ttft'):.1f} s and TPOT of "
         f"{outcomes.figure(PAPER, 'tpot') * 1e3:.0f} ms, the published EB+ 5.1 s and 90 ms.",
     )

@@ -34,7 +34,7 @@ def jobs(options: Options) -> list[Job]:
 
 
 def judge(outcomes: Outcomes, options: Options) -> Report:
-    """Ratios and the sign of EB against v1, in the variant that fits the paper's runs (erratum E18)."""
+    """Ratios and the sign of EB against v1, in the variant that fits the paper's runs."""
     tables = [_section(outcomes, gpu, model) for gpu, model in CARDS]
     main = {table.title: [row for row in table.rows if row.setting not in FORCED] for table in tables}
     rows = [row for found in main.values() for row in found]
@@ -52,7 +52,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
             f"({LONG}: the first two). The paper searched B 4096..18432, N 256..2048.",
             "We do not have the data sets. Lengths are drawn from gamma and log-normal laws with the "
             "published mean, deviation, range and cap, prompts and outputs independent.",
-            f"WildChat prompts are not published (E19); a mean of {WILDCHAT_PROMPT} is chosen so that EB, 8B "
+            f"WildChat prompts are not published; a mean of {WILDCHAT_PROMPT} is chosen so that EB, 8B "
             "on H200 comes out as published; that cell is no test, the other eleven are.",
         ),
         tuple(tables),
@@ -124,17 +124,16 @@ def _remarks(ratios: dict[str, list[float]], tables: list[Section]) -> tuple[str
     return (
         "Ratios by lengths: " + "; ".join(f"{name} {spread(found)}" for name, found in ratios.items()) + ".",
         f"NuminaMath with the published mean output of 1039 serves {spread(own['NuminaMath'])} times the "
-        "published; with the 4000 tokens that the authors' scripts force on every request (E18) "
+        "published; with the 4000 tokens that the authors' scripts force on every request "
         f"{spread(ratios['NuminaMath, 4000'])}. LongBench is prefill, so 11 or 20 output tokens change "
         "little "
         f"({spread(own['LongBench'])} and {spread(ratios['LongBench, 20'])}). Counts use the forced lengths.",
         "What NuminaMath keeps too much of: the cards have no price per context token (measured at context "
         "512), so decodes over thousands of tokens are too cheap.",
         f"v0 on ShareGPT is {spread(v0)} times the published: a prefill step costs its kernel here; "
-        "the authors' engine seems to lose far more at every change of phase (E2), which v0 makes most "
+        "the authors' engine seems to lose far more at every change of phase, which v0 makes most "
         "often.",
-        "8B on RTX PRO 6000: mixed steps are priced by a polynomial fitted to whole runs of other lengths "
-        "(E5), "
+        "8B on RTX PRO 6000: mixed steps are priced by a polynomial fitted to whole runs of other lengths, "
         "pure ones by their kernels, so v1 comes out slow, and EB fast where prompts are short.",
         "The 30B cards have no published mixed price; theirs is our assumption (docs/cards.md), so the signs "
         "of the 30B half say nothing about the paper.",

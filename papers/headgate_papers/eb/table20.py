@@ -88,7 +88,7 @@ def _remarks(outcomes: Outcomes) -> tuple[str, ...]:
         f"{gain(outcomes, MEASURED, LONG, 'EB+'):+.1f} %.",
         "Prefill-heavy on RTX PRO 6000, EB+ over v1: "
         f"{gains('EB+', 'prefill', rtx, RTX)} (published +1, -1, -1 %). The published price of a mixed token "
-        "makes our v1 slower there than it was; the same card over-states mixed steps in Table 3 (E5).",
+        "makes our v1 slower there than it was; the same card over-states mixed steps in Table 3.",
         f"2P+2D over v1, prefill-heavy: {gains('2P+2D', 'prefill', rtx, RTX)} on RTX PRO 6000 (published "
         f"+64, +19, -10 %), {gains('2P+2D', 'prefill', h200, H200)} on H200 (+22, -13, -26 %). The splits "
         "themselves come out to a few percent where their prefill engines are the bottleneck; the published "

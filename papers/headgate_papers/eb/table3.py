@@ -27,7 +27,7 @@ GROUPS = ((RTX, CARDS[RTX, "8B"]), (H200, CARDS[H200, "8B"]), (H200, MEASURED))
 
 
 def loads(options: Options) -> dict[str, Load]:
-    """The five scenarios; lengths of the shifts as the authors' generators make them (section 5.1)."""
+    """The five scenarios; lengths of the shifts as the authors' generators make them."""
     prompt, output, many = Uniform(512), Uniform(256), options.requests(4000)
     found = {f"c={clients}": Load(many, clients, prompt, output) for clients in STATIONARY}
     each = options.requests(2000)
@@ -143,16 +143,16 @@ def _remarks(tables: Sections, outcomes: Outcomes) -> tuple[str, ...]:
         f"c = 512 on H200: the paper has EB 0.9 % below v1, we have it "
         f"{100 * (served[1] / served[0] - 1):+.1f} %. The mixed price of this card is a reciprocal of "
         "throughput, fitted at other decode shares; it "
-        "over-states mixed steps at r = 1/3 (E5). So our EB+ runs EB where the authors' stayed mixed.",
+        "over-states mixed steps at r = 1/3. So our EB+ runs EB where the authors' stayed mixed.",
         f"TTFT of EB at c = 512: published 8.3 s (RTX) and 4.6 s (H200), ours {waits[0]:.1f} and "
         f"{waits[1]:.1f} s, at a higher TPOT: our eb-online plans for the steady state and keeps the "
         "threshold "
         f"small. With the paper's formula (mode paper) it is {later[0]:.1f} and {later[1]:.1f} s; the rest "
         "may "
-        "be phases that cost more than their kernels (E2). See eb-table18.",
+        "be phases that cost more than their kernels. See eb-table18.",
         f"Little's law: the published EB cells at c = 32 imply {little[0]:.1f} and {little[1]:.1f} "
         "requests in "
-        "the system instead of 32: their numbers come from different runs (E17).",
+        "the system instead of 32: their numbers come from different runs.",
     )
 
 

@@ -93,7 +93,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
     sections = [_bounds(), *(_saturated(outcomes, case, bound.rate) for case in CASES)]
     setup = (
         f"{len(drawn)} requests with lengths from the sharegpt-8k trace, all at once, {SLOTS} seats; steps "
-        "as on card pub-rtx-ada-6000-mistral-7b. ref. is the reference simulation of our specification, an "
+        "as on card pub-rtx-ada-6000-mistral-7b. ref. is a reference simulation, an "
         f"independent program with its own sample (λ* {REFERENCE_SAMPLE}); the paper has no such table.",
         f"λ* of these requests: {bound.rate:.4f} requests/s (a request takes {1e3 * bound.seconds:.1f} ms at "
         "least).",
@@ -164,7 +164,7 @@ def _remarks(outcomes: Outcomes, best: float) -> tuple[str, ...]:
         f"In the paper's own model Sarathi reaches {share(PLAIN, 'Sarathi 512')}, RAD without cycles "
         f"{share(PLAIN, 'RAD')}: nothing is left to win. With the constant and the floor of a real step, "
         f"RAD in the paper's one-tile chunks falls to {share(FULL, 'RAD chunk 128')}, with four tiles it has "
-        f"{share(FULL, 'RAD chunk 512')} (erratum E6).",
+        f"{share(FULL, 'RAD chunk 512')}.",
         "λ* counts neither of them. For an engine with steps of at most 512 tokens the same bound with "
         f"both is {limited.rate:.3f} requests/s for the whole trace, "
         f"{100 * limited.rate / free.rate:.0f} % of λ*.",

@@ -92,7 +92,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         (
             f"TTFT comes out at {spread(ttft)} of the published: that is the residual of the fit. The mean "
             f"step, to which nothing was fitted, at {spread(step)}.",
-            "The published mean step contains one decode step a request (erratum E34): a step of 512 prompt "
+            "The published mean step contains one decode step a request: a step of 512 prompt "
             "tokens takes a quarter of the TTFT, as 'chunk step' shows.",
         ),
     )

@@ -130,8 +130,8 @@ def _setup(paying: int, options: Options) -> tuple[str, ...]:
         "the stop, as in the paper. 128 seats, steps of 512 tokens (vLLM: 8192), 224,000 KV tokens; card "
         f"pub-rtx-ada-6000-mistral-7b. No policy is stable beyond λ* = {best_rate():.3f} requests/s.",
         "SLAI FCFS, SPF: offset 10; dyn: offset 5, 10 when 96 % of the KV are used; running mean of steps. "
-        "slai: ours, predicted steps, chunks cut to keep TBT, ageing. ref.: the reference simulation of our "
-        "specification, 2 or 3 seeds. The card's price of context was chosen to put Sarathi at 0.5 s "
+        "slai: ours, predicted steps, chunks cut to keep TBT, ageing. ref.: a reference simulation, an "
+        "independent program, 2 or 3 seeds. The card's price of context was chosen to put Sarathi at 0.5 s "
         "at 1.15 requests/s.",
     )
 
@@ -259,7 +259,7 @@ def _remarks(curves: Curves, paying: int) -> tuple[str, ...]:
         f"{strict['SLAI dyn']:.2f} ({gain(strict['SLAI dyn'], strict['Sarathi'])}), our slai "
         f"{strict['slai']:.2f} ({gain(strict['slai'], strict['Sarathi'])}).{why}",
         f"Near saturation seeds differ: Sarathi's median TTFT at {HIGH} requests/s lies between {low:.2f} "
-        f"and {high:.2f} s here, so single TTFTs there are no evidence (erratum E32: the paper quotes 1.5 "
+        f"and {high:.2f} s here, so single TTFTs there are no evidence (the paper quotes 1.5 "
         "and 2.0 s for a policy that does not see classes).",
     ]
     means = [curves.at(label, curves.rates[-1], "ttft_mean") for label in ("Sarathi SPF", "SLAI dyn", "slai")]

@@ -1,4 +1,4 @@
-"""Numbers of arXiv 2508.01002 (RAD and SLAI), and of the reference simulation in our specification."""
+"""Numbers of arXiv 2508.01002 (RAD and SLAI), and of a reference simulation, an independent program."""
 
 from __future__ import annotations
 

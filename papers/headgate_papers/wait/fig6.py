@@ -25,7 +25,7 @@ LONG = {3, 5, 6, 7, 8}  # these have one decode iteration, the others none
 COST = kv_linear(1.0, 0.1)
 
 # After each batch: requests that have left, and those that wait for the second segment. The figure keeps P6
-# there in its last row, though P3, P5 and P6 were in the same batch (erratum 22).
+# there in its last row, though P3, P5 and P6 were in the same batch.
 PUBLISHED = ((2, 1), (3, 3), (6, 3))
 
 

@@ -109,7 +109,7 @@ def _remarks(usual: list[Choice], shares: dict[float, tuple[float, float]]) -> t
     hopeless = [f"{len(choice.segments.ends)}" for choice in usual if choice.bound is None]
     carried = any(choice.bound for choice in found_for(TOO_MUCH, 200.0, 0.1))
     return (
-        "The paper's (11) and its section 7.2 do not count the KV of later segments right (errata 13, 14).",
+        "The paper's (11) and its section 7.2 do not count the KV of later segments right.",
         "With 50 requests/s, T = 200 s and delta = 0.1 the bound is U-shaped in the number of segments, as "
         f"the paper says; {best} segments need least. But the queues' term does not shrink with the rate "
         "and is the larger part with ten segments, contrary to the paper.",

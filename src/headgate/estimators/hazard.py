@@ -42,8 +42,8 @@ class _Point(NamedTuple):
 class OutputHazard:
     """The law of output lengths over the last `window` requests that left, with censoring.
 
-    Lengths are decode iterations, one less than output tokens, because the prefill emits the first (erratum
-    E12 of our EB specification); a request that ended with its first token never decodes and is not given.
+    Lengths are decode iterations, one less than output tokens, because the prefill emits the first; a
+    request that ended with its first token never decodes and is not given.
 
     A window of completed lengths alone is far too short after a start or a shift: of 2,048 fresh requests of
     mean 256 the first 500 to end average 32. So running requests can be counted as well, by age. The paper
@@ -83,7 +83,7 @@ class OutputHazard:
             self._now = at
 
     def exposure(self, running: Sequence[int] = (), at: int | None = None) -> float | None:
-        """Endings by iterations watched: the maximum-likelihood rate if age does not matter (section 4.3).
+        """Endings by iterations watched: the maximum-likelihood rate if age does not matter.
 
         In a steady state its inverse is the mean output for every law, because each ending costs that many
         iterations in the long run. `running` are the ages of requests that decode now.
@@ -150,8 +150,8 @@ def fit_curve(survival: Survival) -> LinearHazard:
 def guarded(fit: LinearHazard, mean: float) -> LinearHazard:
     """The fit made usable: no falling hazard, and never fewer endings than the mean says.
 
-    Guards of section 4.2, not in the paper: on its own synthetic workloads (uniform outputs) the intercept is
-    negative and Algorithm 1 as printed has no answer (erratum E11).
+    These guards are ours: on the synthetic workloads of arXiv 2606.00516 (uniform outputs) the intercept is
+    negative, and its Algorithm 1 as printed has no answer.
     """
     if not mean >= 1:
         raise InputError(

@@ -43,7 +43,7 @@ class Survival(NamedTuple):
     def renewals(self, phase: int) -> float:
         """M(T) = S(0) + S(T) + S(2T) + ...: cohorts alive at a phase start, in units of the youngest.
 
-        Section 3.4 of our EB specification. The part beyond the curve is a geometric series.
+        The part beyond the curve is a geometric series.
         """
         known = float(self.curve[::phase].sum())
         if self.ending >= 1.0:

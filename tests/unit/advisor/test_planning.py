@@ -28,7 +28,7 @@ TOY = CostSettings(
 
 
 def toy(**changes) -> Situation:
-    """The toy set of section 6.5: geometric outputs of 256 iterations, 256 seats, no memory."""
+    """A toy set: geometric outputs of 256 iterations, 256 seats, no memory."""
     about = Situation(
         source="toy",
         workload="toy",

@@ -1,4 +1,4 @@
-"""Hazard, survival and trend: known answers of 6.7 and 6.8, censoring, guards."""
+"""Hazard, survival and trend: known answers, censoring, guards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_small_samples() -> None:
 
 
 def test_sums_of_the_closed_form() -> None:
-    """A0 .. d1 of 6.7, by the histogram the closed form avoids."""
+    """A0 .. d1, by the histogram the closed form avoids."""
     last = np.array(W)
     ages = np.arange(1, 16)
     at_risk = (last[:, None] >= ages).sum(axis=0)
@@ -193,7 +193,7 @@ def test_running_requests_mend_the_estimate(law, count: int, window: int) -> Non
         assert fit.slope == pytest.approx(1.09e-5, rel=0.4)
 
 
-NOISE = [  # law, window, 5 and 95 % of the share, relative deviation of the base (6.8)
+NOISE = [  # law, window, 5 and 95 % of the share, relative deviation of the base
     ("geometric", 30, (0.163, 0.463), 0.30),
     ("geometric", 100, (0.168, 0.235), 0.16),
     ("geometric", 500, (0.171, 0.189), 0.07),

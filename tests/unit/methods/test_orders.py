@@ -93,7 +93,7 @@ def test_whoever_leaves_the_queue_is_forgotten():
     now=st.integers(40, 90),
 )
 def test_ageing_is_length_less_waiting_time_at_any_moment(rows, ageing, now):
-    """8.4 of the spec: by L - a * wait. Integers and powers of two, so that ties are ties."""
+    """By L - a * wait. Integers and powers of two, so that ties are ties."""
     rows.sort(key=lambda row: row[1])
     found = queue(ShortestPrompt(ageing), [{"prompt": p, "arrival": float(a)} for p, a in rows], float(now))
     aged = [(p - ageing * (now - a), a, id) for id, (p, a) in enumerate(rows)]

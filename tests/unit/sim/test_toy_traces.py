@@ -1,4 +1,4 @@
-"""The hand-worked schedules of spec/rad-slai.md 6.5 (set TOY, unlimited KV, times in ms).
+"""Hand-worked schedules of RAD, SLAI and others (set TOY, unlimited KV, times in ms).
 
 The TOY cost rounds each request up to whole tiles, which a Shape cannot say. So the engine replays the
 published batch times in order, and the test works each of them out again from the batch that really ran.
@@ -77,7 +77,7 @@ def toy_seconds(batch: Batch) -> float:
 
 
 def words(batch: Batch) -> list[str]:
-    """The batch in the notation of 6.4."""
+    """The batch in the notation of `toy_schedules`."""
     prompts = [f"P{id + 1}[{first}..{first + length - 1}]" for id, first, length in batch.chunks]
     return sorted([*prompts, *(f"D{id + 1}@{place}" for id, place in batch.decodes)])
 

@@ -1,4 +1,4 @@
-"""The hand-worked schedules of spec/rad-slai.md 6.5: batch, its time, its end; times in ms."""
+"""Hand-worked schedules: batch, its time, its end; times in ms."""
 
 SARATHI = """
 P1[1..8]                        24    24

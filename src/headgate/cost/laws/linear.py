@@ -20,7 +20,7 @@ class LinearCost(Law):
     - a step of nothing takes no time (an engine with nothing to run does not run);
     - a mixed step is never shorter than the longer of its two halves run alone. We need this floor where the
       paper does not: with the published polynomials, which are reciprocals of throughput and so already
-      contain the constant (erratum E5: the mixed constant is then zero), one decode with ten prompt tokens
+      contain the constant (the mixed constant is then zero), one decode with ten prompt tokens
       would cost next to nothing, less than the decode alone.
 
     Continuity between regimes is not forced: the first prompt token that joins a decode batch may cost a

@@ -78,8 +78,8 @@ class Probe(BatchPolicy):
         walk: pools and cells.
         slots, budget: of the policy that serves the rest.
 
-    Source: our own; `spec/eb.md` 1.2 says what must be measured (decodes at the contexts of the workload, the
-    cost of a phase by cycles of decode, refill, decode). Not one of the policies to serve with.
+    Source: our own. It measures what the EB paper's cost law needs: decodes at the contexts of the workload,
+    the cost of a phase by cycles of decode, refill, decode. Not one of the policies to serve with.
     """
 
     def __init__(self, walk: Walk, slots: int, budget: int) -> None:

@@ -56,7 +56,7 @@ class AdaptiveExclusive(Exclusive):
             phase, at the peak of memory; "paper": equation (23), a refill only while a share of KV is free;
             "fit": as many as fit now. Default: "forecast", in the modes of the paper "paper".
         seats: N. "forecast": as many as memory will hold by the same forecast, taken anew when a refill is
-            complete; "planned": N_safe of the spec (mode "paper": bound (6)) from the estimated lengths;
+            complete; "planned": `safe_slots` (mode "paper": bound (6)) from the estimated lengths;
             "fixed": `slots`. Default: "forecast", in mode "paper" "planned", in mode "literal" "fixed".
             With more seats than memory holds, seats are always idle and k means nothing.
         window, warm: completions remembered, and needed before the first plan.
@@ -66,7 +66,7 @@ class AdaptiveExclusive(Exclusive):
         max_gap: as in `eb`.
 
     Source: arXiv 2606.00516, Algorithm 1. We differ as the modes say, and in the gate: (23) ignores the
-    prompts of the refill and asks for up to 60 % free memory (erratum E10).
+    prompts of the refill and asks for up to 60 % free memory.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class AdaptiveExclusive(Exclusive):
         if self.mode == "paper":
             return paper_plan(costs, self.lengths, guarded(fit, self.lengths.output), seats, self.slots)
         if fit.base <= 0:
-            return None  # the paper's formulas have no answer here (erratum E11)
+            return None  # the paper's formulas have no answer here
         share = paper_share(costs.overhead, fit, costs.load(self.slots), cap=inf)
         return settle(share, self.slots)
 

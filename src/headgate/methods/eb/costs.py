@@ -19,7 +19,7 @@ from headgate.cost.model import Chunk, Shape, StepCost
 class Lengths(NamedTuple):
     """Means and standard deviations of prompt and output. mu_L, mu_O, sigma_L, sigma_O of the EB paper.
 
-    Outputs are decode iterations, one less than output tokens (erratum E12: the prefill emits the first).
+    Outputs are decode iterations, one less than output tokens (the prefill emits the first).
     With a prefix cache a prompt costs time by the tokens that are computed, and memory by all of them:
     `uncached` has mean and deviation of the former, None where they are the prompt's.
     """
@@ -59,7 +59,7 @@ class Lengths(NamedTuple):
 
     @property
     def context(self) -> float:
-        """KV tokens one decode reads on average: mu_L + E[O^2] / (2 mu_O), rule (a) of section 1.2."""
+        """KV tokens one decode reads on average: mu_L + E[O^2] / (2 mu_O)."""
         return self.prompt + (self.output_sd**2 + self.output**2) / (2 * self.output)
 
     @property
@@ -75,7 +75,7 @@ class PhaseCosts(NamedTuple):
     decode share r of the EB paper (arXiv 2606.00516, section 3).
 
     `prefill_fixed` should be what a whole change of phase costs, not a kernel's intercept: the latter is
-    several times too small (erratum E2).
+    several times too small.
     """
 
     prefill_fixed: float
@@ -174,13 +174,13 @@ def _nearest(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
     """The same from any step cost, by the lines nearest to it."""
     decode, prefill, mixed = nearest_lines(cost, lengths.computed, lengths.context, slots, lengths.cached)
     together, per_token, beside = mixed
-    phase = prefill[0] + cost.switch  # erratum E2: of the change, not of a kernel
+    phase = prefill[0] + cost.switch  # of the whole change, not of a kernel
     shares = (per_token, beside - per_token, 0.0)
     return checked_costs(PhaseCosts(phase, prefill[1], *decode, together, shares))
 
 
 def amortised_prefill(costs: PhaseCosts, tokens: float, budget: int, switch: float = 0.0) -> float:
-    """The fixed cost that a larger refill would spread: switch + alpha_p (m - tokens / budget), erratum E3.
+    """The fixed cost that a larger refill would spread: switch + alpha_p (m - tokens / budget).
 
     A refill of `tokens` prompt tokens takes m = ceil(tokens / budget) iterations. All full ones pay in
     proportion to the tokens, so only the unfilled part of the last can be spread; the paper takes m = 1.
@@ -370,10 +370,10 @@ Polynomial = tuple[float, float, float]  # c0 + c1 r + c2 r^2
 
 
 def fit_by_share(shares: Sequence[float], per_token: Sequence[float]) -> Polynomial:
-    """The least-squares quadratic through prices per token at several shares of decodes, section 1.3.
+    """The least-squares quadratic through prices per token at several shares of decodes.
 
     From iteration times, with the fixed cost taken off, it is beta_MB(r). From 1 / throughput it holds the
-    fixed cost as well; use it with mixed_fixed = 0 (erratum E5).
+    fixed cost as well; use it with mixed_fixed = 0.
     """
     if len(set(shares)) < 3 or len(shares) != len(per_token):
         raise InputError(f"{len(set(shares))} different shares; need >= 3 and a price for each, measure more")

@@ -49,7 +49,7 @@ class ExclusivePlus(BatchPolicy):
         max_gap: seconds a refill may keep any decode waiting.
 
     Source: EB+ of arXiv 2606.00516; the machine of modes is ours where the paper is silent (start, dwell,
-    hysteresis, half-done prompts; errata E5 to E9). The paper's margin is absolute, 1e-5 s/token, a quarter
+    hysteresis, half-done prompts). The paper's margin is absolute, 1e-5 s/token, a quarter
     of the whole cost at 27,000 tok/s.
 
     Examples:

@@ -73,8 +73,8 @@ def prefill_steps(lengths: Lengths, refilled: float, budget: float) -> float:
 def whole_steps(plan: Threshold, lengths: Lengths, overhead: float, budget: float) -> Threshold:
     """The plan, or one whose refill just fills its last prefill step, where that costs less per seat.
 
-    Equation (3) and section 3.4 take a refill as one step. Each step of it costs `overhead` (in decode
-    iterations), so a nearly empty last one is paid for little: erratum E3, up to 2 % with published costs. We
+    The paper's (3) takes a refill as one step. Each step of it costs `overhead` (in decode
+    iterations), so a nearly empty last one is paid for little: up to 2 % with published costs. We
     look at the refills that fill the planned number of steps or one less, with a deviation of the prompts to
     spare and half an iteration's leavers on top (so many more than k are idle when the phase ends).
     """
@@ -135,7 +135,7 @@ def exclusive_throughput(costs: PhaseCosts, lengths: Lengths, slots: float, refi
     """Requests per second of EB(k), equation (4); `refill` need not be whole.
 
     0 at k = N, where the fluid phase never ends. The paper's, with p0 = 1 / mu_O; prompts take one prefill
-    iteration whatever their number (erratum E3).
+    iteration whatever their number.
     """
     _check(costs, lengths, slots)
     if not 0 < refill <= slots:
@@ -148,7 +148,7 @@ def exclusive_throughput(costs: PhaseCosts, lengths: Lengths, slots: float, refi
 
 
 def mixed_throughput(costs: PhaseCosts, lengths: Lengths, running: float) -> float:
-    """Requests per second of mixed batching with `running` requests in every batch, section 3.6."""
+    """Requests per second of mixed batching with `running` requests in every batch."""
     _check(costs, lengths, running)
     fixed = costs.mixed_fixed * (1 + lengths.output) / running
     return 1 / (fixed + costs.mixed_per_token(lengths.output / lengths.total) * lengths.total)
@@ -158,8 +158,8 @@ def compare(costs: PhaseCosts, lengths: Lengths) -> Comparison:
     """The terms of (7) and (8), with theta_0 at p0 = 1 / mu_O.
 
     There (alpha_p + alpha_d zeta mu_O) / theta_0 = alpha_d mu_O / (1 - theta_0), which we use: it has a value
-    without fixed prefill cost too. The paper mixes a fitted p0 and mu_O (erratum E14). A polynomial fitted to
-    throughputs already holds the fixed cost of mixed batches: set mixed_fixed = 0 with it (erratum E5).
+    without fixed prefill cost too. The paper mixes a fitted p0 and mu_O. A polynomial fitted to
+    throughputs already holds the fixed cost of mixed batches: set mixed_fixed = 0 with it.
     """
     _check(costs, lengths, 1)
     share = base_share(costs.overhead / lengths.output)
@@ -174,7 +174,7 @@ def wants_exclusive(gain: float, margin: float, exclusive: bool) -> bool:
 
     A negative margin favours exclusive batches, and so throughput: it enters at a small loss already and
     leaves at three times that loss. The paper's rule is one-sided, `gain > δ` with δ = 1e-5 s/token, at
-    27,000 tok/s a quarter of the whole cost (erratum E6).
+    27,000 tok/s a quarter of the whole cost.
     """
     return gain >= margin - 2 * abs(margin) if exclusive else gain > margin
 

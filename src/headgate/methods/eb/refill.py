@@ -11,7 +11,7 @@ from headgate.cost.model import Shape, StepCost
 
 
 def refill_due(slots: int, refill: int, decoding: int, waiting: int) -> bool:
-    """Whether to leave decode for a refill: SWITCH of section 2.2, in whole numbers.
+    """Whether to leave decode for a refill, in whole numbers.
 
     With a long queue: N - n >= k. With a short one, the prompts that could enter must be k / N of the batch
     they would make, so that a threshold tuned for a full engine still makes sense in a half-empty one. An
@@ -29,7 +29,7 @@ def kv_reserve(slots: int, output: float, capacity: float, scale: float = 0.5, e
     """The share of KV that must be free before a refill, from 0.05 to 0.6: f_KV of equation (23).
 
     Room for half the output of every seat by default. The paper's rule; it ignores the prompts about to enter
-    and starves the batch when outputs are long (erratum E10).
+    and starves the batch when outputs are long.
     """
     if not (slots >= 1 and output > 0 and capacity > 0):
         raise InputError(f"slots={slots}, output={output}, capacity={capacity}; need >= 1, > 0 and > 0")

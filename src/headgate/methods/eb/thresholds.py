@@ -57,9 +57,9 @@ def share_correction(hazard: LinearHazard, share: float, load: float) -> float:
     """How much larger the share should be when the hazard rises with age: Delta theta of equation (5).
 
     `share` is theta_0 at the hazard's base p0, `load` is rho = beta_d N / alpha_d. First order in the slope
-    eta, useful only while eta (1 + rho) / p0^2 is well below 0.3 (section 6.3). Its model lets every request
+    eta, useful only while eta (1 + rho) / p0^2 is well below 0.3. Its model lets every request
     begin at age zero in each phase, which is right for the first phase only; in a steady state the best
-    share hardly depends on the hazard's shape (erratum E1). Our default is `stationary_share`; this is here
+    share hardly depends on the hazard's shape. Our default is `stationary_share`; this is here
     to compare with the paper.
     """
     theta, rho = share, load
@@ -76,7 +76,7 @@ def share_correction(hazard: LinearHazard, share: float, load: float) -> float:
 def paper_share(overhead: float, hazard: LinearHazard, load: float, cap: float = CORRECTION_CAP) -> float:
     """Equation (3) at the hazard's base plus its correction (5), at most `cap` times as large; not clipped.
 
-    With `guarded` hazards this is mode "paper" of section 4.2; with raw ones and cap=inf it is Algorithm 1 as
+    With `guarded` hazards this is mode "paper"; with raw ones and cap=inf it is Algorithm 1 as
     printed, which has no answer when the fitted base is not positive.
     """
     theta0 = base_share(_checked_ending(hazard.base) * overhead)
@@ -88,7 +88,7 @@ def paper_share(overhead: float, hazard: LinearHazard, load: float, cap: float =
 def settle(share: float, slots: int, lowest: float = LOWEST, highest: float = HIGHEST) -> Threshold:
     """A share as whole seats: clipped to [max(lowest, 1/N), highest], then rounded, from 1 to N.
 
-    The paper takes the floor. Rounding costs at most 0.05 % where the floor costs 0.6 % (section 6.6).
+    The paper takes the floor. Rounding costs at most 0.05 % where the floor costs 0.6 %.
     """
     if slots < 1:
         raise InputError(f"slots={slots}; need >= 1, at least one request must be able to run")
@@ -129,13 +129,13 @@ class StationaryShare(NamedTuple):
 
 
 def stationary_share(survival: Survival, overhead: float) -> StationaryShare:
-    """Minimises (T + g) M(T) over whole T >= 1, where g is `overhead`; the share is 1 / M(T). Section 3.4.
+    """Minimises (T + g) M(T) over whole T >= 1, where g is `overhead`; the share is 1 / M(T).
 
     When a phase of T iterations begins, those admitted m refills ago are alive with probability S(mT). All
     seats are full then, so each refill is 1 / M(T) of them, M(T) = S(0) + S(T) + S(2T) + ...; a request costs
     (alpha_d T + alpha_p) M(T) / N plus what no threshold changes. Ages carry over from phase to phase; the
     paper's equation (5) begins each at zero, which in a steady state asks for twice the refill or more and
-    costs up to 12 % (erratum E1). For geometric outputs this is (3) in whole iterations.
+    costs up to 12 %. For geometric outputs this is (3) in whole iterations.
 
     Phase lengths that cannot win are ruled out first, by M(T) >= max(mean / T, its first terms).
     """
@@ -197,11 +197,10 @@ def paper_slots(
 ) -> PaperSlots:
     """Equation (6): seats so that a cycle overflows `capacity` KV tokens with chance `miss`, or so it says.
 
-    Here to compare: the claim does not hold (up to 77 % of cycles overflow at 1 %, section 6.8), because the
-    spread at the phase start is left out and memory is taken to fall from there on (erratum E4).
+    Here to compare: the claim does not hold (up to 88 % of cycles overflow at 1 %: docs/policies/eb.md),
+    because the spread at the phase start is left out and memory is taken to fall from there on.
     """
     _check(share, ending, prompt, capacity, miss)
-    # theta, p0, zeta, D and v-bar as in section 3.5 of our specification.
     zeta = -log1p(-share)
     per_slot = prompt + (1 - share) / (share * ending) * zeta
     overshoot = 1 / (ending**2 * prompt)
@@ -223,7 +222,7 @@ def safe_slots(
     least: int = 1,
     most: float = inf,
 ) -> SafeSlots:
-    """Seats so that KV at its peak, plus as many deviations as `miss` asks for, fits: N_safe of section 3.5.
+    """Seats so that KV at its peak, plus as many deviations as `miss` asks for, fits: N_safe.
 
     Ours, with the inputs of (6). The peak is where the fluid memory of a phase is highest, which is inside
     the phase when outputs are long; the sum over seats is taken as normal. Simulated at 1 % it overflows in
@@ -235,7 +234,6 @@ def safe_slots(
     _check(share, ending, prompt + block / 2, capacity, miss)
     if not prompt_sd >= 0:
         raise InputError(f"prompt_sd={prompt_sd}; need >= 0, a standard deviation is never negative")
-    # theta, p0, zeta, T, A0, s, e, m, D_pk, sigma, z as in section 3.5 of our specification.
     mean_prompt = prompt + block / 2
     length = -log1p(-share) / ending
     age = length * (1 - share) / share
@@ -280,7 +278,7 @@ class Seats(NamedTuple):
 
 
 def stationary_plan(costs: PhaseCosts, lengths: Lengths, survival: Survival, seats: Seats) -> Threshold:
-    """Mode "stationary" of section 4.2, our default: the steady-state share, and seats that are safe."""
+    """Mode "stationary", our default: the steady-state share, and seats that are safe."""
     share = stationary_share(survival, checked_costs(costs).overhead).share
     return settle(share, _safe(settle(share, _checked(seats).most).share, lengths, seats))
 
@@ -288,7 +286,7 @@ def stationary_plan(costs: PhaseCosts, lengths: Lengths, survival: Survival, sea
 def paper_plan(
     costs: PhaseCosts, lengths: Lengths, hazard: LinearHazard, seats: Seats, previous: int | None = None
 ) -> Threshold:
-    """Mode "paper" of section 4.2, Algorithm 1 with the guards its public code has: (3), (5) and (6).
+    """Mode "paper": Algorithm 1 with the guards its public code has: (3), (5) and (6).
 
     Give a `guarded` hazard. The correction (5) contains the number of seats, which follows from the share;
     the paper uses that of the review before, `previous`, else the most.

@@ -48,7 +48,7 @@ class Planned(NamedTuple):
 
 
 class Online(RoutePolicy):
-    """Another router inside, made anew from a plan of what was seen lately; section 8.2 of our specification.
+    """Another router inside, made anew from a plan of what was seen lately.
 
     The plan it begins with says what to assume of each class until enough was seen of it, and how fast an
     engine is. Every `every` seconds estimates are compared with those of the last plan: if one has moved by

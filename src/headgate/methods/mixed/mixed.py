@@ -30,7 +30,7 @@ class Mixed(BatchPolicy):
         slots: requests that may hold KV at once (`max_num_seqs`).
         budget: tokens in one step, decodes included (`max_num_batched_tokens`).
 
-    Source: vLLM v1's default; `spec` name MB. `sarathi` is the same with Sarathi-Serve's watermark.
+    Source: vLLM v1's default, MB in arXiv 2606.00516. `sarathi` is the same with Sarathi-Serve's watermark.
 
     Examples:
         >>> import headgate

@@ -27,7 +27,7 @@ class Sarathi(Mixed):
         watermark: share of the KV that must stay free when a prompt enters.
 
     Source: Sarathi-Serve (Agrawal et al., OSDI 2024) as restated in arXiv 2508.01002, Algorithm 4, without
-    its endless loop (erratum E20). We differ: a decode without a block evicts the newest request, half-done
+    its endless loop. We differ: a decode without a block evicts the newest request, half-done
     or not, as vLLM does; the paper's code looks for a half-done prompt first.
     """
 

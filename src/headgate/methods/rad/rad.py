@@ -31,9 +31,9 @@ class Rad(BatchPolicy):
         output: output tokens to keep KV for, until outputs have been seen.
 
     Source: arXiv 2508.01002, Algorithm 1. We differ: (a) steps of one tile wait for the weights on real GPUs
-    and lose a quarter of the throughput, so `chunk` is four tiles (erratum E6); (b) a prompt starts only if
-    the KV of all expected outputs fits: the paper assumes KV for a tile of the longest requests (E17);
-    (c) `slots` may hold several tiles; (d) a cycle's count starts again whenever no request decodes (E16).
+    and lose a quarter of the throughput, so `chunk` is four tiles; (b) a prompt starts only if
+    the KV of all expected outputs fits: the paper assumes KV for a tile of the longest requests;
+    (c) `slots` may hold several tiles; (d) a cycle's count starts again whenever no request decodes.
     """
 
     def __init__(

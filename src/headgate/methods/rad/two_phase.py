@@ -24,7 +24,7 @@ class TwoPhaseRad(Rad):
             and the second one only in the decode phase, after a gap as long as the rest of the prefill phase.
 
     Source: arXiv 2508.01002, Algorithm 2, which promises the first token for the decode phase against its own
-    definition 1 (erratum E18). We differ: (a) as `rad` does; (b) the paper would have to make the first token
+    definition 1. We differ: (a) as `rad` does; (b) the paper would have to make the first token
     and keep it back, we make it later; (c) a prefill phase also ends when the next prompt's KV does not fit.
     """
 

@@ -14,7 +14,7 @@ from headgate.estimators.averages import Ema, Mean
 PACES = ("predicted", "average", "recent")
 PREDICTED_STEPS = 2.0  # one without the decode, one with it
 MEAN_STEPS = 5.0  # the paper's, while memory is not crowded
-RECENT = log(0.5) / log(0.9)  # half-life in steps of an average that weighs the newest by 0.1 (erratum E23)
+RECENT = log(0.5) / log(0.9)  # half-life in steps of an average that weighs the newest by 0.1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

@@ -55,8 +55,8 @@ class Slai(BatchPolicy):
 
     Source: arXiv 2508.01002, section 5. The paper's variants are pace="average", shrink=False, ageing=0,
     relaxed=crowded, with offset=10 (fixed) or 5 (dynamic). There we differ: (a) the last schedulable time is
-    worked out at each decision, not kept from the last token (E24); (b) critical decodes beyond `decodes`
-    wait for the next step (E25); (c) when KV runs short the engine evicts a request: the newest.
+    worked out at each decision, not kept from the last token; (b) critical decodes beyond `decodes`
+    wait for the next step; (c) when KV runs short the engine evicts a request: the newest.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """WAIT's fluid balance: how full a steady engine is, what it can carry, and thresholds that keep up.
 
-Symbols of Ao, Luo, Simchi-Levi, Wang (2025), as corrected in our specification: a threshold n_j is per stage.
+Symbols of Ao, Luo, Simchi-Levi, Wang (2025). A threshold n_j is per stage.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def equilibrium(lines: Lines, parts: Sequence[Part]) -> Equilibrium:
 
 
 def keeping_up(lines: Lines, parts: Sequence[Part]) -> Pace:
-    """All t with ΔT(λt) ≤ t, whatever the memory. Section 2.1: none, an InputError, where d1 W ≥ 1."""
+    """All t with ΔT(λt) ≤ t, whatever the memory: none, an InputError, where d1 W ≥ 1."""
     pace = _pace(lines, parts)
     if pace.shortest > pace.longest:
         raise InputError(
@@ -83,10 +83,10 @@ def _pace(lines: Lines, parts: Sequence[Part]) -> Pace:
 
 
 def most_rate(lines: Lines, parts: Sequence[Part], capacity: float, seats: float = inf) -> float:
-    """By how much all rates may be multiplied before no policy keeps up. Section 2.3, the capacity lemma.
+    """By how much all rates may be multiplied before no policy keeps up.
 
     Over busy time the work done per second is at most C / ΔT with memory full of batched KV (or with all
-    seats taken); the load u of the specification is one over this number.
+    seats taken); the load is one over this number.
     """
     full = min(capacity / offered(parts), seats / _stages(parts))
     if full == inf:  # neither ends: only the price of a request counts
@@ -107,7 +107,7 @@ def pace_within(
 ) -> Pace:
     """The t that keep up, fit and find seats: ΔT* ≤ t ≤ (C - spare)/W. An InputError where there is none.
 
-    `spare` is KV to be left free; fractional thresholds want one request of each type (section 3.5).
+    `spare` is KV to be left free; fractional thresholds want one request of each type.
     """
     pace = _pace(lines, parts)
     longest = min(pace.longest, (capacity - spare) / offered(parts), seats / _stages(parts))
@@ -146,12 +146,12 @@ def filled(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> Thres
 
 
 def along_the_ray(lines: Lines, parts: Sequence[Part], pace: float) -> Thresholds:
-    """Real-valued thresholds x_j = λ_j t: the least memory for this time per output token. Section 3.4."""
+    """Real-valued thresholds x_j = λ_j t: the least memory for this time per output token."""
     return filled(lines, parts, [part.rate * pace for part in parts])
 
 
 def with_slack(parts: Sequence[Part], slacks: Sequence[float]) -> list[Part]:
-    """The mix as if (1 + ε_j) as many came: all rows of the LP of section 3.4 bind at its equilibrium."""
+    """The mix as if (1 + ε_j) as many came: all rows of the LP bind at its equilibrium."""
     return [part._replace(rate=part.rate * (1 + slack)) for part, slack in zip(parts, slacks, strict=True)]
 
 

@@ -12,7 +12,7 @@ NEAR = 1e-6  # how close to the edge of what keeps up the search may go, as a sh
 
 
 def queue(part: Part, size: float, iteration: float) -> float:
-    """Requests that wait to enter a part, on average: E|Q_j| of section 3.2, invariant 4.
+    """Requests that wait to enter a part, on average: E|Q_j|.
 
     Half a threshold, the arrivals during an iteration, and a random walk whose drift is the slack n - λΔT.
     Within 2 % of simulations, high by a tenth where the slack is nearly nil.

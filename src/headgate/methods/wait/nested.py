@@ -66,7 +66,7 @@ def busiest(rates: Sequence[tuple[float, float]]) -> Callable[[float], float]:
 
 
 def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float) -> Pace:
-    """Iteration times that keep up with ε of slack per segment and whose full batch fits. Section 4.4."""
+    """Iteration times that keep up with ε of slack per segment and whose full batch fits."""
     try:
         return pace_within(lines, segments.parts(slack), capacity)
     except InputError as error:

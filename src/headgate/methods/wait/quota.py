@@ -8,7 +8,7 @@ ROUNDING = 1e-9  # x * s that is whole but for rounding is whole
 
 
 class Quota:
-    """Step s admits ⌈x s⌉ - ⌈x (s-1)⌉; a whole x always admits x. Section 3.5 of our specification of WAIT.
+    """Step s admits ⌈x s⌉ - ⌈x (s-1)⌉; a whole x always admits x.
 
     A new x takes effect from the next step on and the count goes on from where it is, so that changing x
     often does not let more in. An infinite x admits all requests at every step.

@@ -13,7 +13,7 @@ LARGE = 30.0  # above this exp(θ) is taken apart, or it would lose the small te
 class Walk(NamedTuple):
     """The residue of segment k: a batch of segment k-1 adds Binomial(before, stay), n_k leave when they can.
 
-    Z ← Z + Y - n·1{Z + Y ≥ n}. Section 4.5 of our specification.
+    Z ← Z + Y - n·1{Z + Y ≥ n}.
     """
 
     before: float  # n_{k-1}
@@ -46,7 +46,7 @@ class Walk(NamedTuple):
 def decay(ratio: float, stay: float) -> float:
     """θ > 0 with -θ r + ln(1 - p + p e^θ) = 0: zero where r ≤ p, infinite where r ≥ 1.
 
-    The paper's lower bound (18) divides by n_k; only 8(r - p), divided by n_{k-1}, is one (erratum 15). It
+    The paper's lower bound (18) divides by n_k; only 8(r - p), divided by n_{k-1}, is one. It
     is where the search begins.
     """
     from scipy.optimize import brentq  # type: ignore[import-untyped]

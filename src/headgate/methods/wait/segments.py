@@ -17,7 +17,7 @@ MOST = 1e100  # times as many as come: a full batch never holds them
 
 
 class Segments(NamedTuple):
-    """Requests of one prompt length whose outputs are not known. Section 4.1 of our specification.
+    """Requests of one prompt length whose outputs are not known.
 
     Segment i has the stages beyond ends[i-1] up to ends[i]; the first also has stage 0, the prompt. Lengths
     are decode iterations, output tokens less one.
@@ -49,7 +49,7 @@ class Segments(NamedTuple):
         found = []
         for number, (begin, end, rate) in enumerate(zip(self.begins, self.ends, self.reach, strict=True)):
             stages = end - begin
-            work = stages * (self.prompt + (begin + 1 + end) / 2)  # σ_i: stages times mean KV, section 4.3
+            work = stages * (self.prompt + (begin + 1 + end) / 2)  # σ_i: stages times mean KV
             first = number == 0
             decodes, prompt = stages - first, self.prompt if first else 0.0
             found.append(Part(rate * compound(slack, number), prompt, decodes, work, self.prompt + end))

@@ -57,8 +57,8 @@ class Seen(NamedTuple):
     def segments(self, ends: Sequence[int]) -> list[Part]:
         """Cut at these iterations: what one request that enters a segment does there on average.
 
-        Cohorts shrink inside a segment as requests end. Section 4.3 counts them whole, which is safe but,
-        with few segments, wastes half the memory; learned thresholds have a guard, so means are enough.
+        Cohorts shrink inside a segment as requests end. `Segments` counts them whole, which is safe but, with
+        few segments, wastes half the memory; learned thresholds have a guard, so means are enough.
         """
         beyond = max(ends[-1], self.end(1 - LAST / 10))
         alive = self.decoding * self._curve(beyond)  # P(l' >= k) for k = 1, 2, ...
@@ -101,7 +101,7 @@ def running_pace(
     In overload, or where the shortest does not fit, the longest that does; None where memory is too small for
     any. Where no request is ever paused (`pausing` is False) a longer t costs no time per token, it only lets
     more enter at once: then always the longest. Fractional cohorts may overshoot their share of memory by one
-    request of each type (section 3.5), for which room is left. `slack`: the same parts with slack added, as
+    request of each type, for which room is left. `slack`: the same parts with slack added, as
     sizes are to be.
     """
     full = slack or parts

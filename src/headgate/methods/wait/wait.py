@@ -214,7 +214,7 @@ class NestedWait(Wait):
         return Track(name, self.ends, sizes)
 
     def _learn(self, now: float) -> None:
-        """Thresholds x_i = t Λ_i (1+ε)^(i-1) for every type together, section 4.4 and 4.8."""
+        """Thresholds x_i = t Λ_i (1+ε)^(i-1) for every type together."""
         seen = self._seen(now)
         if not seen or self._memory is None:
             return

@@ -52,7 +52,7 @@ def geometric(mean: float, count: int, seed: int = 0):
 
 
 def test_cold_start_is_equation_3_at_the_prior():
-    """The toy set of spec/eb.md 6.5: gamma 0.001953125, theta 0.059981463, 15 of 256 seats."""
+    """A toy set: gamma 0.001953125, theta 0.059981463, 15 of 256 seats."""
     policy = AdaptiveExclusive(256, TOY)
     assert (policy.slots, policy.refill) == (256, 15)
     assert policy.gauges()["share"] == pytest.approx(0.059981463, abs=1e-9)
@@ -103,7 +103,7 @@ def test_it_learns_the_mean_and_the_threshold_for_it():
 
 
 def test_running_requests_keep_a_cold_start_from_looking_short():
-    """Of 256 fresh requests of mean 256 the first 100 to end average 48 (spec/eb.md 6.8)."""
+    """Of 256 fresh requests of mean 256 the first 100 to end average 48."""
     seen = []
 
     class Watched(AdaptiveExclusive):
@@ -185,8 +185,8 @@ def gamma(count: int):
     return 1 + np.maximum(1, np.rint(drawn)).astype(int)
 
 
-def test_modes_differ_as_the_specification_says():
-    """Gamma(2), mean 256, g = 5: stationary 0.181, the paper's guarded correction far above (6.7)."""
+def test_modes_differ_as_their_formulas_say():
+    """Gamma(2), mean 256, g = 5: stationary 0.181, the paper's guarded correction far above."""
     shares = {}
     for mode in ("stationary", "paper"):
         policy = AdaptiveExclusive(128, HEAVY, mode=mode, seats="fixed", window=2000)
@@ -214,7 +214,7 @@ def test_the_papers_mode_fits_completed_outputs_in_full():
 
 
 def test_literal_keeps_its_threshold_where_the_paper_has_no_answer():
-    """Uniform outputs: the fitted base is negative (erratum E11); the guarded mode goes on."""
+    """Uniform outputs: the fitted base is negative; the guarded mode goes on."""
     outputs = np.random.default_rng(1).integers(64, 193, 1500)
     literal = AdaptiveExclusive(64, HEAVY, mode="literal")
     cold = literal.refill
@@ -262,7 +262,7 @@ def test_an_empty_engine_takes_the_first_prompt_whatever_the_gate():
         assert len(policy.plan(state(0, 3, kv_free=10)).prefill) == 1
 
 
-# -- whole prefill steps (erratum E3) -------------------------------------------------------------------
+# -- whole prefill steps --------------------------------------------------------------------------------
 
 
 def test_steps_of_a_refill():

@@ -1,4 +1,4 @@
-"""Memory-safe batch sizes, the switch and the gate: known answers of sections 6.4 and 6.8."""
+"""Memory-safe batch sizes, the switch and the gate: known answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.core.errors import InputError
 from headgate.methods.eb.refill import kv_reserve, refill_due
 from headgate.methods.eb.thresholds import paper_slots, safe_slots
 
-PAPER = [  # C, mu_O, mu_L, theta, D, v-bar, N_static, N_expected, N* (6.4)
+PAPER = [  # C, mu_O, mu_L, theta, D, v-bar, N_static, N_expected, N*
     (400000, 256, 512, 0.175971, 744.024336, 128, 537, 537, 536),
     (400000, 1024, 128, 0.3, 980.215333, 8192, 408, 399, 369),
     (400000, 128, 1024, 0.3, 1130.526917, 16, 353, 353, 353),
@@ -45,7 +45,7 @@ def test_the_papers_bounds(
     assert (bounds.static, bounds.expected, bounds.overflow) == (static, expected, star)
 
 
-SAFE = [  # C, mu_O, mu_L, theta, sigma_L, N, D_pk, sigma, s (6.4)
+SAFE = [  # C, mu_O, mu_L, theta, sigma_L, N, D_pk, sigma, s
     (400000, 256, 512, 0.176, 512 / sqrt(12), 516.636103, 744.020121, 295.257604, 0),
     (400000, 1024, 128, 0.7, 128 / sqrt(12), 491.973286, 715.127001, 933.664623, 367.627935),
     (170000, 280, 105, 0.8, 0, 689.937372, None, None, None),

@@ -1,4 +1,4 @@
-"""The exact chain against equation (3): known answers of section 6.6."""
+"""The exact chain against equation (3): known answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Throughputs, crossover, EB+'s rule, latency: known answers of 6.5, identities of 3.6."""
+"""Throughputs, crossover, EB+'s rule, latency: known answers and identities."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ LENGTHS = Lengths(512, 256)
 
 
 def published(card: str) -> PhaseCosts:
-    """A published card with the mixed constant of section 6.5: that of prefill."""
+    """A published card whose mixed constant is that of prefill."""
     costs = phase_costs(load_card(card).cost, LENGTHS, 512)
     return costs._replace(mixed_fixed=costs.prefill_fixed)
 
 
 CARD = published("pub-h200-qwen3-8b")
 RTX = published("pub-rtx-pro-6000-qwen3-8b")
-# The H200 polynomial is printed with four digits, (2.494, 5.193, 1.478)e-5; the specification's own numbers
+# The H200 polynomial is printed with four digits, (2.494, 5.193, 1.478)e-5; the numbers below
 # come from more. They need its value at r = 1/3 only, which is printed with seven.
 H200 = CARD._replace(mixed_by_share=(4.388825e-5, 0.0, 0.0))
 
@@ -83,7 +83,7 @@ def test_gain_and_the_six_decisions_of_table_3() -> None:
 
 
 def test_the_choice_of_the_mixed_constant_matters_more_than_the_margin() -> None:
-    """6.5 and E8: with the decode constant RTX would choose EB at 32, and N_x falls to 7.4 and 3.2."""
+    """With the decode constant RTX would choose EB at 32, and N_x falls to 7.4 and 3.2."""
     dear = [compare(costs._replace(mixed_fixed=costs.decode_fixed), LENGTHS) for costs in (H200, RTX)]
     assert dear[1].gain(32) > 1e-5
     assert [found.exclusive_between[0] for found in dear] == pytest.approx([7.4, 3.2], abs=0.06)

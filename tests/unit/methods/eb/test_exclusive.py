@@ -49,7 +49,7 @@ def refills(policy: BatchPolicy, view: Ledger) -> int:
     return len(plan.prefill)
 
 
-# -- SWITCH (spec/eb.md 2.2 and 6.4) --------------------------------------------------------------------
+# -- when to refill -------------------------------------------------------------------------------------
 
 MANY = 500
 
@@ -248,7 +248,7 @@ def test_k_1_is_prefill_first_at_every_load(engine, workload, slots):
         assert found.events == expected.events
 
 
-# -- the exact chain of spec/eb.md 6.6 ------------------------------------------------------------------
+# -- the exact chain ------------------------------------------------------------------------------------
 
 
 def chain(slots: int, p: float, refill: int) -> tuple[float, float]:
@@ -296,7 +296,7 @@ class Cycles(Observer):
 
 @pytest.mark.parametrize(("refill", "count"), [(24, 24_000), (64, 24_000)])
 def test_saturated_simulation_follows_the_exact_chain(refill, count):
-    """N = 128, p = 1/64. The prompt brings the first token, so decode iterations are D = O - 1 (E12).
+    """N = 128, p = 1/64. The prompt brings the first token, so decode iterations are D = O - 1.
 
     The chain wants D geometric from 1 on: every decode leaves with probability p at each iteration, its first
     one included, and nobody leaves with the prompt. So O = 1 + D. Ages carry over refills, which geometric

@@ -1,4 +1,4 @@
-"""EB's whole plan for a workload: both modes of section 4.2, what stays put, and what importing costs."""
+"""EB's whole plan for a workload: both modes, what stays put, and what importing costs."""
 
 from __future__ import annotations
 

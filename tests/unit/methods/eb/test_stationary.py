@@ -1,4 +1,4 @@
-"""The steady-state optimum: known answers of section 6.7."""
+"""The steady-state optimum: known answers."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ LAWS = {
     "gamma2": continuous(stats.gamma(2, scale=128)),
     "gamma4": continuous(stats.gamma(4, scale=64)),
     "uniform": uniform(256),
-    "lognormal": continuous(LOGNORMAL, 30 * 256),  # the specification's numbers come with this cut
+    "lognormal": continuous(LOGNORMAL, 30 * 256),  # the known answers come with this cut
 }
-BEST = {  # (T*, theta*) for the three overheads (6.7)
+BEST = {  # (T*, theta*) for the three overheads
     "geometric": [(15, 0.057018), (49, 0.174512), (83, 0.277367)],
     "gamma2": [(15, 0.056926), (51, 0.181167), (87, 0.290412)],
     "gamma4": [(15, 0.056926), (51, 0.181174), (88, 0.293378)],
@@ -146,7 +146,7 @@ def test_a_tail_goes_on_where_the_curve_stops(ending: float, phase: int, last: i
     assert cut.mean == pytest.approx(1 / ending, rel=1e-9)
 
 
-FITS = {  # p0, eta, t95 (6.7)
+FITS = {  # p0, eta, t95
     "gamma2": (1.901493e-3, 1.089975e-5, 608),
     "gamma4": (-2.873265e-4, 2.651513e-5, 497),
     "lognormal": (4.386230e-3, -1.235345e-6, 805),
@@ -169,7 +169,7 @@ def test_population_fits_of_uniform_outputs() -> None:
     assert fit_curve(uniform(128)).base == pytest.approx(-6.813341e-3, rel=1e-7)
 
 
-GUARDED = [  # law, mean, g, rho, literal (None: undefined), guarded (6.7)
+GUARDED = [  # law, mean, g, rho, literal (None: undefined), guarded
     ("gamma2", 256, 0.143321, 2.632, 0.146040, 0.073845),
     ("gamma2", 256, 0.452117, 5.126, 0.396165, 0.174264),
     ("gamma2", 256, 5, 1, 0.474011, 0.283910),
@@ -202,7 +202,7 @@ def test_the_papers_share_costs_12_per_cent() -> None:
 
 
 def test_length_grouping_would_save_a_fifth() -> None:
-    """Section 8.10: outputs of one length cost T + g, 271 against 346 to 353 at g = 15."""
+    """Outputs of one length cost T + g, 271 against 346 to 353 at g = 15."""
     costs = [
         stationary_share(LAWS[law], 15.0).cost for law in ("geometric", "gamma2", "uniform", "lognormal")
     ]

@@ -1,4 +1,4 @@
-"""Equations (3) and (5), the exact restart model: known answers of sections 6.1 to 6.3, identities, laws."""
+"""Equations (3) and (5), the exact restart model: known answers, identities, laws."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headgate.methods.eb.thresholds import (
 )
 from oracles.restart import highest_share, restart_phase, restart_share
 
-BASE = {  # gamma: theta_0, zeta_0 (6.1)
+BASE = {  # gamma: theta_0, zeta_0
     1e-6: (0.001412881, 0.001413880),
     1e-5: (0.004458835, 0.004468805),
     1e-4: (0.014009817, 0.014108881),
@@ -106,7 +106,7 @@ def test_small_ratios_go_as_a_root_and_zero_is_zero() -> None:
     assert paper_share(0.0, LinearHazard(0.01, 1e-6), 1.0) == 0.0
 
 
-PHASES = [  # theta, p0, eta, T, J (6.2)
+PHASES = [  # theta, p0, eta, T, J
     (0.3, 0.004, 0.0, 89.168736, 75.000000),
     (0.3, 0.004, 1e-6, 88.196410, 74.230178),
     (0.3, 0.004, 1e-5, 80.972961, 68.479073),
@@ -123,7 +123,7 @@ def test_restart_phase_known_answers(
     assert phase == pytest.approx((iterations, decoded), abs=6e-7)
 
 
-CORRECTIONS = [  # p0, eta, g, rho, theta_0, correction, sum, exact (6.3)
+CORRECTIONS = [  # p0, eta, g, rho, theta_0, correction, sum, exact
     (0.004, 1e-8, 5, 1, 0.175971, 0.000097, 0.176068, 0.176068),
     (0.004, 1e-7, 5, 1, 0.175971, 0.000969, 0.176940, 0.176946),
     (0.004, 1e-6, 5, 1, 0.175971, 0.009690, 0.185661, 0.186311),

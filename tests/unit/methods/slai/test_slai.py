@@ -73,7 +73,7 @@ def seen(policy: Slai, mean: float) -> Slai:
     return policy
 
 
-# -- last schedulable time and offset rule (spec/rad-slai.md 6.3) ---------------------------------------
+# -- last schedulable time and offset rule --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How to split a fleet: the known answers for the chat trace on RTX ADA 6000 (spec/rad-slai.md 6.2)."""
+"""How to split a fleet: the known answers for the chat trace on RTX ADA 6000."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""WAIT's fluid balance and thresholds: every known answer of the specification, sections 6.1 and 6.2."""
+"""WAIT's fluid balance and thresholds: known answers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_capacity_lemma():
     lines = lines_of(CARD, LOW, KV)
     assert most_rate(lines, LOW, KV) * offered(LOW) == pytest.approx(2_631_578.95, abs=0.01)
     assert seconds(lines, [kind(1, 1, 0)], [KV]) == pytest.approx(0.038)
-    # With seats instead of memory: 512 requests of the low mix, section 3.6.
+    # With seats instead of memory: 512 requests of the low mix.
     seats = most_rate(lines, LOW, KV, seats=512)
     assert seats == pytest.approx(16 / 1000 / seconds(lines, LOW, (16, 16)))
 
@@ -141,7 +141,7 @@ def test_other_least_thresholds():
 
 
 def test_whole_thresholds_need_one_request_at_each_stage():
-    """Section 3.4: 82,360 tokens for the high mix, 155,310 for one type of 60 + 500."""
+    """82,360 tokens for the high mix, 155,310 for one type of 60 + 500."""
     lines = lines_of(CARD, HUNDREDTH, KV)
     assert sum(part.work for part in HIGH) == 82_360
     assert kv_work(60, 500) == 155_310
@@ -239,7 +239,7 @@ def test_pace_along_the_ray(load, per_new):
 
 
 def test_latency_formula_and_best_pace():
-    """S1 of section 6.6: simulated .183, .187, .216, .262 s; the best pace is a little above 10 ms."""
+    """Simulated .183, .187, .216, .262 s; the best pace is a little above 10 ms."""
     lines = lines_of(CARD, LOW, KV)
     for size, simulated in ((11, 0.187), (13, 0.216), (16, 0.262)):
         assert mean_latency(lines, LOW, (size, size)) == pytest.approx(simulated, rel=0.03)
@@ -350,11 +350,11 @@ def test_who_is_served_by_the_printed_rule():
     assert found[printed_rule][0] == pytest.approx(9.608e-3, rel=1e-3)
     assert found[work_share][0] == pytest.approx(8.290e-3, rel=1e-3)
     assert found[printed_rule][1] / found[work_share][1] == pytest.approx(1.39, abs=0.01)
-    assert printed_rule(HIGH, 1806)[-1] == pytest.approx(1.0, abs=1e-3)  # section 3.6: B >= 1806 for n_3 >= 1
+    assert printed_rule(HIGH, 1806)[-1] == pytest.approx(1.0, abs=1e-3)  # B >= 1806 for n_3 >= 1
 
 
 def test_heavy_traffic_leaves_thresholds_as_they_are():
-    """Section 2.2: rates times ζ and step times by ζ change neither x*, N* nor M*."""
+    """Rates times ζ and step times by ζ change neither x*, N* nor M*."""
     usual = equilibrium(lines_of(CARD, LOW, KV), LOW)
     fast = [part._replace(rate=part.rate * 7) for part in LOW]
     scaled = equilibrium(lines_of(kv_linear(0.008 / 7, 3e-7 / 7), fast, KV), fast)

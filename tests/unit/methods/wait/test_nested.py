@@ -1,4 +1,4 @@
-"""Nested WAIT: segments, thresholds, the residue between them, memory bounds (sections 4, 6.2 to 6.4)."""
+"""Nested WAIT: segments, thresholds, the residue between them, memory bounds."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_decay(before, after, stay, theta, least):
 
 
 def test_the_printed_bound_of_decay_is_none():
-    """Erratum 15: divided by n_k, as printed, it exceeds theta."""
+    """Divided by n_k, as printed, it exceeds theta."""
     printed = {(10, 6, 0.5): 1.3333, (20, 11, 0.5): 0.7273, (4, 3, 0.5): 2.6667, (2, 1, 0.4): 1.6}
     printed[66, 45, 43 / 66] = 0.355556
     for (before, after, stay), said in printed.items():

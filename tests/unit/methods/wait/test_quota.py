@@ -1,4 +1,4 @@
-"""Fractional thresholds: the quota sequences of section 3.5 and 6.2, and changes on the way."""
+"""Fractional thresholds: the quota sequences, and changes on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WAIT and Nested WAIT: the traces of the specification (6.5), invariants, patience, memory."""
+"""WAIT and Nested WAIT: hand-worked traces, invariants, patience, memory."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_whole_cohorts_and_their_memory_bound(sizes):
 
 @pytest.mark.parametrize("size", [0.3, 0.75, 2.5])
 def test_fractional_cohorts_overshoot_by_less_than_one_request(size):
-    """Section 3.5: resident KV <= x w + l + l'."""
+    """Resident KV <= x w + l + l'."""
     workload = poisson((60,), 20, (40,), 20.0)
     policy = Wait(10**4, kv_linear(0.008, 3e-7), f"{size}", max_pause=5.0, max_wait=5.0)
     log = run(engine(kv_linear(0.008, 3e-7)), policy, workload)
@@ -224,7 +224,7 @@ def test_early_ends_shrink_the_cohort():
 
 
 def test_a_lowered_threshold_drains():
-    """Section 3.2: all residents of a type move; with the printed min a surplus would stay for ever."""
+    """All residents of a type move; with the printed min a surplus would stay for ever."""
     track = Track("", sizes=(3,))
     ledger = seated(Ledger(Limits(100, 100), 10**6), decoding=5, waiting=[5] * 4)
     for request in ledger.decoding.values():

@@ -100,7 +100,7 @@ def test_without_pause_nobody_waits_for_a_cohort():
 
 @pytest.mark.parametrize("size", [0.3, 0.75, 2.0])
 def test_without_pause_memory_is_bounded_as_with_it(size):
-    """Section 3.5: x per step enter and each stays l' + 1 steps, however long the steps are."""
+    """x per step enter and each stays l' + 1 steps, however long the steps are."""
     draws = np.random.default_rng(3)
     arrival = np.sort(draws.random(1500))  # far more than can be served
     workload = Workload.of([20] * 1500, [41] * 1500, arrival=arrival)
