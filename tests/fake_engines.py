@@ -73,6 +73,18 @@ class Call:
 Script = Callable[[Call], Awaitable[None]]
 
 
+async def never(call: Call) -> None:
+    """No answer, ever."""
+    await asyncio.Event().wait()
+
+
+async def one_token(call: Call) -> None:
+    """One token, and no end."""
+    await call.head()
+    await call.token("a")
+    await never(call)
+
+
 async def stream(call: Call, tokens: int = 3) -> None:
     """A good engine: tokens, usage, the end; or one JSON answer."""
     usage = {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens}

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from headgate.core.fleet import Fleet, RoutePolicy, Routing
+from headgate.core.fleet import Fleet, Move, RoutePolicy, Routing, Stage
+from headgate.core.roster import Roster
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
@@ -33,6 +34,17 @@ class Listed:
     def next_block(self) -> Block | None:
         rows, self.rows = self.rows[:7], self.rows[7:]  # short blocks, so that turning pages is tested too
         return Block(*map(list, zip(*rows, strict=True))) if rows else None
+
+
+def carry_out(move: Move, roster: Roster, router: RoutePolicy) -> Move:
+    """Do with a request what the move says, and tell the router."""
+    request, seat = roster.find(move)
+    if move.stage is Stage.DECODE:
+        roster.start_decode(request, seat)
+    else:
+        roster.start_prompt(request, seat, move.stage)
+    router.moved(request, move, 0.0)
+    return move
 
 
 class Watched(RoutePolicy):

@@ -43,7 +43,7 @@ class TokenWorld(NamedTuple):
         fleet.run()
         return fleet, router
 
-    def fleet(self, router: RoutePolicy, leases: bool = True) -> FleetSimulator:
+    def fleet(self, router: RoutePolicy, leases: bool = True, **more: Any) -> FleetSimulator:
         return FleetSimulator(
             self.engine,
             self.engines,
@@ -52,6 +52,7 @@ class TokenWorld(NamedTuple):
             self.workload,
             transfer=self.transfer,
             leases=leases,
+            **more,
         )
 
     def tables(self, fleet: FleetSimulator) -> Run:

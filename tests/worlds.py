@@ -14,7 +14,7 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.request import Slo
-from headgate.core.view import View
+from headgate.core.view import Limits, View
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.model import Shape, StepCost
@@ -24,6 +24,8 @@ from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.contents import Contents
 from headgate.workloads.workload import Kind, Workload
+
+HOOKS = [name for name in vars(Observer) if not name.startswith("_")]  # a driver tells what a class overrides
 
 
 class Line(StepCost):
@@ -116,6 +118,48 @@ class Log(Observer):
             context = steps.context + index * steps.decodes
             self.steps.append((float(end), steps.decodes, context, steps.prefill, steps.behind))
         self.kv.append(steps.kv)
+
+
+class Relay(BatchPolicy):
+    """Tells another policy everything it is told; `plan` is for a class derived from it."""
+
+    def __init__(self, inner: BatchPolicy) -> None:
+        self.inner = inner
+        for hook in HOOKS:
+            setattr(self, hook, getattr(inner, hook))
+
+    def arrived(self, request, now): ...
+    def admitted(self, request, now): ...
+    def prefilled(self, request, now): ...
+    def held(self, request, now): ...
+    def resumed(self, request, now): ...
+    def evicted(self, request, now): ...
+    def finished(self, request, now, how): ...
+    def stepped(self, steps): ...
+    def planned(self, plan, now, gauges): ...
+
+
+def holding(
+    decoding: int,
+    waiting: int,
+    *,
+    running: int = 1000,
+    kv_free: int = 10**6,
+    kv_total: int = 10**6,
+    block: int = 1,
+    prompt: int = 10,
+) -> Ledger:
+    """A ledger in which so many requests decode and so many wait."""
+    ledger = Ledger(Limits(batch_tokens=10**6, running=running, block=block), kv_total)
+    ledger.kv_free = kv_free
+    for id in range(decoding + waiting):
+        entry = Entry(ledger, id, arrival=0.0, prompt=prompt, limit=1000)
+        ledger.arrive(entry)
+        if id < decoding:
+            ledger.admit(entry)
+            entry.todo = 0
+            ledger.join(entry, 0.0, rolling=True)
+    return ledger
 
 
 def run(engine: Engine, policy: BatchPolicy, workload: Workload, **options: Any) -> Log:

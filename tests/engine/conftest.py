@@ -3,6 +3,7 @@
 import os
 from importlib.util import find_spec
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from same_examples import freeze_examples
@@ -24,3 +25,17 @@ settings.register_profile("engine", max_examples=12, derandomize=True, **COMMON)
 settings.register_profile("engine-long", max_examples=250, **COMMON)
 settings.load_profile("engine-long" if os.environ.get("HYPOTHESIS_PROFILE") == "night" else "engine")
 freeze_examples()
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory, request):
+    """A folder for the servers of one file."""
+    return tmp_path_factory.mktemp(request.module.__name__.removeprefix("test_"))
+
+
+@pytest.fixture(scope="module")
+def model(scratch):
+    """A tiny one with made-up weights."""
+    import tiny
+
+    return tiny.model(scratch / "model")

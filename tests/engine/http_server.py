@@ -186,12 +186,21 @@ def kill(server: Server) -> None:
 
 
 @contextmanager
+def ready(servers: list[Server]) -> Iterator[list[Server]]:
+    """Servers that were started together, because that takes a minute or more, for the time of a block."""
+    try:
+        for server in servers:
+            wait(server)
+        yield servers
+    finally:
+        for server in servers:
+            if server.child.poll() is None:
+                stop(server)
+
+
+@contextmanager
 def served(model: Path, scratch: Path, *flags: str, **environ: str) -> Iterator[Server]:
     """A server for the time of a block."""
     server = start([sys.executable, "-c", MAIN, "serve", str(model)], scratch, *flags, **environ)
-    try:
-        wait(server)
+    with ready([server]):
         yield server
-    finally:
-        if server.child.poll() is None:
-            stop(server)

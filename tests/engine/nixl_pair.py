@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from http_server import ONE_PROCESS, Server, environment, free_port, stop, wait
+from http_server import ONE_PROCESS, Server, environment, free_port, ready
 
 LEASE = 8  # seconds
 
@@ -48,15 +47,5 @@ def start(model: Path, scratch: Path, number: int) -> Server:
     return Server(child, port, log)
 
 
-@contextmanager
-def pair(model: Path, scratch: Path) -> Iterator[list[Server]]:
-    """Both, started together because that takes a minute or more."""
-    servers = [start(model, scratch, number) for number in range(2)]
-    try:
-        for server in servers:
-            wait(server)
-        yield servers
-    finally:
-        for server in servers:
-            if server.child.poll() is None:
-                stop(server)
+def pair(model: Path, scratch: Path) -> AbstractContextManager[list[Server]]:
+    return ready([start(model, scratch, number) for number in range(2)])

@@ -12,7 +12,7 @@ from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
 from headgate.live.vllm import factory
 from headgate.sim.engine.engine import Engine
-from worlds import PRICES
+from worlds import PRICES, Relay
 
 factory.faults = cache(factory.faults)  # one release, looked at once for thousands of schedulers
 
@@ -31,22 +31,12 @@ def gated(shape: EngineShape, policy: BatchPolicy, watchdog: float = 1e9) -> Any
     return made
 
 
-class Narrow(BatchPolicy):
+class Narrow(Relay):
     """Another policy, whose plans are cut to as little as a plan may ask for."""
 
     def __init__(self, inner: BatchPolicy, chunk: float, spare: float) -> None:
-        self.inner, self.chunk, self.spare = inner, chunk, spare  # spare: of the budget, beside decodes
-        for hook in HOOKS:
-            setattr(self, hook, getattr(inner, hook))
-
-    def arrived(self, request, now): ...
-    def admitted(self, request, now): ...
-    def prefilled(self, request, now): ...
-    def held(self, request, now): ...
-    def resumed(self, request, now): ...
-    def evicted(self, request, now): ...
-    def finished(self, request, now, how): ...
-    def stepped(self, steps): ...
+        super().__init__(inner)
+        self.chunk, self.spare = chunk, spare  # spare: of the budget, beside decodes
 
     def plan(self, view: View) -> Plan:
         plan = self.inner.plan(view)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import openai
 import pytest
-import tiny
 from asynchronous_cpu import installed_in
 from http_server import START, Server, eventually, start, stop, wait
 
@@ -29,13 +28,7 @@ HOSTILE = [
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("async")
-
-
-@pytest.fixture(scope="module")
-def server(scratch: Path):
-    model = tiny.model(scratch / "model")
+def server(model: Path, scratch: Path):
     (scratch / "headgate.json").write_text(json.dumps(FIRST))
     paths = [*installed_in(scratch / "plug-in"), *filter(None, [os.environ.get("PYTHONPATH")])]
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 
 import pytest
-import tiny
 from http_server import MAIN, ONE_PROCESS, PATIENCE, environment, start, stop, wait
 
 VLLM = "import sys; sys.argv[0] = 'vllm'; from vllm.entrypoints.cli.main import main; main()"
@@ -58,16 +57,6 @@ POSTS = [
 AGAIN = 20  # times
 # Of the hardware, of parts that the emulator has not, or of vLLM's web framework.
 NOT_OURS = re.compile(r"vllm:estimated_|.*_created$|http_|python_|process_")
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory):
-    return tmp_path_factory.mktemp("schema")
-
-
-@pytest.fixture(scope="module")
-def model(scratch):
-    return tiny.model(scratch / "model")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import openai
 import pytest
-import tiny
 from http_server import MAIN, ONE_PROCESS, START, Server, environment, eventually, served, start, stop
 
 from headgate.core.policy import End
@@ -44,16 +43,6 @@ class Breaks(BatchPolicy):
         seats = max(0, view.limits.running - len(view.decoding) - len(view.prefilling))
         return Plan(ALL, (*view.prefilling, *[*view.waiting][:seats]))
 """
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory):
-    return tmp_path_factory.mktemp("http")
-
-
-@pytest.fixture(scope="module")
-def model(scratch):
-    return tiny.model(scratch / "model")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import openai
 import pytest
-import tiny
 from http_server import MAIN, ONE_PROCESS, START, Server, eventually, free_port, start, stop, wait
 
 pytest.importorskip("nixl")
@@ -37,15 +36,9 @@ def settle(scratch: Path, policy: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("nixl")
-
-
-@pytest.fixture(scope="module")
-def servers(scratch):
+def servers(model, scratch):
     """Two of the same kind, each of which can hand over and take; every policy has its turn in them."""
     settle(scratch, next(iter(POLICIES)))
-    model = tiny.model(scratch / "model")
     command = [sys.executable, "-c", MAIN, "serve", str(model), "--config", "headgate.json"]
     flags = ["--max-num-seqs", str(SEATS), "--kv-transfer-config", json.dumps(ROLES)]
     environ = {**ONE_PROCESS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two engines must not share one core

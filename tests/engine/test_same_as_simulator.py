@@ -38,19 +38,10 @@ def worlds(draw: st.DrawFn, roomy: bool) -> tuple[Engine, Workload]:
 
 
 @pytest.mark.parametrize("name", MAKE)
-@given(data=st.data(), world=worlds(roomy=True))
-def test_same_steps_at_the_same_times(name, data, world):
-    engine, workload = world
-    policy = MAKE[name](data.draw, engine)
-    theirs = Virtual(engine, copy.deepcopy(policy), workload).run()
-    ours = simulated(batches(engine, policy, workload))
-    assert theirs == ours
-
-
-@pytest.mark.parametrize("name", MAKE)
-@given(data=st.data(), world=worlds(roomy=False))
-def test_same_steps_when_memory_is_short(name, data, world):
-    engine, workload = world
+@pytest.mark.parametrize("roomy", [True, False], ids=["room for all", "memory short"])
+@given(data=st.data())
+def test_same_steps_at_the_same_times(name, roomy, data):
+    engine, workload = data.draw(worlds(roomy=roomy))
     policy = MAKE[name](data.draw, engine)
     theirs = Virtual(engine, copy.deepcopy(policy), workload).run()
     ours = simulated(batches(engine, policy, workload))

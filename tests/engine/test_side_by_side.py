@@ -8,7 +8,6 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import tiny
 from http_server import ONE_PROCESS, PATIENCE, SAMPLE, Server, eventually, served
 
 from headgate.record.live_trace import trace_lines
@@ -19,14 +18,8 @@ TOKENS, REQUESTS = 12, 24
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory):
-    return tmp_path_factory.mktemp("side-by-side")
-
-
-@pytest.fixture(scope="module")
-def server(scratch):
+def server(model, scratch):
     (scratch / "headgate.json").write_text(json.dumps({**BASE, "policy": "eb", "set": {"refill": 2}}))
-    model = tiny.model(scratch / "model")
     flags = ("--config", "headgate.json", "--max-num-seqs", "4", "--data-parallel-size", "2")
     with served(model, scratch, *flags, **ONE_PROCESS) as found:
         yield found

@@ -9,14 +9,14 @@ from oracle import admitted
 from schedulers import EngineShape, request, scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
-from headgate.core.policy import BatchPolicy, Observer
+from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
 from headgate.cost.model import Shape
 from headgate.sim.engine.arrivals import Arrivals
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
+from worlds import Relay
 
-HOOKS = [name for name in vars(Observer) if not name.startswith("_")]  # a driver tells what a class overrides
 GOES_ON, STOPS = 5, 7  # tokens
 MOST_STEPS = 50_000
 
@@ -30,24 +30,12 @@ class Step(NamedTuple):
     chunks: tuple[tuple[int, int, int], ...]
 
 
-class Asked(BatchPolicy):
+class Asked(Relay):
     """Passes everything on and remembers that it was asked."""
 
     def __init__(self, inner: BatchPolicy) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.asked = False
-        for hook in HOOKS:
-            setattr(self, hook, getattr(inner, hook))
-
-    def arrived(self, request, now): ...
-    def admitted(self, request, now): ...
-    def prefilled(self, request, now): ...
-    def held(self, request, now): ...
-    def resumed(self, request, now): ...
-    def evicted(self, request, now): ...
-    def finished(self, request, now, how): ...
-    def stepped(self, steps): ...
-    def planned(self, plan, now, gauges): ...
 
     def plan(self, view: View) -> Any:
         self.asked = True

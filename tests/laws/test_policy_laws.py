@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.plan import check
-from headgate.core.policy import BatchPolicy, End
+from headgate.core.policy import End
 from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.stingy_engine import serve_stingily
-from worlds import POLICIES, TESTING, Log, engines, run, workloads
+from worlds import POLICIES, TESTING, Log, Relay, engines, run, workloads
 
 ALL_NAMES = [*POLICIES, *TESTING]
 MAKE = POLICIES | TESTING
@@ -34,26 +34,8 @@ def test_same_again(name, data, engine, workload):
     assert first.events == second.events
 
 
-HOOKS = ["arrived", "admitted", "prefilled", "held", "resumed", "evicted", "finished", "stepped", "planned"]
-
-
-class AskedTwice(BatchPolicy):
-    """Passes everything on, and asks twice for each plan."""
-
-    def __init__(self, inner: BatchPolicy) -> None:
-        self.inner = inner
-        for hook in HOOKS:
-            setattr(self, hook, getattr(inner, hook))
-
-    def arrived(self, request, now): ...
-    def admitted(self, request, now): ...
-    def prefilled(self, request, now): ...
-    def held(self, request, now): ...
-    def resumed(self, request, now): ...
-    def evicted(self, request, now): ...
-    def finished(self, request, now, how): ...
-    def stepped(self, steps): ...
-    def planned(self, plan, now, gauges): ...
+class AskedTwice(Relay):
+    """Asks twice for each plan."""
 
     def plan(self, view):
         first = self.inner.plan(view)

@@ -12,8 +12,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -24,7 +24,7 @@ import openai
 import psutil
 import tiny
 from checks import Soaked, verdicts
-from http_server import MAIN, Server, start, stop, wait
+from http_server import MAIN, Server, ready, start
 
 SEATS, PROMPTS, TOKENS = 32, 400, 24
 TURN = 20.0  # seconds
@@ -176,23 +176,13 @@ def main() -> int:
             [str(Path(sys.executable).with_name("vllm")), "serve", str(model)],
             [sys.executable, "-c", MAIN, "serve", str(model), "--config", str(settings)],
         ]
-        with both(commands, scratch) as servers:
+        with ready(
+            [start(command, scratch, "--max-num-seqs", str(SEATS)) for command in commands]
+        ) as servers:
             plain, gated = (Arm(server, asked.clients) for server in servers)
             asyncio.run(soak(plain, gated, asked.minutes, change))
             left, fallen = books(gated.server)
     return show(plain.soaked, gated.soaked, left, fallen)
-
-
-@contextmanager
-def both(commands: list[list[str]], scratch: Path) -> Iterator[list[Server]]:
-    servers = [start(command, scratch, "--max-num-seqs", str(SEATS)) for command in commands]
-    try:
-        for server in servers:
-            wait(server)
-        yield servers
-    finally:
-        for server in servers:
-            stop(server)
 
 
 def books(server: Server) -> tuple[dict[str, float], float]:

@@ -12,21 +12,27 @@ from headgate.advisor.engines.trials import FleetCase
 WORDS = ("plan", "capacity", "--requests", 60, "--prompt", 200, "--output", 20, "--slots", 16, "--jobs", 1)
 
 
-def test_a_table_and_a_verdict(headgate):
-    runs = ("--requests", 150, "--seeds", 4)
-    said = headgate(*WORDS, "--slo", "ttft=200ms@p50", "--policy", "mixed", "--policy", "v0", *runs)
+def shows(said, *parts):
+    """All of these, in whatever lines of at most 80 characters."""
     assert said.code == 0, said.err
     assert max(len(line) for line in said.out.splitlines()) <= 80
     flat = " ".join(said.out.split())
-    for part in (
+    for part in parts:
+        assert part in flat, part
+
+
+def test_a_table_and_a_verdict(headgate):
+    runs = ("--requests", 150, "--seeds", 4)
+    said = headgate(*WORDS, "--slo", "ttft=200ms@p50", "--policy", "mixed", "--policy", "v0", *runs)
+    shows(
+        said,
         "Capacity: card cal-h200-qwen3-8b, uniform lengths",
         "Levels p50 TTFT <= 200 ms",
         "Engine 16 seats, 8,192 tokens a step",
         "No policy above λ* =",
         "policy per s 95 % interval of λ* limited by runs",
         "sustains most:",
-    ):
-        assert part in flat, part
+    )
 
 
 def test_json_and_classes(headgate):
@@ -103,18 +109,15 @@ def test_how_few_engines(headgate):
     said = headgate(
         *FLEET, *levels, "--router", "round-robin", "--policy", "mixed", "--policy", "eb:refill=4"
     )
-    assert said.code == 0, said.err
-    assert max(len(line) for line in said.out.splitlines()) <= 80
-    flat = " ".join(said.out.split())
-    for part in (
+    shows(
+        said,
         "Engines: card cal-h200-qwen3-8b, uniform lengths, 300.0 requests/s",
         "Levels p90 TTFT <= 100 ms; p50 E2E <= 5 s",
         "Runs 300 requests each, 2 seeds",
         "No fleet of fewer than",
         "a gate-and-route fleet serves all requests with",
         "enough with round-robin + ",
-    ):
-        assert part in flat, part
+    )
 
 
 def test_fleets_are_known_from_before_too(headgate, monkeypatch):

@@ -19,6 +19,17 @@ def run(main, loops=asyncio):
     return loops.run(asyncio.wait_for(main, PATIENCE))
 
 
+def served(test, **options):
+    """One emulator for `test(client, url)`; it holds nothing afterwards."""
+
+    async def main():
+        async with emulated(**FAST | options) as urls, session() as client:
+            await test(client, urls[0])
+            assert urls.at_rest
+
+    run(main())
+
+
 async def post(session, url, body, chat=False, **headers):
     """Status and JSON of an answer."""
     path = "/v1/chat/completions" if chat else "/v1/completions"

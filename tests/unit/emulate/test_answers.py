@@ -3,20 +3,11 @@
 import asyncio
 
 import pytest
-from calls_of_emulator import FAST, post, run, session, stream, text_of
+from calls_of_emulator import FAST, post, run, served, session, stream, text_of
 
 from headgate.live.emulate import answer, chat_answer, emulated
 
 CHAT = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi there, how are you?"}]
-
-
-def served(test, **words):
-    async def main():
-        async with emulated(**FAST | words) as urls, session() as client:
-            await test(client, urls[0])
-            assert urls.at_rest
-
-    run(main())
 
 
 def test_a_completion_is_a_function_of_its_prompt():

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from calls_of_emulator import FAST, post, run, session, stream
+from calls_of_emulator import FAST, post, run, served, session, stream
 
 from headgate.live.emulate import emulated
 from headgate.live.emulate.content import content
@@ -17,15 +17,6 @@ async def counted(client, url, name):
     async with client.get(url + "/metrics") as answer:
         found = re.search(rf"^vllm:{name}\{{.*\}} (\S+)$", await answer.text(), re.MULTILINE)
         return float(found.group(1))
-
-
-def served(test, **options):
-    async def main():
-        async with emulated(**FAST | options) as urls, session() as client:
-            await test(client, urls[0])
-            assert urls.at_rest
-
-    run(main())
 
 
 async def cached(client, url, prompt=PROMPT, **more):

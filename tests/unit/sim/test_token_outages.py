@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -111,15 +109,7 @@ def test_nobody_is_lost(data, world, name):
             length = data.draw(st.floats(0.1, 30), label="length")
             outages.append(Outage(engine, start, start + length, data.draw(st.booleans(), label="drain")))
     router = Watched(make_router(name, world.plan, world.engines, draws(0)))
-    fleet = FleetSimulator(
-        world.engine,
-        world.engines,
-        lambda role: copy.deepcopy(world.policy),
-        router,
-        world.workload,
-        transfer=world.transfer,
-        outages=outages,
-    )
+    fleet = world.fleet(router, outages=outages)
     fleet.run()
     rows = fleet.recorder.tables()["requests"]
     assert len(rows["id"]) == len(world.workload) and (rows["how"] >= 0).all()

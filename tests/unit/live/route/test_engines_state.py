@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fake_engines import Call, FakeEngine, stream
+from fake_engines import Call, FakeEngine, never, stream
 from router_world import routed, run, until
-
-
-async def never(call: Call) -> None:
-    await asyncio.Event().wait()
-
 
 BAD_ROUTER = """
 from headgate.core.fleet import RoutePolicy, Routing, Move

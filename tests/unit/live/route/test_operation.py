@@ -7,16 +7,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fake_engines import Call, FakeEngine, stream
+from fake_engines import Call, FakeEngine, never, one_token, stream
 from headgate.core.errors import InputError
 from headgate.live.route.app import RouterApp
 from headgate.live.route.config import Config, EngineAt, checked, read_config
 from headgate.live.route.discovery import discover
 from router_world import CALM, World, merged, routed, run, until
-
-
-async def never(call: Call) -> None:
-    await asyncio.Event().wait()
 
 
 def held(release: asyncio.Event):
@@ -156,11 +152,6 @@ def test_a_router_that_will_drain_is_not_ready_and_still_accepts() -> None:
 
 
 def test_streams_left_at_the_end_of_a_drain_get_an_error_event() -> None:
-    async def one_token(call: Call) -> None:
-        await call.head()
-        await call.token("a")
-        await asyncio.Event().wait()
-
     async def work() -> None:
         async with routed(one_token, never, front={"drain_timeout": 0.2}) as world:
             both = [asyncio.create_task(world.stream()) for _ in range(2)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fake_engines import stream
+from fake_engines import never, stream
 from headgate.live.route.keys import new_key
 from router_world import World, routed, run, until
 
@@ -149,9 +149,6 @@ def test_connections_are_bounded() -> None:
 
 
 def test_bytes_and_requests_in_flight_are_bounded() -> None:
-    async def never(call) -> None:
-        await asyncio.Event().wait()
-
     async def work() -> None:
         async with routed(never, limits={"inflight_bytes": 5000, "inflight": 4}) as world:
             inside = [asyncio.create_task(world.stream(prompt="x" * 2000)) for _ in range(2)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from fake_engines import Call, FakeEngine, stream
+from fake_engines import Call, FakeEngine, never, one_token, stream
 from headgate.live.route import split
 from headgate.live.route.app import LAST_WORDS
 from headgate.live.route.config import checked
@@ -19,16 +19,7 @@ from headgate.live.route.verdict import Fault, LegError
 from router_world import PATIENCE, routed, run, until
 
 
-async def never(call: Call) -> None:
-    await asyncio.Event().wait()
-
-
 def test_requests_in_the_queue_are_refused_after_the_drain_timeout_and_open_no_call() -> None:
-    async def one_token(call: Call) -> None:
-        await call.head()
-        await call.token("a")
-        await asyncio.Event().wait()
-
     async def work() -> None:
         front = {"drain_timeout": 0.2}
         async with routed(one_token, engine={"seats": 1}, front=front) as world:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet_worlds import carry_out
 from headgate.core.errors import InputError
-from headgate.core.fleet import Stage, endless
+from headgate.core.fleet import endless
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import End
 from headgate.core.roster import Roster
@@ -48,13 +49,7 @@ class Desk:
 
     def follow(self):
         ((move,), *_) = self.router.route(self.roster)
-        entry, seat = self.roster.find(move)
-        if move.stage is Stage.DECODE:
-            self.roster.start_decode(entry, seat)
-        else:
-            self.roster.start_prompt(entry, seat, move.stage)
-        self.router.moved(entry, move, 0.0)
-        return move.replica
+        return carry_out(move, self.roster, self.router).replica
 
     def prefilled(self, entry, engine, stays=True):
         self.roster.end_prompt(entry, self.roster.replicas[engine], stays)

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import check
 from headgate.core.policy import End
-from headgate.core.view import Limits
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.costs import Lengths
@@ -17,24 +15,10 @@ from headgate.methods.eb.prediction import prefill_steps, whole_steps
 from headgate.methods.eb.thresholds import Threshold, base_share
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
-from worlds import run
+from worlds import holding, run
 
 TOY = LinearCost(DecodeTerms(0.010, 5e-5), PrefillTerms(0.005, 3e-5), MixedTerms(0.011, 4.2e-5, 4.2e-5))
 HEAVY = LinearCost(DecodeTerms(0.010, 1e-5), PrefillTerms(0.05, 3e-5), MixedTerms(0.011, 4e-5, 4e-5))  # g = 5
-
-
-def state(decoding: int, waiting: int, kv_free: int = 10**6, kv_total: int = 10**6, prompt=10) -> Ledger:
-    """So many decode and so many wait."""
-    ledger = Ledger(Limits(batch_tokens=10**6, running=1000), kv_total)
-    ledger.kv_free = kv_free
-    for id in range(decoding + waiting):
-        entry = Entry(ledger, id, arrival=0.0, prompt=prompt, limit=1000)
-        ledger.arrive(entry)
-        if id < decoding:
-            ledger.admit(entry)
-            entry.todo = 0
-            ledger.join(entry, 0.0, rolling=True)
-    return ledger
 
 
 def serve(policy: AdaptiveExclusive, outputs, slots=64, kv_tokens=10**7, prompts=20, batch_tokens=10**5):
@@ -120,7 +104,7 @@ def test_running_requests_keep_a_cold_start_from_looking_short():
 def test_outputs_of_one_token_teach_nothing():
     """They never decode."""
     policy = AdaptiveExclusive(64, TOY, warm=1, review=1)
-    policy.plan(view := state(20, 5))
+    policy.plan(view := holding(20, 5))
     for request in view.decoding.values():
         policy.prefilled(request, 0.0)
     for request in view.decoding.values():
@@ -229,7 +213,7 @@ def test_literal_keeps_its_threshold_where_the_paper_has_no_answer():
 
 def let_in(gate: str, kv_free: int, prompt: int = 10) -> int:
     policy = AdaptiveExclusive(128, TOY, gate=gate, seats="fixed")
-    view = state(100, 500, kv_free=kv_free, kv_total=100_000, prompt=prompt)
+    view = holding(100, 500, kv_free=kv_free, kv_total=100_000, prompt=prompt)
     plan = policy.plan(view)
     assert check(plan, view) == []
     return len(plan.prefill)
@@ -259,7 +243,7 @@ def test_the_forecast_lets_in_what_fits_at_the_peak():
 def test_an_empty_engine_takes_the_first_prompt_whatever_the_gate():
     for gate in ("forecast", "paper", "fit"):
         policy = AdaptiveExclusive(128, TOY, gate=gate)
-        assert len(policy.plan(state(0, 3, kv_free=10)).prefill) == 1
+        assert len(policy.plan(holding(0, 3, kv_free=10)).prefill) == 1
 
 
 # -- whole prefill steps --------------------------------------------------------------------------------

@@ -11,31 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError, RunError
-from headgate.core.ledger import Entry, Ledger
+from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until, check
 from headgate.core.policy import BatchPolicy, Observer
-from headgate.core.view import Limits
 from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
-from worlds import PRICES, Line, batches, engines, run, workloads
-
-
-def state(
-    decoding: int, waiting: int, running: int = 1000, kv_free: int = 10**6, block: int = 1, prompt=10
-) -> Ledger:
-    """A ledger in which so many decode and so many wait."""
-    ledger = Ledger(Limits(batch_tokens=10**6, running=running, block=block), kv_total=10**6)
-    ledger.kv_free = kv_free
-    for id in range(decoding + waiting):
-        entry = Entry(ledger, id, arrival=0.0, prompt=prompt, limit=1000)
-        ledger.arrive(entry)
-        if id < decoding:
-            ledger.admit(entry)
-            entry.todo = 0
-            ledger.join(entry, 0.0, rolling=True)
-    return ledger
+from worlds import PRICES, Line, batches, engines, holding, run, workloads
 
 
 def refills(policy: BatchPolicy, view: Ledger) -> int:
@@ -59,17 +42,17 @@ MANY = 500
     [(104, MANY, 24), (105, MANY, 0), (50, 11, 0), (50, 12, 12)],
 )
 def test_switch_known_answers(decoding, waiting, expected):
-    assert refills(Exclusive(slots=128, refill=24), state(decoding, waiting)) == expected
+    assert refills(Exclusive(slots=128, refill=24), holding(decoding, waiting)) == expected
 
 
 def test_switch_with_a_long_queue_is_idle_seats_against_k():
     for idle in range(0, 129, 4):
-        assert (refills(Exclusive(128, 24), state(128 - idle, MANY)) > 0) == (idle >= 24)
+        assert (refills(Exclusive(128, 24), holding(128 - idle, MANY)) > 0) == (idle >= 24)
 
 
 def test_half_done_prompts_come_first_where_the_engine_passed_one_over():
     """A real engine may have no room for the first prompt of a refill and run a part of the second."""
-    policy, view = Exclusive(slots=4, refill=2), state(decoding=1, waiting=3)
+    policy, view = Exclusive(slots=4, refill=2), holding(decoding=1, waiting=3)
     assert policy.plan(view).prefill == (1, 2, 3)
     view.admit(view.waiting[2])
     plan = policy.plan(view)
@@ -82,28 +65,28 @@ def test_switch_is_the_rule_in_integers(slots, refill):
         for waiting in range(slots + 3):
             fillable = min(waiting, slots - decoding)
             rule = fillable >= 1 and fillable * (slots - refill) >= decoding * refill
-            found = refills(Exclusive(slots, refill), state(decoding, waiting))
+            found = refills(Exclusive(slots, refill), holding(decoding, waiting))
             assert found == (fillable if rule else 0), (decoding, waiting)
 
 
 def test_ends_of_the_switch():
-    assert refills(PrefillFirst(64), state(63, 1)) == 1  # k = 1: one seat, one prompt
-    assert refills(PrefillFirst(64), state(64, 9)) == 0
-    assert refills(RequestLevel(64), state(1, MANY)) == 0  # k = N: not while anybody decodes
-    assert refills(RequestLevel(64), state(0, MANY)) == 64
-    assert refills(RequestLevel(64), state(0, 3)) == 3
+    assert refills(PrefillFirst(64), holding(63, 1)) == 1  # k = 1: one seat, one prompt
+    assert refills(PrefillFirst(64), holding(64, 9)) == 0
+    assert refills(RequestLevel(64), holding(1, MANY)) == 0  # k = N: not while anybody decodes
+    assert refills(RequestLevel(64), holding(0, MANY)) == 64
+    assert refills(RequestLevel(64), holding(0, 3)) == 3
 
 
 def test_an_empty_engine_takes_anybody():
-    assert refills(Exclusive(128, 100), state(0, 1)) == 1
+    assert refills(Exclusive(128, 100), holding(0, 1)) == 1
 
 
 def test_a_smaller_engine_than_the_policy_was_made_for():
     """Seats are the engine's if it has fewer; so is the largest k."""
-    assert refills(Exclusive(128, 24), state(8, MANY, running=32)) == 24
-    assert refills(Exclusive(128, 24), state(9, MANY, running=32)) == 0
-    assert refills(Exclusive(128, 64), state(0, MANY, running=32)) == 32
-    assert refills(Exclusive(128, 64), state(1, MANY, running=32)) == 0
+    assert refills(Exclusive(128, 24), holding(8, MANY, running=32)) == 24
+    assert refills(Exclusive(128, 24), holding(9, MANY, running=32)) == 0
+    assert refills(Exclusive(128, 64), holding(0, MANY, running=32)) == 32
+    assert refills(Exclusive(128, 64), holding(1, MANY, running=32)) == 0
 
 
 @pytest.mark.parametrize(
@@ -120,33 +103,33 @@ def test_a_smaller_engine_than_the_policy_was_made_for():
     ],
 )
 def test_memory_shortens_a_refill(kv_free, block, expected):
-    view = state(100, MANY, kv_free=kv_free, block=block)
+    view = holding(100, MANY, kv_free=kv_free, block=block)
     assert refills(Exclusive(slots=128, refill=24), view) == expected
 
 
 def test_the_first_prompt_always_enters_an_empty_engine():
-    assert refills(Exclusive(slots=4, refill=2), state(0, 3, kv_free=10)) == 1
+    assert refills(Exclusive(slots=4, refill=2), holding(0, 3, kv_free=10)) == 1
 
 
 def test_leases_of_the_decode_phase():
     def lease(view: Ledger) -> Until:
         return Exclusive(slots=128, refill=24).plan(view).until
 
-    assert lease(state(128, MANY)) == Until(finishes=24)
-    assert lease(state(110, MANY)) == Until(finishes=6)
-    assert lease(state(110, MANY, kv_free=0)) == Until(finishes=6)
-    assert lease(state(100, MANY, kv_free=0)) == Until(finishes=1)
-    assert lease(state(110, 0)) == Until(arrivals=1)
+    assert lease(holding(128, MANY)) == Until(finishes=24)
+    assert lease(holding(110, MANY)) == Until(finishes=6)
+    assert lease(holding(110, MANY, kv_free=0)) == Until(finishes=6)
+    assert lease(holding(100, MANY, kv_free=0)) == Until(finishes=1)
+    assert lease(holding(110, 0)) == Until(arrivals=1)
     # 50 decode, 11 wait: a refill of 11 is due when 47 decode (11 * 104 = 1144; 47 * 24 = 1128, 48: 1152).
-    assert lease(state(50, 11)) == Until(finishes=3, arrivals=1)
-    assert lease(state(48, 11)) == Until(finishes=1, arrivals=1)
-    assert lease(state(47, 11)) == Until(prefills=11)
+    assert lease(holding(50, 11)) == Until(finishes=3, arrivals=1)
+    assert lease(holding(48, 11)) == Until(finishes=1, arrivals=1)
+    assert lease(holding(47, 11)) == Until(prefills=11)
 
 
 def test_gauges_tell_threshold_and_phase():
     policy = Exclusive(slots=8, refill=3)
     assert policy.gauges() == {"refill": 3, "slots": 8, "refilling": 0}
-    policy.plan(state(2, 9))
+    policy.plan(holding(2, 9))
     assert policy.gauges() == {"refill": 3, "slots": 8, "refilling": 6}
 
 
@@ -332,7 +315,7 @@ def test_decodes_between_pieces_may_take_the_kv_of_the_rest_of_a_refill():
 @pytest.mark.parametrize(("kv_free", "running"), [(9, 1000), (10**6, 2)])
 def test_a_refill_whose_next_prompt_cannot_enter_any_more_is_given_up(kv_free, running):
     """In a fleet others may come with KV of their own after a refill was chosen."""
-    policy, view = Exclusive(slots=8, refill=2), state(decoding=2, waiting=3)
+    policy, view = Exclusive(slots=8, refill=2), holding(decoding=2, waiting=3)
     assert policy.plan(view).prefill == (2, 3, 4)
     view.kv_free, view.limits = kv_free, view.limits._replace(running=running)
     plan = policy.plan(view)

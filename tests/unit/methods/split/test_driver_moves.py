@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fleet_worlds import carry_out
 from headgate.core.fleet import ANY, CLOSED, DECODE, STAY, Move, Stage, endless
 from headgate.core.roster import Roster
 from headgate.methods.split.split import Split
@@ -20,12 +21,7 @@ class Drivable:
         self.router.arrived(self.request, 0.0)
 
     def act(self, move: Move) -> None:
-        found, seat = self.roster.find(move)
-        if move.stage is Stage.DECODE:
-            self.roster.start_decode(found, seat)
-        else:
-            self.roster.start_prompt(found, seat, move.stage)
-        self.router.moved(found, move, 0.0)
+        carry_out(move, self.roster, self.router)
 
 
 @pytest.mark.parametrize("stage", [Stage.PREFILL, Stage.WHOLE])
