@@ -74,13 +74,10 @@ MODULES = (
     "methods/slai/margins",
     "methods/slai/slai",
     "live/engine/events",
-    "live/engine/last_tokens",
     "live/engine/live",
-    "live/engine/step_in_flight",
     "live/engine/tally",
     "live/vllm/hooks",
     "live/vllm/knobs",
-    "live/vllm/lookup",
     "live/vllm/request_map",
 )
 

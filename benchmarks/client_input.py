@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from time import thread_time_ns
 from typing import Any
 
-from headgate.live.vllm.fields import CLIENTS_MAY, Promise, Settings
-from headgate.live.vllm.requests import promises
+from headgate.live.engine.requests import promises
+from headgate.live.engine.settings import CLIENTS_MAY, Promise, Settings
 
 LIMIT = 1000.0  # microseconds
 LARGE = 1 << 25

@@ -8,6 +8,8 @@ from typing import Any
 
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.request import Slo
+from headgate.live.engine.reload import Renewed
+from headgate.live.engine.settings import Settings
 from stub_requests import Request
 from stub_scheduler import StubScheduler, plug_in
 
@@ -31,14 +33,16 @@ class StubEngine:
         self.now = 0.0
         self.scheduler = scheduler = kind(**words)
         self.renewals: deque[Any] = deque()
-        renew = lambda: plugin.Renewal(self.renewals.popleft()) if self.renewals else None  # noqa: E731
-        scheduler._headgate_begin(plugin.Duties(policy, observers, watchdog, promises, renew))
+        scheduler._headgate_begin(plugin.Duties(policy, observers, watchdog, promises, self._renew))
         self.live, self.books = scheduler._headgate, scheduler._headgate_books
         self.live.clock, self.live.origin = (lambda: self.now), 0.0
         self.live.paused()  # the watchdog's first look is due on this clock
         self.books.wall = lambda: self.now
         self.air: deque[Any] = deque()
         self.steps = 0
+
+    def _renew(self) -> Renewed | None:
+        return Renewed(Settings(), self.renewals.popleft(), {}) if self.renewals else None
 
     def add(self, name: str, prompt: int, limit: int, output: int | None = None, **words: Any) -> Request:
         """A request comes now."""

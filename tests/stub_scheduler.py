@@ -226,7 +226,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.core.sched.interface": {"PauseState": PauseState},
     "vllm.v1.core.sched.request_queue": {"RequestQueue": RequestQueue},
 }
-OURS = [f"headgate.live.vllm.{name}" for name in ("lookup", "queues", "request_map", "knobs", "plugin")]
+OURS = [f"headgate.live.vllm.{name}" for name in ("queues", "request_map", "knobs", "plugin")]
 
 
 @cache

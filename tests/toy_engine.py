@@ -17,8 +17,8 @@ from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.view import Limits
 from headgate.cost.model import Chunk as Piece
 from headgate.cost.model import Shape
+from headgate.live.engine.events import Chunk, StepInFlight
 from headgate.live.engine.live import Live
-from headgate.live.engine.step_in_flight import Chunk, StepInFlight
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 

@@ -133,8 +133,9 @@ def scheduler(shape: EngineShape, headgate: Mapping[str, Any] | None = None) -> 
             block_size=shape.block,
             hash_block_size=shape.block,
         )
-    for watcher in getattr(built, "_headgate_watchers", ()):  # a thread each, and tests make thousands
-        watcher.close()
+    if plug_in := getattr(built, "_headgate_plug_in", None):
+        for watcher in plug_in.watchers:  # a thread each, and tests make thousands
+            watcher.close()
     return built
 
 

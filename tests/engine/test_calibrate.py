@@ -27,7 +27,7 @@ from headgate.live.calibrate.engine import Wanted, about
 from headgate.live.calibrate.probe import FEED
 from headgate.live.calibrate.probe_grid import Ground
 from headgate.live.calibrate.step_log import composition
-from headgate.live.vllm.requests import MADE_UP
+from headgate.live.engine.requests import MADE_UP
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload

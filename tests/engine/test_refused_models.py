@@ -12,8 +12,8 @@ import tiny
 from real import engine
 
 from headgate.core.errors import InputError
+from headgate.live.engine.settings import Settings
 from headgate.live.vllm import factory
-from headgate.live.vllm.fields import Settings
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 from headgate.core.errors import InputError
 from headgate.live.vllm import factory, seams
 
-MODULES = ("hooks", "plugin", "request_map", "knobs", "queues", "lookup")
+MODULES = ("hooks", "plugin", "request_map", "knobs", "queues")
 # What our code calls the things of vLLM.
 OF_SCHEDULER = ("self", "scheduler", "self._scheduler")
 OPTIONAL = {"skipped_waiting", "kv_holding_waiting", "max_num_active_reqs"}  # asked for by getattr

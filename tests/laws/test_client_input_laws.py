@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.live.vllm import requests
-from headgate.live.vllm.fields import CLIENTS_MAY, Settings
-from headgate.live.vllm.requests import LONGEST_TEXT, WORDS, promises
+from headgate.live.engine import requests
+from headgate.live.engine.requests import LONGEST_TEXT, WORDS, promises
+from headgate.live.engine.settings import CLIENTS_MAY, Settings
 from headgate.sim.engine.engine import Engine
 from stub_engine import StubEngine
 from worlds import POLICIES, PRICES

@@ -13,6 +13,7 @@ ENTRANCES = {  # what users or other programs import
     "headgate",
     "headgate.cli",  # the command
     "headgate.vllm",  # vLLM's --scheduler-cls
+    "headgate.live.vllm.front",  # one of vLLM's plug-ins
     "headgate.live.route.ray",  # Ray Serve's request_router_class
     "headgate.live.route.ray_replica",  # a mixin for deployments
 }

@@ -17,7 +17,7 @@ TICK = 0.5  # seconds between two signs of life
 
 def checkup(seams: bool = True) -> dict[str, Any]:
     """Findings in words, and a list of problems."""
-    from headgate.live.vllm.releases import installed
+    from headgate.live.vllm.seams import installed
 
     problems: list[str] = []
     release = installed()
@@ -31,12 +31,11 @@ def checkup(seams: bool = True) -> dict[str, Any]:
 
 
 def _version(release: str | None, problems: list[str]) -> str:
-    from headgate.live.vllm.releases import numbers
-    from headgate.live.vllm.seams import unsupported
+    from headgate.live.vllm.seams import release_numbers, unsupported
 
     if release is None:
         return "not installed; needed for headgate serve only"
-    why = unsupported(numbers(release))
+    why = unsupported(release_numbers(release))
     if why:
         problems.append(why)
     return f"{release}, {'not supported' if why else 'supported'}"
@@ -86,7 +85,9 @@ def _sign_of_life(seconds: float | None) -> None:
 
 def _settings(problems: list[str]) -> dict[str, str]:
     """What HEADGATE_CONFIG says, and what an engine started now with our scheduler would do."""
-    from headgate.live.vllm.settings import FILE, check_policy, file_of, read_settings
+    from headgate.live.engine.policy import check_policy
+    from headgate.live.engine.settings import FILE, file_of, read_settings
+    from headgate.live.vllm import VLLM
 
     path = file_of()
     said = "HEADGATE_CONFIG is not set" if path is None else f"{FILE}={path}"
@@ -94,7 +95,7 @@ def _settings(problems: list[str]) -> dict[str, str]:
         return {"settings": said, "active": "nothing by itself; headgate serve sets a policy"}
     try:
         settings = read_settings()
-        check_policy(settings)
+        check_policy(settings, VLLM)
     except InputError as error:
         problems.append(str(error))
         return {

@@ -20,7 +20,9 @@ import typer
 from headgate.cli.flags import takes_settings
 from headgate.cli.reaper import Reaper
 from headgate.core.errors import InputError
-from headgate.live.vllm.fields import AUTO, OBSERVE, PANEL, Settings
+from headgate.live.engine.settings import AUTO, PANEL, Settings, check_words, merge
+from headgate.live.vllm import VLLM
+from headgate.live.vllm.settings import FLAG, VllmSettings, own_table, read_settings
 
 SCHEDULER = "headgate.vllm.scheduler"
 REFUSALS = "headgate.live.vllm.refusals.Refusals"
@@ -54,7 +56,7 @@ DRY_RUN = "print the command and its environment, and leave"
 def serve(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="the model, as `vllm serve` takes it")],
-    given: Annotated[dict[str, Any], Settings],
+    given: Annotated[dict[str, Any], VllmSettings],
     config: Annotated[str | None, typer.Option(help=FILE, rich_help_panel=PANEL)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN, rich_help_panel=PANEL)] = False,
 ) -> None:
@@ -109,11 +111,14 @@ def _own_file(config: str | None, given: Mapping[str, Any]) -> str | None:
 
 def _settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settings:
     """Checked as the engine will check them, as far as that can be told before it is there."""
-    from headgate.live.vllm.settings import check_policy, check_words, merge, read_settings
+    from headgate.live.engine.policy import check_policy
 
     additional = _additional(rest)
-    settings = read_settings(additional, own) if own else merge(check_words(given, ""), additional)
-    check_policy(settings, _number(rest, "--max-num-batched-tokens"), _number(rest, "--max-num-seqs"))
+    if own:
+        settings = read_settings(additional, own)
+    else:
+        settings = merge(check_words(given, ""), own_table(additional), FLAG)
+    check_policy(settings, VLLM, _number(rest, "--max-num-batched-tokens"), _number(rest, "--max-num-seqs"))
     return settings
 
 
@@ -123,7 +128,7 @@ def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
     What a file of vLLM's own settings says is left to the engine.
     """
     from headgate.cost.model_names import differ
-    from headgate.live.vllm.settings import load_named
+    from headgate.live.engine.policy import load_named
 
     card = load_named(settings.card)
     if card is None or settings.any_card:
@@ -144,12 +149,12 @@ def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
 
 def _policy_said(settings: Settings, model: str) -> str:
     """The policy that will run and whose step times it uses, in one line."""
-    if settings.policy == OBSERVE:
+    if settings.policy == VLLM.name:
         return "vLLM decides; headgate watches"
     name, values = settings.named()
     chosen = f"policy {name}{' (auto)' if settings.policy == AUTO else ''}"
     chosen += f" with {', '.join(f'{key}={value}' for key, value in values.items())}" if values else ""
-    from headgate.live.vllm.settings import load_named
+    from headgate.live.engine.policy import load_named
 
     if (card := load_named(settings.card)) is not None:
         return f"{chosen}, step times of card {card.name} ({card.model} on {card.gpu})"
@@ -180,7 +185,11 @@ def _graphs_said(settings: Settings, rest: list[str]) -> str:
 
 def _priorities_said(settings: Settings, rest: list[str]) -> str | None:
     """What vLLM's priorities mean to the policy, where it does not simply follow them."""
-    return settings.priorities_said() if _value(rest, "--scheduling-policy") == "priority" else None
+    return (
+        settings.priorities_said(VLLM.priorities)
+        if _value(rest, "--scheduling-policy") == "priority"
+        else None
+    )
 
 
 def _value(rest: list[str], flag: str) -> str | None:
@@ -201,7 +210,7 @@ def _number(rest: list[str], flag: str) -> int | None:
 def _additional(rest: list[str]) -> Any:
     """VLLM's --additional-config; if it is no JSON vLLM will say so itself."""
     try:
-        return json.loads(_value(rest, "--additional-config") or "null")
+        return json.loads(_value(rest, FLAG) or "null")
     except ValueError:
         return None
 
@@ -213,11 +222,10 @@ def executable() -> str | None:
 
 
 def _check_release(settings: Settings) -> None:
-    from headgate.live.vllm.releases import installed, numbers
-    from headgate.live.vllm.seams import unsupported
+    from headgate.live.vllm.seams import installed, release_numbers, unsupported
 
     found = installed()
-    why = unsupported(numbers(found)) if found else None
+    why = unsupported(release_numbers(found)) if found else None
     if why and not settings.force:
         raise InputError(why)
 

@@ -20,7 +20,7 @@ from headgate.core.durations import duration
 from headgate.core.request import Slo
 from headgate.cost.model import StepCost
 from headgate.experiment.library import card_engine, simulate
-from headgate.live.vllm.fields import Settings
+from headgate.live.engine.settings import Settings
 from headgate.methods.make import make_policy, split_name
 from headgate.record.tables import Run
 from headgate.stats.gaps import Gaps

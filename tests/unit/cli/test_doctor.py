@@ -10,13 +10,13 @@ import pytest
 
 from fleet_worlds import ROUTERS
 from headgate.cli import checkup
-from headgate.live.vllm import releases
+from headgate.live.vllm import seams
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
     monkeypatch.delenv("HEADGATE_CONFIG", raising=False)
-    monkeypatch.setattr(releases, "installed", lambda: None)
+    monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: None)
 
 
 def found(headgate, *args) -> tuple[int, dict]:
@@ -66,7 +66,7 @@ def test_what_the_settings_say(headgate, tmp_path, monkeypatch, text, code, acti
     ],
 )
 def test_the_seams(headgate, monkeypatch, look, seams, problem):
-    monkeypatch.setattr(releases, "installed", lambda: "0.31.2")
+    monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.31.2")
     monkeypatch.setattr(checkup, "LOOK", look)
     monkeypatch.setattr(checkup, "TICK", 0.05)
     if "sleep" in look:
@@ -78,7 +78,7 @@ def test_the_seams(headgate, monkeypatch, look, seams, problem):
 
 
 def test_another_release(headgate, monkeypatch):
-    monkeypatch.setattr(releases, "installed", lambda: "0.25.1")
+    monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.25.1")
     code, vllm = found(headgate, "--no-seams")
     assert code == 1 and "vLLM 0.25.1 is not one headgate knows" in vllm["problems"][0]
 
@@ -89,7 +89,7 @@ def test_the_release_is_told_without_importing_it(tmp_path, monkeypatch):
     (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('imported')")
     (tmp_path / "vllm" / "_version.py").write_text("__version__ = version = '0.28.1+cpu'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert releases.installed() == "0.28.1+cpu" and "vllm" not in sys.modules
-    assert releases.numbers("0.28.1+cpu") == (0, 28, 1) and releases.numbers("dev") == ()
+    assert seams.installed() == "0.28.1+cpu" and "vllm" not in sys.modules
+    assert seams.release_numbers("0.28.1+cpu") == (0, 28, 1) and seams.release_numbers("dev") == ()
     (tmp_path / "vllm" / "_version.py").unlink()
-    assert releases.installed() == "unknown"
+    assert seams.installed() == "unknown"

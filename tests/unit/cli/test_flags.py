@@ -28,7 +28,7 @@ from headgate.cli.simulate import simulate
 from headgate.cli.sweep import sweep
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
-from headgate.live.vllm.fields import Settings
+from headgate.live.vllm.settings import VllmSettings
 from headgate.settings_base import (
     Count,
     Positive,
@@ -44,7 +44,7 @@ TABLES = [
     (simulate, Experiment),
     (compare, Experiment),
     (sweep, Experiment),
-    (serve, Settings),
+    (serve, VllmSettings),
     (threshold, CostSettings),
     (fluid, FleetSettings),
     (fluid, StepSettings),

@@ -29,7 +29,7 @@ EB = ["--policy", "eb", "--set", "refill=48"]
 def bare(monkeypatch):
     for name in ("HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("headgate.live.vllm.releases.installed", lambda: "0.32.0")
+    monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.32.0")
 
 
 @pytest.fixture
@@ -136,13 +136,13 @@ def test_no_vllm_and_the_wrong_vllm(refused, vllm, monkeypatch):
     nowhere(monkeypatch)
     refused(["serve", "m", *EB], "no vllm command here; install vLLM (0.26 to 0.32)")
     vllm()
-    monkeypatch.setattr("headgate.live.vllm.releases.installed", lambda: "0.99.1")
+    monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.99.1")
     refused(["serve", "m", *EB], "vLLM 0.99.1 is not one headgate knows (0.26 to 0.32); pass --force")
 
 
 def test_force_tries_it(headgate, vllm, monkeypatch):
     said = vllm()
-    monkeypatch.setattr("headgate.live.vllm.releases.installed", lambda: "0.99.1")
+    monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.99.1")
     assert headgate("serve", "m", *EB, "--force").code == 0
     assert json.loads(said()["settings"])["force"] is True
 

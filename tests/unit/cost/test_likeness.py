@@ -7,7 +7,9 @@ import pytest
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
 from headgate.cost.likeness import Likeness, doubts, refusals
-from headgate.live.vllm.settings import Settings, build_policy
+from headgate.live.engine.policy import build_policy
+from headgate.live.engine.settings import Settings
+from headgate.live.vllm import VLLM
 
 SHAPE = {"layers": 36, "hidden": 4096, "heads": 32}
 SETTINGS = {"tensor parallel": "1", "dtype": "bfloat16"}
@@ -74,7 +76,7 @@ def test_the_plug_in_refuses_unless_told_otherwise(
     card().save(path)
     other = Likeness({**SHAPE, "layers": 48})
     with pytest.raises(InputError, match="is of another model"):
-        build_policy(Settings(policy="mixed", card=path), **LIMITS, like=other)
-    build_policy(Settings(policy="mixed", card=path, any_card=True), **LIMITS, like=other)
+        build_policy(Settings(policy="mixed", card=path), VLLM, **LIMITS, like=other)
+    build_policy(Settings(policy="mixed", card=path, any_card=True), VLLM, **LIMITS, like=other)
     assert "is of another model" in caplog.text
-    build_policy(Settings(policy="mixed", card=path), **LIMITS, like=Likeness(SHAPE))
+    build_policy(Settings(policy="mixed", card=path), VLLM, **LIMITS, like=Likeness(SHAPE))

@@ -72,7 +72,7 @@ def _lookup(cache: Cache) -> Any:
         kv_cache_manager=SimpleNamespace(coordinator=cache),
         block_size=BLOCK,
     )
-    return plug_in().lookup.Lookup(scheduler)
+    return plug_in().request_map.Lookup(scheduler)
 
 
 @pytest.mark.parametrize("seed", range(20))

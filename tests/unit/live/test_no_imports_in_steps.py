@@ -12,11 +12,12 @@ import pytest
 TESTS = Path(__file__).resolve().parents[2]
 SERVES = """
 import sys
-from headgate.live.vllm.fields import Settings
-from headgate.live.vllm.settings import build_policy
+from headgate.live.engine.settings import Settings
+from headgate.live.engine.policy import build_policy
+from headgate.live.vllm import VLLM
 from stub_engine import StubEngine
 limits = {"kv_tokens": 8000 * 16, "block": 16, "max_model_len": 8192, "batch_tokens": 2048, "running": 16}
-policy = build_policy(Settings(policy=sys.argv[1], card="linear-h200-qwen3-8b"), **limits)[0]
+policy = build_policy(Settings(policy=sys.argv[1], card="linear-h200-qwen3-8b"), VLLM, **limits)[0]
 engine = StubEngine(policy, seats=16, budget=2048, block=16, blocks=8001)
 engine.add("first", 100, 20)
 engine.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,29 +11,46 @@ import pytest
 from headgate import __version__
 from headgate.core.errors import InputError
 from headgate.core.policy import Steps
+from headgate.core.view import Limits
+from headgate.live.engine import plug_in as neutral
+from headgate.live.engine.live import Live
 from headgate.live.engine.metrics import Metrics
-from headgate.live.engine.observers import Facts, close, connect, engine_number, observers, renewed
+from headgate.live.engine.plug_in import Facts, PlugIn
+from headgate.live.engine.reload import Renewed
+from headgate.live.engine.requests import Terms
+from headgate.live.engine.settings import Settings
 from headgate.live.engine.trace import Trace
-from headgate.live.vllm.fields import Settings
+from headgate.live.vllm import VLLM
+from headgate.live.vllm.seams import engine_number
 
-FACTS = Facts("org/model", "0.32.0", 1000, {"max_num_seqs": 8}, engine=1)
+LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+FACTS = Facts(VLLM, "0.32.0", "org/model", 1000, LIMITS, engine=1)
+
+
+def build(settings):
+    return None, {"refill": 4}
 
 
 def test_metrics_always_and_the_trace_where_asked_for(tmp_path):
     path = tmp_path / "t.jsonl"
     settings = Settings(policy="eb", card="linear-h200-qwen3-8b", trace=str(path), metrics=False)
-    found = observers(settings, {"refill": 4}, FACTS)
-    metrics, trace = found
+    plug_in = PlugIn(settings, FACTS, build)
+    metrics, trace = plug_in.watchers
     assert isinstance(metrics, Metrics) and isinstance(trace, Trace)
-    connect(found, {"empty": 2})
-    for watcher in found:
+    live = Live(None, Limits(64, 8), 1000, clock=lambda: 0.0)
+    live.counts["empty"] = 2
+    plug_in.begin(live)
+    for watcher in plug_in.watchers:
         watcher.stepped(Steps(0.0, [0.5], 3, 30, 0, 0, 100))
-    renewed(found, "v0", {"slots": 8}, 1.0)
-    close(found)
-    close(found)  # vLLM's end and the end of the process may both call it
+    ready = Renewed(Settings(policy="v0"), None, {"slots": 8})
+    plug_in._renewals = SimpleNamespace(take=lambda: ready, close=lambda: None)
+    live.origin = -1.0
+    assert plug_in.renew() is ready and plug_in.settings is ready.settings
+    plug_in.close()
+    plug_in.close()  # the engine's end and the end of the process may both call it
     assert metrics.policy == "v0" and metrics.all_steps() == {"decode": 1, "empty": 2}
     first, step, policy = map(json.loads, path.read_text().splitlines())
-    assert first["headgate"] == __version__ and first["engine"] == {"max_num_seqs": 8}
+    assert first["headgate"] == __version__ and first["driver"] == "vllm" and first["engine"] == LIMITS
     assert (first["policy"], first["parameters"], first["card"]) == (
         "eb",
         {"refill": 4},
@@ -44,15 +62,30 @@ def test_metrics_always_and_the_trace_where_asked_for(tmp_path):
 
 
 def test_only_metrics_by_default():
-    found = observers(Settings(policy="mixed", metrics=False), {}, FACTS)
-    assert [type(watcher) for watcher in found] == [Metrics]
-    close(found)
+    plug_in = PlugIn(Settings(policy="mixed", metrics=False), FACTS, build)
+    assert [type(watcher) for watcher in plug_in.watchers] == [Metrics]
+    plug_in.close()
 
 
 def test_a_trace_nobody_can_write_is_refused(tmp_path):
     settings = Settings(policy="mixed", trace=str(tmp_path / "none" / "t.jsonl"))
     with pytest.raises(InputError, match="name a file that can be written"):
-        observers(settings, {}, FACTS)
+        PlugIn(settings, FACTS, build)
+
+
+def test_the_neutral_part_names_no_engine():
+    """What an engine is called comes in by `EngineNames`."""
+    files = sorted(Path(neutral.__file__).parent.glob("*.py"))
+    texts = {file.name: file.read_text(encoding="utf-8").lower() for file in files}
+    assert len(texts) > 5 and not [name for name, text in texts.items() if "vllm" in text or "sglang" in text]
+
+
+def test_an_engine_that_was_never_begun_can_be_closed_and_watched_only():
+    """Its own name as a policy: no policy is made."""
+    watched = PlugIn(Settings(policy="vllm", metrics=False), FACTS, lambda settings: pytest.fail("made"))
+    duties = watched.duties(watched.promises)
+    assert duties.policy is None and duties.renew() is None and duties.promises(None) == Terms()
+    watched.close()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import logging
 import os
 import threading
 
-from headgate.live.vllm.reload import Reload, Renewals
-from headgate.live.vllm.settings import Settings, build_policy, read_settings
+from headgate.live.engine.policy import build_policy
+from headgate.live.engine.reload import Reload, Renewals
+from headgate.live.engine.settings import Settings, read_settings
+from headgate.live.vllm import VLLM
 
 ENGINE = {"kv_tokens": 100_000, "block": 16, "max_model_len": 8192, "batch_tokens": 4096, "running": 64}
 
@@ -33,7 +35,7 @@ def test_a_changed_file_is_read_once_when_it_has_come_to_rest(tmp_path):
     path = tmp_path / "headgate.json"
     path.write_text('{"policy": "mixed"}')
     clock = Clock()
-    reload = Reload(str(path), clock=clock)
+    reload = Reload(str(path), read_settings, clock=clock)
     assert changed(reload, clock, 2) == [None, None]
     path.write_text('{"policy": "v0"}')
     clock.now += 0.5
@@ -46,7 +48,7 @@ def test_words_over_the_file_stay_over_it(tmp_path):
     path = tmp_path / "headgate.json"
     path.write_text("{}")
     clock = Clock()
-    reload = Reload(str(path), {"headgate": {"watchdog": "5s"}}, clock)
+    reload = Reload(str(path), lambda file: read_settings(file, {"watchdog": "5s"}, "--words"), clock)
     path.write_text('{"policy": "v0", "watchdog": "50s"}')
     assert changed(reload, clock, 2)[1].watchdog == 5
 
@@ -55,7 +57,7 @@ def test_a_file_that_goes_wrong_or_away_is_told_once_and_changes_nothing(tmp_pat
     path = tmp_path / "headgate.json"
     path.write_text("{}")
     clock = Clock()
-    reload = Reload(str(path), clock=clock)
+    reload = Reload(str(path), read_settings, clock=clock)
     path.write_text('{"polcy": "v0"}')
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
         assert changed(reload, clock, 4) == [None] * 4
@@ -73,8 +75,8 @@ class Watched:
     def __init__(self, path) -> None:
         self.clock, self.fallen, self.made = Clock(), False, 0
         self.renewals = Renewals(
-            Reload(str(path), clock=self.clock),
-            read_settings(None, str(path)),
+            Reload(str(path), read_settings, clock=self.clock),
+            read_settings(str(path)),
             self.make,
             lambda: self.fallen,
             background=False,
@@ -82,7 +84,7 @@ class Watched:
 
     def make(self, settings):
         self.made += 1
-        return build_policy(settings, **ENGINE)
+        return build_policy(settings, VLLM, **ENGINE)
 
     def taken(self):
         """What the engine gets after three looks."""

@@ -9,9 +9,9 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.core.request import Slo
-from headgate.live.vllm import requests
-from headgate.live.vllm.fields import CLIENTS_MAY, Settings
-from headgate.live.vllm.requests import promises
+from headgate.live.engine import requests
+from headgate.live.engine.requests import promises
+from headgate.live.engine.settings import CLIENTS_MAY, Settings
 
 CLASSES = {"chat": {"ttft": "300ms", "tbt": 0.05}, "batch": {}}
 OPEN = Settings(clients_may=CLIENTS_MAY, delivery=0)
@@ -20,7 +20,7 @@ TWO = Settings(classes=CLASSES, clients_may=CLIENTS_MAY, delivery=0)
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    monkeypatch.setattr(requests, "BAD", requests.BAD.__class__())
+    monkeypatch.setattr(requests, "IGNORED", requests.IGNORED.__class__())
     monkeypatch.setattr(requests, "MADE_UP", set())
 
 
@@ -34,7 +34,7 @@ def test_classes_promises_and_guess():
     assert promises(own, TWO) == ("chat", Slo(1.0, 0.05), 80)
     assert promises({"headgate_tbt": 0.07, "headgate_guess": "12"}, OPEN) == ("", Slo(None, 0.07), 12)
     assert promises({"headgate_class": "anything"}, OPEN).kind == "anything"
-    assert not requests.BAD
+    assert not requests.IGNORED
 
 
 def test_promises_of_all_requests_hold_where_there_is_no_closer_one():
@@ -58,7 +58,7 @@ def test_by_default_only_the_class_is_the_clients_word():
     settings = Settings(classes=CLASSES, delivery=0)
     greedy = {"headgate_class": "chat", "headgate_tbt": 1e-9, "headgate_ttft": 1e-9, "headgate_guess": 1}
     assert promises(greedy, settings) == ("chat", Slo(0.3, 0.05), None)
-    assert dict(requests.BAD) == {"headgate_tbt": 1, "headgate_ttft": 1, "headgate_guess": 1}
+    assert dict(requests.IGNORED) == {"headgate_tbt": 1, "headgate_ttft": 1, "headgate_guess": 1}
 
 
 def test_nothing_at_all_is_the_clients_word_where_the_operator_says_so():
@@ -117,7 +117,7 @@ def test_a_wrong_value_is_ignored_counted_and_told_once(caplog, word, value):
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
         for _ in range(3):
             assert promises({word: value}, TWO) == ("", Slo(), None)
-    assert sum(requests.BAD.values()) == 3
+    assert sum(requests.IGNORED.values()) == 3
     assert len(caplog.records) == 1
     assert len(caplog.records[0].getMessage()) < 300  # row 2: not logged whole
 
@@ -125,7 +125,7 @@ def test_a_wrong_value_is_ignored_counted_and_told_once(caplog, word, value):
 def test_names_that_clients_make_up_do_not_fill_the_counter():
     for number in range(100):
         promises({f"headgate_{number}": 1}, OPEN)
-    assert dict(requests.BAD) == {"others": 100}
+    assert dict(requests.IGNORED) == {"others": 100}
 
 
 def test_classes_that_clients_make_up_do_not_fill_memory():

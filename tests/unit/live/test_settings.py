@@ -8,13 +8,23 @@ import os
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.live.vllm.settings import Settings, build_policy, check_policy, read_settings
+from headgate.live.engine.policy import build_policy, check_policy
+from headgate.live.engine.settings import Settings
+from headgate.live.vllm import VLLM
+from headgate.live.vllm.settings import read_settings
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.keep.policy import Keep
 
 CARD = "linear-h200-qwen3-8b"
-ENGINE = {"kv_tokens": 100_000, "block": 16, "max_model_len": 8192, "batch_tokens": 4096, "running": 64}
+ENGINE = {
+    "kv_tokens": 100_000,
+    "block": 16,
+    "max_model_len": 8192,
+    "batch_tokens": 4096,
+    "running": 64,
+    "names": VLLM,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -188,15 +198,15 @@ def test_policies_that_cannot_be_made(words, fragment):
         build_policy(Settings(**words), **ENGINE)
     assert fragment in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(InputError):
-        check_policy(Settings(**words), batch_tokens=4096, running=64)
+        check_policy(Settings(**words), VLLM, batch_tokens=4096, running=64)
 
 
 def test_before_the_engine_is_there_only_its_limits_are_unknown():
-    check_policy(Settings(policy="eb:refill=2000,slots=3000"))
-    check_policy(Settings(policy="vllm"))
-    check_policy(Settings(card=CARD), running=1 << 21)
+    check_policy(Settings(policy="eb:refill=2000,slots=3000"), VLLM)
+    check_policy(Settings(policy="vllm"), VLLM)
+    check_policy(Settings(card=CARD), VLLM, running=1 << 21)
     with pytest.raises(InputError, match="max-num-seqs"):
-        check_policy(Settings(policy="eb:refill=2000,slots=3000"), running=256)
+        check_policy(Settings(policy="eb:refill=2000,slots=3000"), VLLM, running=256)
 
 
 def test_a_policy_of_the_users_own_that_breaks_when_it_is_made(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from headgate.core.errors import InputError
 from headgate.core.policy import Observer
 from headgate.core.request import Slo
 from headgate.experiment.library import card_engine
-from headgate.live.engine import background
+from headgate.live.engine import process
 from headgate.live.engine.trace import Trace
 from headgate.record.live_trace import read_live_trace
 from headgate.record.recorder import Recorder
@@ -246,7 +246,7 @@ def test_numbers_that_are_none_become_null(tmp_path):
 
 def test_a_thread_writes_and_the_end_of_the_process_writes_the_rest(tmp_path, monkeypatch):
     monkeypatch.setattr("headgate.live.engine.trace.FLUSH_EVERY", 1000.0)
-    monkeypatch.setattr(background, "PATIENCE", 600.0)
+    monkeypatch.setattr(process, "PATIENCE", 600.0)
     trace = Trace(tmp_path / "t.jsonl", HEADER)
     trace.rescued(1.0)
     assert trace._thread._thread.daemon
@@ -263,7 +263,7 @@ def test_work_that_fails_is_logged_once_and_tried_again(caplog):
         raise KeyError("x")
 
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
-        thread = background.Background(work, 0.001, "the thing")
+        thread = process.Background(work, 0.001, "the thing")
         assert all(tries.acquire(timeout=600) for _ in range(3))
         thread.close()
     assert caplog.text.count("the thing failed and is tried again: KeyError") == 1
@@ -289,7 +289,7 @@ def test_a_disk_that_hangs_keeps_a_bounded_number_of_events(tmp_path, caplog, mo
     """Row 8 of the attack: the writer never comes back, so only the engine's own side can notice."""
     monkeypatch.setattr("headgate.live.engine.trace.MOST_UNWRITTEN", 50)
     monkeypatch.setattr("headgate.live.engine.trace.FLUSH_EVERY", 0.001)
-    monkeypatch.setattr(background, "PATIENCE", 0.05)
+    monkeypatch.setattr(process, "PATIENCE", 0.05)
     trace = Trace(tmp_path / "t.jsonl", HEADER)
     trace._file.close()
     trace._file = disk = Hangs()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headgate.core.plan import Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.live.engine.metrics import Metrics
-from headgate.live.vllm.fields import Settings
+from headgate.live.engine.settings import Settings
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from stub_engine import StubEngine

@@ -20,13 +20,11 @@ from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import Limits
-from headgate.live.engine.background import Background
+from headgate.live.engine import process
 from headgate.live.engine.live import Live
 from headgate.live.engine.metrics import Metrics
+from headgate.live.engine.settings import Settings
 from headgate.live.engine.tally import Tally
-from headgate.live.vllm import front
-from headgate.live.vllm.fields import Settings
-from headgate.live.vllm.front import FOLDER
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.keep.policy import Keep
 from headgate.record.recorder import HOW, Recorder
@@ -260,7 +258,7 @@ def test_a_port_of_their_own_or_a_line_that_says_it_is_taken(caplog):
 def test_values_of_the_engines_process_reach_the_servers_metrics(tmp_path):
     core = (
         "from headgate.live.engine.metrics import Metrics\n"
-        "from headgate.live.vllm.fields import Settings\n"
+        "from headgate.live.engine.settings import Settings\n"
         "from headgate.core.policy import Steps\n"
         "metrics = Metrics(Settings(), {'policy': 'eb', 'card': 'none', 'model': 'm'}, 100)\n"
         "metrics.stepped(Steps(0.0, [0.02], 4, 40, 0, 0, 50))\n"
@@ -279,7 +277,7 @@ def test_values_of_the_engines_process_reach_a_front_end_that_was_not_set_up():
     engine = (
         "import sys\n"
         "from headgate.live.engine.metrics import Metrics\n"
-        "from headgate.live.vllm.fields import Settings\n"
+        "from headgate.live.engine.settings import Settings\n"
         "from headgate.core.policy import Steps\n"
         "from headgate.live.vllm.front import install; install()\n"
         "number = int(sys.argv[1])\n"
@@ -288,14 +286,17 @@ def test_values_of_the_engines_process_reach_a_front_end_that_was_not_set_up():
     )
     end = (
         "import os, subprocess, sys\n"
-        "from headgate.live.vllm.front import FOLDER, install\n"
+        "from headgate.live.engine.process import FOLDER\n"
+        "from headgate.live.vllm.front import install\n"
         "install(); install()\n"
         "for number in '01':\n"
         f"    subprocess.run([sys.executable, '-c', {engine!r}, number], check=True)\n"
         "from prometheus_client import generate_latest\n"
         "print(os.environ[FOLDER]); print(generate_latest().decode())\n"
     )
-    environment = {n: v for n, v in os.environ.items() if n not in ("PROMETHEUS_MULTIPROC_DIR", FOLDER)}
+    environment = {
+        n: v for n, v in os.environ.items() if n not in ("PROMETHEUS_MULTIPROC_DIR", process.FOLDER)
+    }
     words = {"env": environment, "check": True, "timeout": 600, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", end], **words)
     folder, *lines = done.stdout.splitlines()
@@ -308,10 +309,10 @@ def test_values_of_the_engines_process_reach_a_front_end_that_was_not_set_up():
 
 def test_an_engine_in_the_front_ends_process_is_shown_once(monkeypatch, tmp_path):
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    assert front.leaves()
-    monkeypatch.setattr(front, "_shows", [os.getpid()])
-    assert not front.leaves()
+    monkeypatch.setenv(process.FOLDER, str(tmp_path))
+    assert process.leaves_metrics()
+    monkeypatch.setattr(process, "_shows", [os.getpid()])
+    assert not process.leaves_metrics()
 
 
 class Odd:
@@ -354,7 +355,7 @@ def test_the_thread_that_shows_metrics_outlives_a_failure(caplog):
         shown.release()
 
     board.show = sometimes
-    thread = Background(metrics.show, 0.001, "metrics")
+    thread = process.Background(metrics.show, 0.001, "metrics")
     metrics.fell_back("it broke", 1.0)
     assert shown.acquire(timeout=600)
     thread.close()
@@ -367,7 +368,7 @@ def test_a_metrics_folder_that_cannot_be_written(tmp_path):
     core = (
         "import logging; logging.basicConfig(format='%(message)s')\n"
         "from headgate.live.engine.metrics import Metrics\n"
-        "from headgate.live.vllm.fields import Settings\n"
+        "from headgate.live.engine.settings import Settings\n"
         "from headgate.core.policy import Steps\n"
         "metrics = Metrics(Settings(), {'policy': 'eb', 'card': 'none', 'model': 'm'}, 100)\n"
         "metrics.stepped(Steps(0.0, [0.02], 4, 40, 0, 0, 50))\n"

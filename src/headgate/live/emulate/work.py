@@ -26,8 +26,8 @@ from headgate.live.emulate.problems import ProblemError, parameter
 from headgate.live.emulate.shapes import json_text
 from headgate.live.emulate.text import Echo, Text, fingerprint
 from headgate.live.emulate.tokens import LITTLE, Ids
-from headgate.live.vllm.fields import Settings
-from headgate.live.vllm.requests import promises
+from headgate.live.engine.requests import promises
+from headgate.live.engine.settings import Settings
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI and vLLM have it
 SETTINGS = Settings()

@@ -1,10 +1,9 @@
-"""Who hears what in a live engine, and when: the policy at once, observers when the time is known."""
+"""Steps on their way through a live engine; policies hear of them at once, observers when times are known."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import one_line
@@ -12,15 +11,53 @@ from headgate.core.ledger import Entry
 from headgate.core.listeners import Listeners
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
-from headgate.live.engine.step_in_flight import StepInFlight
+from headgate.live.engine.process import LOG
 
-LOG = logging.getLogger("vllm.headgate")  # a child of vLLM's logger: its handlers, format and level hold
-NOBODY = Listeners(())
+NO_LISTENERS = Listeners(())
 MOST_AT_ONCE = 16  # steps
 # Why a policy was relieved: it raised, planned nonsense or starved a request; the engine's own scheduler
 # failed under its plan; or headgate itself failed.
 CAUSES = RAISED, NONSENSE, STARVED, ENGINE, INTERNAL = "raised", "nonsense", "starved", "engine", "internal"
 SHOWN_EVERY = 0.25  # seconds: metrics are, so nothing for them waits longer
+
+
+class Chunk(NamedTuple):
+    """A piece of a prompt in a step."""
+
+    entry: Entry
+    tokens: int
+    behind: int  # KV tokens that were already there for it
+    left: int  # tokens of the prompt still to run after it
+
+
+class StepInFlight:
+    """What a step holds. An engine may compose the next step before the tokens of this one are known.
+
+    A step counts as *booked* when the ledger shows its effect: at its end, or when the next step is composed,
+    whichever comes first. Observers hear of it at its end, when its duration is known; what happens to
+    requests between booking and end waits in `later`.
+    """
+
+    __slots__ = ("booked", "chunks", "context", "decodes", "later", "output", "rolls", "scheduled", "start")
+
+    def __init__(
+        self, start: float, decodes: int, context: int, chunks: tuple[Chunk, ...], rolls: bool
+    ) -> None:
+        self.start = start
+        self.decodes = decodes
+        self.context = context
+        self.chunks = chunks
+        self.rolls = rolls  # prompts it completes decode on with the others
+        self.booked = False
+        self.output: Any = None  # the engine's own name for it
+        self.scheduled: Any = None  # tokens, by the engine's names of requests
+        self.later: list[tuple[str, Entry, float | None]] = []  # hook, request, time (None: the step's end)
+
+    @property
+    def kind(self) -> str:
+        if not self.chunks:
+            return "decode"
+        return "mixed" if self.decodes else "prefill"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -59,7 +96,7 @@ class Events:
     def __init__(self, observers: Sequence[Observer], relieve: Callable[[str], None]) -> None:
         self.waits_for: StepInFlight | None = None
         self._listen(list(observers))
-        self._tell = NOBODY
+        self._tell = NO_LISTENERS
         self._relieve = relieve
         self._ends: list[float] = []  # of the steps that are still to be told
         self._start = 0.0  # of the first of them
@@ -76,17 +113,17 @@ class Events:
         )
 
     def serve(self, policy: BatchPolicy | None) -> None:
-        """Its hooks are called from now on; None: nobody's."""
-        self._tell = NOBODY if policy is None else Listeners((policy,))
+        """Its hooks are called from now on; None: those of no policy."""
+        self._tell = NO_LISTENERS if policy is None else Listeners((policy,))
 
     def of(self, name: str, entry: Entry, when: float | None, now: float) -> None:
         """Something happened to a request; `when` None: at the end of the step that waits."""
         if self._ends:
             self.tell()
-        mine = getattr(self._tell, name)
-        if mine:
+        own_hooks = getattr(self._tell, name)  # the policy's
+        if own_hooks:
             try:
-                for hook in mine:
+                for hook in own_hooks:
                     hook(entry, now if when is None else when)
             except Exception as error:
                 self._relieve(one_line(error))
@@ -109,8 +146,7 @@ class Events:
         if self._tell.finished:
             self._to_policy(self._tell.finished, entry, now, how)
         for flight in air:
-            mine = [item for item in flight.later if item[1] is entry]
-            for item in mine:
+            for item in [item for item in flight.later if item[1] is entry]:
                 name, _, when = item
                 flight.later.remove(item)
                 self._about(name, entry, now if when is None else when)
@@ -159,9 +195,8 @@ class Events:
             self._stepped(quick(Steps, (self._start, ends, self._decodes, self._context, 0, 0, self._kv)))
 
     def _stepped(self, steps: Steps) -> None:
-        mine = self._tell.stepped
-        if mine:
-            self._to_policy(mine, steps)
+        if self._tell.stepped:
+            self._to_policy(self._tell.stepped, steps)
         for hook in self._hear.stepped:
             try:
                 hook(steps)
@@ -186,20 +221,20 @@ class Events:
 
     def fell_back(self, reason: str, now: float, cause: str) -> None:
         self.tell()
-        self._to_all([each.fell_back for each in self._live()], reason, now, cause)
+        self._to_all([observer.fell_back for observer in self._live()], reason, now, cause)
 
     def rescued(self, now: float) -> None:
         """Decodes ran in place of prompts the engine refused."""
         self.tell()
-        self._to_all([each.rescued for each in self._live()], now)
+        self._to_all([observer.rescued for observer in self._live()], now)
 
     def wasted(self, tokens: int, now: float) -> None:
         """Tokens came for a request that had gone."""
         self.tell()
-        self._to_all([each.wasted for each in self._live()], tokens, now)
+        self._to_all([observer.wasted for observer in self._live()], tokens, now)
 
     def _live(self) -> list[LiveObserver]:
-        return [each for each in self._observers if isinstance(each, LiveObserver)]
+        return [observer for observer in self._observers if isinstance(observer, LiveObserver)]
 
     def _to_all(self, hooks: Sequence[Callable[..., None]], *news: object) -> None:
         for hook in hooks:
@@ -209,9 +244,9 @@ class Events:
                 self._silence(hook)
 
     def _silence(self, hook: Callable[..., None]) -> None:
-        observer = hook.__self__  # type: ignore[attr-defined]
-        LOG.exception("headgate: %s failed and hears no more", type(observer).__name__)
-        self._listen([each for each in self._observers if each is not observer])
+        failed = hook.__self__  # type: ignore[attr-defined]
+        LOG.exception("headgate: %s failed and hears no more", type(failed).__name__)
+        self._listen([observer for observer in self._observers if observer is not failed])
 
     def _to_policy(self, hooks: Sequence[Callable[..., None]], *news: object) -> None:
         try:

@@ -1,11 +1,16 @@
-"""A live engine as policies see it: asks for plans, books what ran, guards against bad policies."""
+"""A live engine as policies see it: asks for plans, books what ran, guards against bad policies and our own
+mistakes.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
 from math import inf
+from typing import Any
 
 from headgate.core.errors import one_line
 from headgate.core.lease import Lease
@@ -14,9 +19,18 @@ from headgate.core.plan import ALL, NONE, Decodes, Plan, check
 from headgate.core.policy import COMPLETE, BatchPolicy, End, Observer
 from headgate.core.view import Limits
 from headgate.core.watchdog import Watchdog
-from headgate.live.engine.events import NONSENSE, RAISED, SHOWN_EVERY, STARVED, Events, LiveObserver
-from headgate.live.engine.last_tokens import LastTokens
-from headgate.live.engine.step_in_flight import Chunk, StepInFlight
+from headgate.live.engine.events import (
+    INTERNAL,
+    NONSENSE,
+    RAISED,
+    SHOWN_EVERY,
+    STARVED,
+    Chunk,
+    Events,
+    LiveObserver,
+    StepInFlight,
+)
+from headgate.live.engine.process import LOG
 
 __all__ = ["Live", "LiveObserver"]
 
@@ -24,16 +38,17 @@ PATIENT_DOG = 300.0  # seconds without progress after which a policy is relieved
 RESCUE_STEPS = 16  # decode steps after the engine refused every prompt of a plan
 RESCUE = Plan(ALL)
 NO_GAUGES: dict[str, float] = {}
+SPARE = 64  # entries of requests that have left, beside as many as there are decodes
 
 
 class Live:
     """Between an engine and a policy. The engine's side calls, in this order, for each step:
 
-    `begin` (what is the plan?), `admitted` for whoever got a seat, `ran` (this is the step), and when its
-    tokens are known `done`, then `left` for whoever finished. The next `begin` may come before `done`:
-    then the step in flight counts as run, because the engine, too, builds on it.
+    `begin` (what is the plan?), `admitted` for each request that got a slot, `ran` (this is the step), and
+    when its tokens are known `done`, then `left` for each that finished. The next `begin` may come before
+    `done`: then the step in flight counts as run, because the engine, too, builds on it.
 
-    A policy that raises, plans nonsense or starves somebody is relieved, once: `fallen` says why, `begin`
+    A policy that raises, plans nonsense or starves a request is relieved, once: `fallen` says why, `begin`
     answers None, and the engine goes on without a plan. Books are kept all the same.
     """
 
@@ -152,7 +167,7 @@ class Live:
         self._news.tell()
 
     def paused(self) -> None:
-        """The engine stands still for a reason of its own: nobody is to blame."""
+        """The engine stands still for a reason of its own: the policy is not to blame."""
         self._watchdog.forget(self.now)
 
     # -- one step -------------------------------------------------------------------------------
@@ -167,7 +182,7 @@ class Live:
                 for entry in self._last_tokens.due():  # they get none in the next; the engine knows that
                     ledger.retire(entry)
         ledger.now, ledger.kv_free = now, kv_free
-        half_done = sum([each.held_kv for each in ledger.prefilling.values()]) if ledger.prefilling else 0
+        half_done = sum([entry.held_kv for entry in ledger.prefilling.values()]) if ledger.prefilling else 0
         ledger.kv_shared = max(0, ledger.context + half_done - (ledger.kv_total - kv_free))
         if self.policy is None or self.fallen is not None:
             return None
@@ -185,15 +200,15 @@ class Live:
             self._show_gauges(self.policy)
         return self.plan
 
-    def ran(self, chunks: tuple[Chunk, ...], decodes: int, who: Iterable[int] | None) -> StepInFlight | None:
-        """The engine composed this step: these pieces of prompts and that many decodes. `who` they are may be
-        left out where the ledger thinks so too: none is held, and as many share the tick.
+    def ran(self, chunks: tuple[Chunk, ...], decodes: int, ids: Iterable[int] | None) -> StepInFlight | None:
+        """The engine composed this step: these pieces of prompts and that many decodes. Their `ids` may be
+        left out where the ledger agrees: none is held, and as many share the tick.
 
         The truth may be less than the plan. None: the step is empty.
         """
         ledger, plan = self.ledger, self.plan
-        if decodes and who is not None:
-            self._roll(frozenset(who))
+        if decodes and ids is not None:
+            self._roll(frozenset(ids))
         self._news.waits_for = None
         if not decodes and not chunks:
             self._nothing_ran()
@@ -281,7 +296,9 @@ class Live:
             ledger.resume(entry)
             self._last_tokens.add(entry)
             self._of("resumed", entry)
-        for entry in [each for each in ledger.decoding.values() if each.rolls and each.id not in chosen]:
+        for entry in [
+            decode for decode in ledger.decoding.values() if decode.rolls and decode.id not in chosen
+        ]:
             ledger.hold(entry)
             self._of("held", entry)
 
@@ -307,7 +324,7 @@ class Live:
                 news.of("held", entry, when, now)
 
     def _nothing_ran(self) -> None:
-        """The step is empty: the plan must be made anew, and who holds KV must not wait for nothing."""
+        """The step is empty: the plan must be made anew, and those that hold KV must not wait for nothing."""
         plan, ledger = self.plan, self.ledger
         self.counts["empty"] += 1
         self.lease.ended = True
@@ -321,3 +338,77 @@ class Live:
         """Something happens to a request with the step that is composed."""
         now = self.ledger.now
         self._news.of(name, entry, now, now)
+
+
+class Guard:
+    """Keeps the engine from our own mistakes. `broken`: our part has failed, and is left out from then on."""
+
+    def __init__(self, live: Live, title: str, restore: Callable[[], None]) -> None:
+        self.broken = False
+        self._live = live
+        self._title = title  # of the engine
+        self._restore = restore  # what we had changed of the engine for one step
+
+    def guarded(self, part: Callable[..., Any], *args: Any) -> Any:
+        """Do our part; if it fails, never again. Its answer, or None."""
+        if self.broken:
+            return None
+        try:
+            return part(*args)
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    def _failed(self, error: Exception) -> None:
+        """Called where it was caught."""
+        self.broken = True
+        with suppress(Exception):
+            LOG.exception("headgate failed; %s goes on without it", self._title)
+            self._live.fall(f"internal error: {one_line(error)}", INTERNAL)
+        self._restore()
+
+
+class LastTokens:
+    """Decodes by the tick of the ledger in which they get the last token they may have, so that a step in
+    flight can retire them in time.
+
+    Requests that leave or are held stay in the heap until their tick comes. It is rebuilt when there are more
+    of those than decodes: an engine that never asks for `due` (synchronous scheduling) keeps it small too.
+    """
+
+    __slots__ = ("_heap", "_ledger")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._heap: list[tuple[int, int]] = []  # tick, request
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, entry: Entry) -> None:
+        """It gets a token in each step from now on."""
+        heap, decoding = self._heap, self._ledger.decoding
+        if len(heap) >= 2 * len(decoding) + SPARE:
+            heap[:] = [self._last(decode) for decode in decoding.values() if decode.rolls]
+            heapify(heap)
+        else:
+            heappush(heap, self._last(entry))
+
+    def due(self) -> Sequence[Entry]:
+        """Those that have all their tokens now; each is named once."""
+        heap, ledger = self._heap, self._ledger
+        if not heap or heap[0][0] > ledger.tick:
+            return ()
+        complete: dict[int, Entry] = {}
+        while heap and heap[0][0] <= ledger.tick:
+            entry = ledger.decoding.get(heappop(heap)[1])
+            if entry is None or not entry.rolls:  # it left, or is held: it is added again when it resumes
+                continue
+            if entry.generated < entry.limit:  # tokens were taken back
+                heappush(heap, self._last(entry))
+            else:
+                complete[entry.id] = entry
+        return list(complete.values())
+
+    def _last(self, entry: Entry) -> tuple[int, int]:
+        return self._ledger.tick + entry.limit - entry.generated, entry.id

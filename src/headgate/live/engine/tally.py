@@ -11,13 +11,14 @@ from headgate.core.plan import Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
 from headgate.live.engine.events import CAUSES, RAISED, LiveObserver
-from headgate.live.engine.gauges import numbers
 
 STATES = ("waiting", "prefilling", "decoding")
 WAITING, PREFILLING, DECODING = range(3)
 KINDS = ("mixed", "decode", "prefill", "empty")  # of steps
 IDLE = "idle"
 KEEP = "auto", "keep"  # two names of one policy
+LONGEST_NAME = 64  # characters of a gauge's name
+MOST_GAUGES = 256  # of one policy
 
 
 class Times(NamedTuple):
@@ -55,7 +56,7 @@ class Tally(LiveObserver):
         self.counts: Mapping[str, int] = {}  # the driver's own; only it knows of empty steps
         self.states = [0, 0, 0]
         self.longest_stall = 0.0
-        # To be taken by whoever shows them; the oldest go when nobody does.
+        # Taken by the thread that shows them; the oldest go where there is none.
         self.step_times: deque[Times] = deque(maxlen=100_000)
         self.phase_times: deque[Times] = deque(maxlen=100_000)
         self.stalls: deque[float] = deque(maxlen=100_000)
@@ -92,7 +93,7 @@ class Tally(LiveObserver):
 
     @property
     def phase(self) -> str:
-        """What the engine does: the kind of the newest step, or idle when nobody is here."""
+        """What the engine does: the kind of the newest step, or idle when there is no request."""
         return self.kind if self._state else IDLE
 
     def renewed(self, policy: str, parameters: Mapping[str, Any], now: float) -> None:
@@ -108,9 +109,9 @@ class Tally(LiveObserver):
     def admitted(self, request: Request, now: float) -> None:
         """It has a seat; what the prefix cache has of it is not computed, and was not lost."""
         if request.evictions:
-            found = self._thrown.get(request.id, 0) - request.wasted
-            if found > 0:
-                self.lost["eviction"] -= found
+            found_again = self._thrown.get(request.id, 0) - request.wasted
+            if found_again > 0:
+                self.lost["eviction"] -= found_again
                 self._thrown[request.id] = request.wasted
         elif request.cached:
             self._cached += request.cached
@@ -118,7 +119,7 @@ class Tally(LiveObserver):
 
     def prefilled(self, request: Request, now: float) -> None:
         """It decodes, and has a token now."""
-        if not self.states[DECODING]:  # nobody else waits for a token
+        if not self.states[DECODING]:  # no other waits for a token
             self._token, self._stalled = now, False
         self._move(request.id, DECODING)
 
@@ -210,3 +211,19 @@ class Tally(LiveObserver):
 
     def wasted(self, tokens: int, now: float) -> None:
         self.lost["gone"] += tokens
+
+
+def numbers(gauges: object) -> dict[str, float]:
+    """A policy's own numbers that can be shown, by name.
+
+    A policy is the user's code and may show anything: what is no number is left out.
+    """
+    if not isinstance(gauges, Mapping):
+        return {}
+    shown: dict[str, float] = {}
+    for name, value in list(gauges.items())[:MOST_GAUGES]:
+        try:
+            shown[str(name)[:LONGEST_NAME]] = float(value)
+        except Exception:  # float() of the user's own type may raise anything
+            continue
+    return shown

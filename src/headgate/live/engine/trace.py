@@ -17,10 +17,9 @@ from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End, Steps
 from headgate.core.request import Request
-from headgate.live.engine.background import Background
 from headgate.live.engine.events import RAISED, LiveObserver
-from headgate.live.engine.gauges import numbers
-from headgate.live.vllm.fields import LOG
+from headgate.live.engine.process import LOG, Background
+from headgate.live.engine.tally import numbers
 from headgate.record.trace_fields import FIELDS, KNOWN, TRACE
 
 ABOUT = attrgetter(*KNOWN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from traceback import extract_tb
 from typing import Any
 
@@ -12,9 +11,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from headgate.core.errors import one_line
 from headgate.core.policy import COMPLETE, End
-from headgate.live.engine.events import ENGINE, INTERNAL, LOG
-from headgate.live.engine.live import Live
-from headgate.live.vllm.knobs import NOBODY, Knobs
+from headgate.live.engine.events import ENGINE
+from headgate.live.engine.live import Guard, Live
+from headgate.live.engine.process import LOG
+from headgate.live.vllm import VLLM
+from headgate.live.vllm.knobs import NO_REQUESTS, Knobs
 from headgate.live.vllm.refusals import tell_refused
 from headgate.live.vllm.request_map import RequestMap
 
@@ -29,9 +30,8 @@ ENDS = {
 }
 
 
-class Hooks:
-    """Around vLLM's two functions of a step, and guards for the others. `broken`: our part has failed, and is
-    left out.
+class Hooks(Guard):
+    """Around vLLM's two functions of a step, and guards for the others.
 
     No part of vLLM's scheduler, so that it can be compiled: its attributes are found without a look-up.
     """
@@ -45,9 +45,9 @@ class Hooks:
         schedule: Callable[..., Any],
         update: Callable[..., Any],
     ) -> None:
-        self.broken = False
+        super().__init__(live, VLLM.title, knobs.restore)
         self._scheduler = scheduler
-        self._live, self._books, self._knobs = live, books, knobs
+        self._books, self._knobs = books, knobs
         self._schedule, self._update = schedule, update  # vLLM's own
 
     def schedule(self, throttle_prefills: Any = False) -> Any:
@@ -58,26 +58,18 @@ class Hooks:
         if self.broken or state is PAUSED_ALL:
             return vllm(throttle_prefills) if throttle_prefills else vllm()
         knobs = self._knobs
-        seen = NOBODY
-        try:
-            seen = knobs.prepare(bool(throttle_prefills))
-        except Exception as error:
-            self._failed(error)
+        seen: list[Request] = self.guarded(knobs.prepare, bool(throttle_prefills)) or NO_REQUESTS
         try:
             output = vllm(throttle_prefills) if throttle_prefills else vllm()
         except Exception as error:  # any other leaves the knobs turned: it ends the process
             self._undo(error, seen)
-            seen = NOBODY
+            seen = NO_REQUESTS
             output = vllm(throttle_prefills) if throttle_prefills else vllm()
         else:
             knobs.restore()
             if knobs.forgets and (self.broken or self._live.plan is not None):
                 knobs.forget_drafts(output.num_scheduled_tokens)
-        if not self.broken:
-            try:
-                self._books.ran(output, seen)
-            except Exception as error:
-                self._failed(error)
+        self.guarded(self._books.ran, output, seen)
         return output
 
     def _undo(self, error: Exception, seen: list[Request]) -> None:
@@ -106,12 +98,7 @@ class Hooks:
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """The tokens of a step are known."""
         books = self._books
-        ran = False
-        if not self.broken:
-            try:
-                ran = books.done(scheduler_output)
-            except Exception as error:
-                self._failed(error)
+        ran = self.guarded(books.done, scheduler_output)
         result = self._update(scheduler_output, model_runner_output)
         if ran and books.speculates:
             self.guarded(books.recount, scheduler_output.num_scheduled_tokens)
@@ -122,33 +109,14 @@ class Hooks:
 
     def freed(self, request: Request) -> None:
         """A request is gone."""
-        if self.broken:
-            return
-        try:
-            status = request.status
-            if status is CAPPED:
-                how = END_LIMIT
-            elif status is STOPPED:
-                how = END_STOPPED
-            else:
-                how = ENDS.get(status, End.ABORTED)
-            self._books.left(request, how, request.num_output_tokens)
-        except Exception as error:
-            self._failed(error)
+        self.guarded(self._left, request)
 
-    def guarded(self, part: Callable[..., Any], *args: Any) -> None:
-        """Do our part; if it fails, never again."""
-        if self.broken:
-            return
-        try:
-            part(*args)
-        except Exception as error:
-            self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        """Called where it was caught. The hooks of every step catch by themselves: a call less each."""
-        self.broken = True
-        with suppress(Exception):
-            LOG.exception("headgate failed; vLLM goes on without it")
-            self._live.fall(f"internal error: {one_line(error)}", INTERNAL)
-        self._knobs.restore()
+    def _left(self, request: Request) -> None:
+        status = request.status
+        if status is CAPPED:
+            how = END_LIMIT
+        elif status is STOPPED:
+            how = END_STOPPED
+        else:
+            how = ENDS.get(status, End.ABORTED)
+        self._books.left(request, how, request.num_output_tokens)

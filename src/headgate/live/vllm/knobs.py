@@ -16,13 +16,13 @@ from headgate.live.vllm.request_map import RequestMap
 
 WAITING, PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
 DECODES_ONLY = Plan(ALL)
-NOBODY: Final[list[Request]] = []
-SEATS = ("max_num_active_reqs", "max_num_running_reqs")  # the first where there is one
+NO_REQUESTS: Final[list[Request]] = []
+SLOTS = ("max_num_active_reqs", "max_num_running_reqs")  # the first where there is one
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # which of them exist depends on the release
 
 
 class Knobs:
-    """Who sits the step out: `next_decode_eligible_step`. Who may enter, in which order: the gates of the
+    """Which sit the step out: `next_decode_eligible_step`. Which may enter, in which order: the gates of the
     waiting queues. How many tokens: the step's budget and the longest piece of a prompt.
     """
 
@@ -34,7 +34,7 @@ class Knobs:
         self._renew = renew
         self._groups: int = scheduler._headgate_groups
         self._block: int = scheduler.block_size
-        self._seats = SEATS[0] if hasattr(scheduler, SEATS[0]) else SEATS[1]
+        self._slots = SLOTS[0] if hasattr(scheduler, SLOTS[0]) else SLOTS[1]
         self._requests = books.requests
         self._gate = Gate()
         names = [name for name in QUEUES if hasattr(scheduler, name)]
@@ -43,8 +43,8 @@ class Knobs:
         self._queues: list[GatedQueue] = [getattr(scheduler, name) for name in names]
         self._limited = False  # tokens of this step are limited
         self._spent: Plan | None = None  # all its prompts have run; one that comes back ends its lease
-        self._quiet: Plan | None = None  # every decode, nobody enters, no limit: all knobs but the gate stay
-        self._idle = -1  # sessions that waited for input when seats were last counted
+        self._quiet: Plan | None = None  # every decode, no prompt, no limit: all knobs but the gate stay
+        self._idle = -1  # sessions that waited for input when slots were last counted
         self._order: list[Request] | None = None  # of those running, where we had to change it
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._longest: int = scheduler.scheduler_config.long_prefill_token_threshold
@@ -57,7 +57,7 @@ class Knobs:
         self._least = _least_piece(scheduler, live.ledger.limits.decode_width)
 
     def prepare(self, throttled: bool) -> list[Request]:
-        """Ask for the plan and turn the knobs; who of those waiting vLLM can see.
+        """Ask for the plan and turn the knobs; the waiting requests that vLLM can see.
 
         `throttled`: a data-parallel engine wants decodes only, as long as prompts do not pile up.
         """
@@ -65,7 +65,7 @@ class Knobs:
         self._books.tidy()
         idle: int = scheduler.num_waiting_for_streaming_input  # sessions
         if live.lease.ended or live.plan is None or idle != self._idle:
-            self._count_seats(idle)
+            self._count_slots(idle)
             if live.lease.ended or live.plan is None:
                 renewal = self._renew()
                 if renewal is not None:
@@ -74,34 +74,34 @@ class Knobs:
         short = free < ledger.rolling * self._groups  # may a decode lack a block?
         plan = live.begin(free * self._block // self._groups, short)
         if plan is None:
-            return NOBODY
+            return NO_REQUESTS
         if plan is self._quiet and not ledger.prefilling and ledger.decoding:  # most steps
             self._gate.shut = True
-            return NOBODY
+            return NO_REQUESTS
         if throttled and not scheduler.prefill_capacity_bound and ledger.decoding:
             plan = DECODES_ONLY
         return self.turn(plan)
 
-    def _count_seats(self, idle: int) -> None:
-        """A session that waits for input keeps its seat."""
+    def _count_slots(self, idle: int) -> None:
+        """A session that waits for input keeps its slot."""
         live, ledger = self._live, self._ledger
         self._idle = idle
-        seats = max(1, getattr(self._scheduler, self._seats) - idle)
-        if seats != ledger.limits.running:
-            ledger.limits = ledger.limits._replace(running=seats)
+        slots = max(1, getattr(self._scheduler, self._slots) - idle)
+        if slots != ledger.limits.running:
+            ledger.limits = ledger.limits._replace(running=slots)
             live.lease.ended = True
 
     def turn(self, plan: Plan) -> list[Request]:
-        """Set them for the step that vLLM composes next; who of those waiting it can see."""
+        """Set them for the step that vLLM composes next; the waiting requests that it can see."""
         ledger = self._ledger
         alone = not plan.prefill or plan is self._spent
         if alone and plan.decode is ALL and not ledger.prefilling and ledger.decoding:
             self._gate.shut = True
             if plan.budget < self._budget or plan.chunk < inf:
-                self._limit(plan, NOBODY)
+                self._limit(plan, NO_REQUESTS)
             elif plan is not DECODES_ONLY:
                 self._quiet = plan
-            return NOBODY
+            return NO_REQUESTS
         halfway = [ledger.prefilling[id] for id in plan.prefill if id in ledger.prefilling]
         visible = self._visible(plan)
         if not halfway and not visible and ledger.waiting.keys().isdisjoint(plan.prefill):
@@ -118,10 +118,10 @@ class Knobs:
         return visible
 
     def _visible(self, plan: Plan) -> list[Request]:
-        """The new prompts of the plan, and before them whoever waits with KV in hand.
+        """The new prompts of the plan, and before them those that wait with KV in hand.
 
-        That KV can only come free by their running, so they never stand behind somebody who needs it, and
-        enter even unasked when nobody runs. Whom the plan evicts does not enter in the same step.
+        That KV can only come free by their running, so they never stand behind one that needs it, and
+        enter even unasked when none runs. A request that the plan evicts does not enter in the same step.
         """
         ledger, requests, holding = self._ledger, self._requests, self._books.holding
         ids = [id for id in plan.prefill if id in ledger.waiting and id not in plan.evict]
@@ -181,12 +181,12 @@ class Knobs:
         scheduler.reset_prefix_cache(reset_running_requests=True)
 
     def _restore_order(self, order: list[Request]) -> None:
-        """The order of admission decides whom vLLM preempts."""
+        """The order of admission decides which vLLM preempts."""
         rank = {request: place for place, request in enumerate(order)}
         self._scheduler.running.sort(key=lambda request: rank.get(request, len(rank)))
 
     def _hold(self, plan: Plan, halfway: list[Entry]) -> None:
-        """Who is running and not in the plan sits this step out."""
+        """Requests that run and are not in the plan sit this step out."""
         ledger, requests = self._ledger, self._requests
         decode, until = plan.decode, self._scheduler.current_step + 2
         if decode is NONE:
@@ -230,7 +230,7 @@ class Knobs:
         return len(ledger.decoding.keys() & decode)
 
     def _with_room_for_adapters(self, visible: list[Request]) -> list[Request]:
-        """Leave out whoever would bring more LoRA adapters among the running than vLLM can keep.
+        """Leave out those that would bring more LoRA adapters among the running than vLLM can keep.
 
         vLLM counts those of one step only; held decodes would trip its own check in the next.
         """

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
 from headgate.core.ledger import Entry
-from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.view import Limits
 from headgate.live.engine.live import Live
+from headgate.live.engine.plug_in import Duties
 from headgate.live.vllm.hooks import Hooks
 from headgate.live.vllm.knobs import Knobs
-from headgate.live.vllm.request_map import Promises, RequestMap
-
-
-class Renewal(NamedTuple):
-    """Who decides from now on, because the settings have changed."""
-
-    policy: BatchPolicy | None
-
-
-class Duties(NamedTuple):
-    """What the factory hands over."""
-
-    policy: BatchPolicy | None  # None: vLLM decides, we only watch
-    observers: tuple[Observer, ...]
-    watchdog: float
-    promises: Promises
-    renew: Callable[[], Renewal | None]  # asked between two plans
+from headgate.live.vllm.request_map import RequestMap
 
 
 class Headgate:
@@ -38,15 +21,15 @@ class Headgate:
     are called in every step: `schedule` and `update_from_output` of an instance are those of `Hooks`.
 
     Nothing of vLLM's own code is repeated. When our part fails it is left out from then on; requests are
-    vLLM's throughout, so that nobody's is lost.
+    vLLM's throughout, so that none is lost.
     """
 
     def _headgate_begin(self: Any, duties: Duties) -> None:
         """Called once, when vLLM's own constructor has run."""
         self._headgate_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
         self._headgate_blocks = self.cache_config.num_gpu_blocks - 1  # one block is never used
-        seats = self._headgate_seats()
-        limits = Limits(self.max_num_scheduled_tokens, seats, self.block_size, 1 + self.num_spec_tokens)
+        slots = self._headgate_slots()
+        limits = Limits(self.max_num_scheduled_tokens, slots, self.block_size, 1 + self.num_spec_tokens)
         total = (
             self._headgate_blocks * self.block_size // self._headgate_groups
         )  # a block's share in each group
@@ -115,5 +98,5 @@ class Headgate:
     def _headgate_look(self: Any, entry: Entry) -> None:
         self._headgate_books.look(entry)
 
-    def _headgate_seats(self: Any) -> int:
+    def _headgate_slots(self: Any) -> int:
         return int(getattr(self, "max_num_active_reqs", self.max_num_running_reqs))

@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 FEW = 64  # so many that were taken may always stay in vLLM's queue
 SHARE = 0.25  # of those that wait: so many more may
-NOTHING: deque[Request] = deque()  # nobody is taken from it or added
+NOTHING: deque[Request] = deque()  # no request is taken from it or added
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class GatedQueue(RequestQueue):
         self._inner = inner
         self._gate = gate
         self.members: set[Request] = set(inner)
-        self.visible: deque[Request] | None = None  # None: everybody; while shut, those the plan names
+        self.visible: deque[Request] | None = None  # None: all; while shut, those the plan names
         self.taken: dict[Request, None] = {}  # since it was shut, in the order they were taken
         self._gone: set[Request] = set()  # taken before that and still in vLLM's queue, never at its head
 
@@ -43,7 +43,7 @@ class GatedQueue(RequestQueue):
         self.visible = deque([request for request in requests if request in members])
 
     def open(self) -> None:
-        """Everybody can be seen again."""
+        """All can be seen again."""
         self.visible = None
         if not self.taken:
             return
@@ -61,7 +61,7 @@ class GatedQueue(RequestQueue):
 
     def put_back(self, queued: set[Request]) -> list[Request]:
         """Those taken since the gate was shut are where they were, unless they are `queued` elsewhere by now;
-        everybody can be seen again.
+        all can be seen again.
         """
         back = [request for request in self.taken if request not in queued]
         for request in back:

@@ -25,8 +25,8 @@ def tell_refused(requests: Sequence[Any], outputs: dict[int, Any]) -> None:
         answer = EngineCoreOutput(
             request.request_id, token, finish_reason=FinishReason.ABORT, stop_reason=REFUSED
         )
-        mine = outputs.setdefault(request.client_index, EngineCoreOutputs())
-        mine.outputs = [*mine.outputs, answer]
+        client = outputs.setdefault(request.client_index, EngineCoreOutputs())
+        client.outputs = [*client.outputs, answer]
 
 
 class Refusals:

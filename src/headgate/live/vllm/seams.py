@@ -1,11 +1,16 @@
-"""What of vLLM we rely on, so that a release that changes it fails in one clear place."""
+"""Which vLLM is installed, and what of it we rely on: a release that changes it fails in one clear place."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
-from importlib import import_module
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
+WRITTEN = re.compile(r"^__version__ = version = ['\"]([^'\"]+)", re.MULTILINE)
 OLDEST, NEWEST = (0, 26), (0, 32)  # releases this package was tried with
 MODULES = {
     "scheduler": "vllm.v1.core.sched.scheduler",
@@ -49,6 +54,32 @@ OUTPUT = {
 }
 
 
+def installed() -> str | None:
+    """Its version, without importing it, which takes up to a minute: "unknown" where it does not say,
+    None where there is none.
+
+    The file in the package goes first: CPU builds come under another name than vllm.
+    """
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
+        return None
+    for folder in spec.submodule_search_locations:
+        file = Path(folder, "_version.py")
+        written = WRITTEN.search(file.read_text(encoding="utf-8")) if file.is_file() else None
+        if written:
+            return written[1]
+    try:
+        return metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def release_numbers(text: str) -> tuple[int, ...]:
+    """0.32.0+cpu as (0, 32, 0); nothing where there are none."""
+    numbers = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
+
+
 def version() -> tuple[int, ...]:
     """Of the installed vLLM: (0, 32, 0)."""
     text: str = import_module("vllm.version").__version__
@@ -56,12 +87,21 @@ def version() -> tuple[int, ...]:
     return tuple(int("".join(filter(str.isdigit, number)) or 0) for number in numbers)
 
 
-def unsupported(found: tuple[int, ...]) -> str | None:
+def unsupported(release: tuple[int, ...]) -> str | None:
     """Why this release is refused, in one line; None when it is one we know."""
-    if OLDEST <= found[:2] <= NEWEST:
+    if OLDEST <= release[:2] <= NEWEST:
         return None
-    shown, oldest, newest = (".".join(map(str, numbers)) for numbers in (found, OLDEST, NEWEST))
+    shown, oldest, newest = (".".join(map(str, numbers)) for numbers in (release, OLDEST, NEWEST))
     return f"vLLM {shown} is not one headgate knows ({oldest} to {newest}); pass --force (force: true) to try"
+
+
+def engine_number(parallel: Any) -> int:
+    """Which of several data-parallel engines this is.
+
+    vLLM resets `data_parallel_rank` to 0 in engines of models without experts; `data_parallel_index` stays.
+    """
+    number = getattr(parallel, "data_parallel_index", None)
+    return int(parallel.data_parallel_rank if number is None else number)
 
 
 def faults() -> list[str]:
@@ -70,30 +110,32 @@ def faults() -> list[str]:
         modules = {name: import_module(path) for name, path in MODULES.items()}
     except ImportError as error:
         return [f"cannot import {error.name}: {error}"]
-    found: list[str] = []
+    lacking: list[str] = []
     base = getattr(modules["scheduler"], "Scheduler", None)
     if base is None or not hasattr(modules["async"], "AsyncScheduler"):
         return ["no Scheduler or no AsyncScheduler class"]
-    found += _methods(base)
+    lacking += _methods(base)
     source = inspect.getsource(base.schedule) if hasattr(base, "schedule") else ""
-    found += [f"Scheduler.schedule no longer reads {name}" for name in READ_BY_SCHEDULE if name not in source]
+    lacking += [
+        f"Scheduler.schedule no longer reads {name}" for name in READ_BY_SCHEDULE if name not in source
+    ]
     queue = getattr(modules["queues"], "RequestQueue", None)
-    found += [f"RequestQueue lacks {name}" for name in QUEUE if not hasattr(queue, name)]
-    found += [
+    lacking += [f"RequestQueue lacks {name}" for name in QUEUE if not hasattr(queue, name)]
+    lacking += [
         f"RequestQueue asks for {name}, which our queue lacks"
         for name in sorted(getattr(queue, "__abstractmethods__", ()))
         if name not in QUEUE
     ]
     lookup = getattr(getattr(modules["caches"], "KVCacheCoordinator", None), "find_longest_cache_hit", None)
     if lookup is None or list(inspect.signature(lookup).parameters)[1:] != list(LOOKUP):
-        found.append(f"KVCacheCoordinator.find_longest_cache_hit does not take {', '.join(LOOKUP)}")
+        lacking.append(f"KVCacheCoordinator.find_longest_cache_hit does not take {', '.join(LOOKUP)}")
     source = inspect.getsource(modules["request"].Request)
-    found += [f"Request lacks {name}" for name in REQUEST if f"self.{name}" not in source]
+    lacking += [f"Request lacks {name}" for name in REQUEST if f"self.{name}" not in source]
     for name, fields in OUTPUT.items():
         kind = getattr(modules["output"], name, None)
         known = getattr(kind, "__annotations__", {})
-        found += [f"{name} lacks {field}" for field in fields if field not in known]
-    return found
+        lacking += [f"{name} lacks {field}" for field in fields if field not in known]
+    return lacking
 
 
 def _methods(base: type) -> Iterator[str]:

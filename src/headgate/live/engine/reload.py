@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
-from headgate.live.engine.background import Background
-from headgate.live.vllm.fields import LOG, Settings
-from headgate.live.vllm.settings import read_settings
+from headgate.live.engine.process import LOG, Background
+from headgate.live.engine.settings import Settings
 
 LOOK_EVERY = 1.0  # seconds between two looks at the file
 Stamp = tuple[int, int, int] | None
-Make = Callable[[Settings], tuple[BatchPolicy | None, dict[str, Any]]]
+Build = Callable[[Settings], tuple[BatchPolicy | None, dict[str, Any]]]
 
 
 class Reload:
@@ -26,10 +25,10 @@ class Reload:
     """
 
     def __init__(
-        self, path: str, additional_config: object = None, clock: Callable[[], float] = time.monotonic
+        self, path: str, read: Callable[[str], Settings], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.path = path
-        self._over = additional_config
+        self._read = read
         self._clock = clock
         self._used = self._before = _stamp(path)
         self._next = clock() + LOOK_EVERY
@@ -45,7 +44,7 @@ class Reload:
             return None
         self._used = before
         try:
-            return read_settings(self._over, self.path)
+            return self._read(self.path)
         except InputError as error:
             LOG.warning("headgate: %s; the settings in force stay", error)
             return None
@@ -70,7 +69,7 @@ class Renewals:
         self,
         reload: Reload,
         settings: Settings,
-        make: Make,
+        make: Build,
         fallen: Callable[[], bool],
         background: bool = True,
     ) -> None:
@@ -116,7 +115,7 @@ def _identity(settings: Settings) -> tuple[Settings, tuple[Stamp, ...]]:
 
 def _stamp(path: str) -> Stamp:
     try:
-        found = os.stat(path)
+        about = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return about.st_mtime_ns, about.st_size, about.st_ino

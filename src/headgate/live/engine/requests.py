@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from headgate.core.durations import duration
 from headgate.core.errors import InputError
 from headgate.core.request import Slo
-from headgate.live.vllm.fields import CLIENTS_MAY, LOG, Promise, Settings
+from headgate.live.engine.process import LOG
+from headgate.live.engine.settings import CLIENTS_MAY, Promise, Settings
 
 LONGEST_TEXT = 64  # characters of a value
 LOOKED_AT = 16  # parameters of one request whose names are checked for spelling
@@ -24,8 +25,8 @@ MOST_TOKENS = 1 << 24  # of a guess; the driver cuts it to the request's own lim
 SHOWN = 32  # characters of a wrong value in the log
 
 
-class Said(NamedTuple):
-    """What a request says of itself."""
+class Terms(NamedTuple):
+    """What a request says of itself, and what it was promised."""
 
     kind: str = ""
     slo: Slo = Slo()
@@ -35,18 +36,18 @@ class Said(NamedTuple):
 PREFIX = "headgate_"
 WORDS = tuple(PREFIX + name for name in CLIENTS_MAY)
 CLASS, TTFT, TBT, GUESS = WORDS
-BAD: Counter[str] = Counter()  # parameters that were ignored in this process, by name
+IGNORED: Counter[str] = Counter()  # parameters that were ignored in this process, by name
 MADE_UP: set[str] = set()  # classes of this process that no setting declares
-NOTHING = Said()
+NOTHING = Terms()
 
 
-def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Said:
+def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Terms:
     """Class, promises and predicted output of a request, each within its range.
 
     A wrong or forbidden parameter is ignored and counted, and logged the first time. No request is refused.
     """
     promised = Slo(settings.ttft, settings.within(settings.tbt))
-    default = Said(slo=promised) if settings.ttft or settings.tbt else NOTHING
+    default = Terms(slo=promised) if settings.ttft or settings.tbt else NOTHING
     if not extra_args:
         return default
     known = 0
@@ -60,7 +61,7 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Said:
     own = settings.classes.get(kind) or Promise()
     first = _read(extra_args, TTFT, settings, lambda value, all: _seconds(value, all.floor.ttft))
     between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.shortest_claim))
-    return Said(
+    return Terms(
         kind,
         Slo(first or own.ttft or settings.ttft, settings.within(between or own.tbt or settings.tbt)),
         _read(extra_args, GUESS, settings, _tokens),
@@ -92,8 +93,8 @@ def _read(
 
 
 def _complain(word: str, why: str) -> None:
-    BAD[word] += 1
-    if BAD[word] == 1:
+    IGNORED[word] += 1
+    if IGNORED[word] == 1:
         LOG.warning("headgate: %s of a request ignored, as all such later ones: %s", word, why)
 
 

@@ -1,0 +1,181 @@
+"""What a plug-in does in any engine: makes the policy, lets observers listen, takes changed settings over."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from headgate.core.policy import BatchPolicy, Observer
+from headgate.core.request import Slo
+from headgate.core.version import VERSION
+from headgate.live.engine.events import RAISED, LiveObserver
+from headgate.live.engine.live import Live
+from headgate.live.engine.metrics import Metrics
+from headgate.live.engine.process import LOG, SHARED, EngineNames
+from headgate.live.engine.reload import Build, Reload, Renewals, Renewed
+from headgate.live.engine.requests import Terms, promises
+from headgate.live.engine.settings import Settings, file_of
+from headgate.live.engine.trace import Trace
+
+Watcher = Metrics | Trace
+Promises = Callable[
+    [Any], tuple[str, Slo, int | None]
+]  # of the engine's request: class, promises, predicted output
+
+
+class Facts(NamedTuple):
+    """What the engine is."""
+
+    names: EngineNames
+    version: str
+    model: str
+    kv_tokens: int
+    limits: Mapping[str, int]  # as the engine names them
+    engine: int = 0  # which of several engines side by side
+    asynchronous: bool = False  # it composes the next step while one runs
+    priorities: bool = False  # it orders requests by priority
+
+
+class Duties(NamedTuple):
+    """What the part that belongs to one engine must do."""
+
+    policy: BatchPolicy | None  # None: the engine decides, we only watch
+    observers: tuple[Observer, ...]
+    watchdog: float
+    promises: Promises
+    renew: Callable[[], Renewed | None]  # asked between two plans
+
+
+class PlugIn:
+    """The settings in force, the policy made from them, and those that watch it."""
+
+    def __init__(self, settings: Settings, facts: Facts, build: Build) -> None:
+        self.settings = settings
+        self._facts, self._build = facts, build
+        self._policy, self._parameters = self._make(settings)
+        self.watchers = observers(settings, self._parameters, facts)
+        self._live: Live | None = None  # not there yet while the engine starts
+        self._renewals: Renewals | None = None
+
+    def duties(self, promises: Promises) -> Duties:
+        """For the engine's part; `promises` reads what a request says of itself."""
+        spoken = FallBackLog(self._facts.names.title)
+        return Duties(
+            policy=self._policy,
+            observers=(spoken, *self.watchers),
+            watchdog=self.settings.watchdog,
+            promises=promises,
+            renew=self.renew,
+        )
+
+    def promises(self, extra_args: Mapping[str, Any] | None) -> Terms:
+        """Class, promises and predicted output of a request with these parameters."""
+        return promises(extra_args, self.settings)
+
+    def follow(self, read: Callable[[str], Settings]) -> None:
+        """From now on settings are read again when their file, where there is one, changes."""
+        path = file_of()
+        if path is not None:
+            self._renewals = Renewals(Reload(path, read), self.settings, self._make, self._fallen)
+
+    def begin(self, live: Live) -> None:
+        """The engine has begun: what it counts is shown, and one line says what is on."""
+        self._live = live
+        for watcher in self.watchers:
+            if isinstance(watcher, Metrics):
+                watcher.counts = live.counts  # only the driver knows of empty steps
+        self._announce()
+
+    def renew(self) -> Renewed | None:
+        """Asked by the engine's thread between two plans: a policy that is ready takes over."""
+        ready = self._renewals.take() if self._renewals is not None else None
+        if ready is None:
+            return None
+        self.settings, self._parameters = ready.settings, ready.parameters
+        LOG.warning("headgate: settings read again from %s", file_of())
+        now = self._live.now if self._live is not None else 0.0
+        for watcher in self.watchers:
+            watcher.renewed(ready.settings.policy, ready.parameters, now)
+        self._announce()
+        return ready
+
+    def close(self) -> None:
+        """The engine ends: show and write what is left."""
+        if self._live is not None:
+            self._live.tell()
+        for watcher in self.watchers:
+            watcher.close()
+        if self._renewals is not None:
+            self._renewals.close()
+
+    def _make(self, settings: Settings) -> tuple[BatchPolicy | None, dict[str, Any]]:
+        """The policy and its parameters; None when the engine is only to be observed."""
+        return (None, {}) if settings.policy == self._facts.names.name else self._build(settings)
+
+    def _fallen(self) -> bool:
+        return self._live is not None and self._live.fallen is not None
+
+    def _announce(self) -> None:
+        settings, facts = self.settings, self._facts
+        LOG.info(
+            "headgate: policy %s(%s), card %s, %s scheduling, %d seats, %d tokens a step, %d KV tokens",
+            settings.policy,
+            ", ".join(f"{name}={value}" for name, value in self._parameters.items()),
+            settings.card or ("none, step times are learned" if settings.learns() else "none"),
+            "asynchronous" if facts.asynchronous else "synchronous",
+            facts.limits[facts.names.slots],
+            facts.limits[facts.names.budget],
+            facts.kv_tokens,
+        )
+        if facts.priorities and (warning := settings.priorities_said(facts.names.priorities)):
+            LOG.warning("headgate: %s", warning)
+
+
+class FallBackLog(LiveObserver):
+    """The one event that must not be missed."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def fell_back(self, reason: str, now: float, cause: str = RAISED) -> None:
+        LOG.error("headgate: FALLEN BACK to %s's own scheduling after %.1f s: %s", self._title, now, reason)
+
+
+def observers(settings: Settings, parameters: Mapping[str, Any], facts: Facts) -> Sequence[Watcher]:
+    """Metrics with the line in the log, and the trace where one was asked for.
+
+    A trace that cannot be written stops the start, as any wrong setting does.
+    """
+    trace = []
+    if settings.trace:
+        trace.append(Trace(settings.trace, header(settings, parameters, facts)))
+        LOG.info("headgate: trace in %s", trace[0].path)
+    about = {"policy": settings.policy, "card": settings.card or "none", "model": facts.model}
+    metrics = Metrics(settings, about, facts.kv_tokens, facts.engine)
+    if metrics.unseen:
+        LOG.info(
+            "headgate: metrics reach the server's /metrics when headgate is one of %s, or %s names an empty "
+            "folder; or set metrics_port",
+            facts.names.plug_ins,
+            SHARED,
+        )
+    return metrics, *trace
+
+
+def header(settings: Settings, parameters: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """The first line of a trace: how it came about."""
+    return {
+        "headgate": VERSION,
+        "driver": facts.names.name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "policy": settings.policy,
+        "parameters": dict(parameters),
+        "card": settings.card,
+        "model": facts.model,
+        "engine": dict(facts.limits),
+        "replica": facts.engine,
+        "kv_tokens": facts.kv_tokens,
+        "versions": {"python": platform.python_version(), facts.names.name: facts.version},
+    }

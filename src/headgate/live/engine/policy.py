@@ -1,0 +1,142 @@
+"""The policy that the settings name, for an engine of given limits."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, cast
+
+from headgate.core.errors import InputError
+from headgate.core.policy import BatchPolicy
+from headgate.cost.card import DERIVED_CARD, Card, load_card, parse_card
+from headgate.cost.likeness import Likeness, doubts, refusals
+from headgate.cost.model import StepCost
+from headgate.live.engine.process import LOG, EngineNames
+from headgate.live.engine.settings import Settings
+from headgate.live.files import MOST_CARD_BYTES, read_regular
+from headgate.methods.make import make_policy, policy_class, policy_parameters
+from headgate.sim.engine.engine import Engine
+
+CAN_BE_ANYTHING: dict[str, Any] = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
+UNKNOWN = Likeness()
+MOST_TOKENS, MOST_REQUESTS = 1 << 20, 1 << 16  # where the engine's limits are not known yet
+
+
+def build_policy(
+    settings: Settings,
+    names: EngineNames,
+    *,
+    kv_tokens: int,
+    block: int,
+    max_model_len: int,
+    batch_tokens: int,
+    running: int,
+    like: Likeness = UNKNOWN,
+    graph: int | None = None,
+) -> tuple[BatchPolicy, dict[str, Any]]:
+    """The policy for an engine of these limits, and its parameters; `like` says what engine it is.
+
+    `graph`, where it is known, is the engine's largest CUDA graph: the card's may be another.
+    """
+    card = load_named(settings.card)
+    if card is not None:
+        wrong = refusals(card, like)
+        if wrong and not settings.any_card:
+            raise InputError(wrong[0])
+        limits = {names.budget: batch_tokens, names.slots: running, names.longest: max_model_len}
+        for warning in (*wrong, *doubts(card, like), *_beyond(card, limits)):
+            LOG.warning("headgate: %s", warning)
+    cost = _cost(card)
+    if card is not None and graph:
+        cost = cost.graphed(graph)
+        if settings.named()[0] == "keep":
+            _warn_if_confined(cost, settings)
+    engine = Engine(cost, kv_tokens, max_model_len, batch_tokens, running, block)
+    return _make(settings, names, card, engine)
+
+
+def _warn_if_confined(cost: StepCost, settings: Settings) -> None:
+    from headgate.methods.keep.confined import confined  # other policies do without
+
+    if warning := confined(cost, settings.tightest()):
+        LOG.warning("headgate: %s", warning)
+
+
+def check_policy(
+    settings: Settings, names: EngineNames, batch_tokens: int | None = None, running: int | None = None
+) -> None:
+    """Refuse what `build_policy` would refuse, as far as that can be told before the engine is there."""
+    card = load_named(settings.card)
+    _check_refusals(settings, names)
+    if settings.policy == names.name:
+        return
+    tokens = batch_tokens or max(MOST_TOKENS, running or 0)
+    slots = min(running or MOST_REQUESTS, tokens)
+    engine = Engine(_cost(card), batch_tokens=tokens, running=slots, **CAN_BE_ANYTHING)
+    _make(settings, names, card, engine)
+
+
+def _check_refusals(settings: Settings, names: EngineNames) -> None:
+    """Only a policy that can refuse makes --refuse mean anything."""
+    name = settings.named()[0]
+    own = name.endswith(".py") or ".py:" in name  # it may set Plan.reject
+    if settings.refuse and not own and (name == names.name or "refuse" not in policy_parameters(name)):
+        raise InputError(
+            f"--refuse {settings.refuse}, but policy {name} refuses nothing; choose --policy keep or drop it"
+        )
+
+
+def _beyond(card: Card, limits: dict[str, int]) -> list[str]:
+    """Where the engine may go further than the card was made for: there its prices are extrapolated."""
+    made_for = card.max_batch_tokens, card.max_running, card.max_model_len
+    return [
+        f"{name} is {ours}, card {card.name} was made for up to {theirs}; its prices are extrapolated beyond"
+        for (name, ours), theirs in zip(limits.items(), made_for, strict=True)
+        if ours > theirs
+    ]
+
+
+def _make(
+    settings: Settings, names: EngineNames, card: Card | None, engine: Engine
+) -> tuple[BatchPolicy, dict[str, Any]]:
+    name, words = settings.named()
+    cost = inspect.signature(policy_class(name)).parameters.get("cost")
+    if card is None and cost is not None and cost.default is cost.empty:
+        raise InputError(
+            f"policy {name} needs to know what steps cost; name a card, such as --card cal-h200-qwen3-8b "
+            "(in a file: card), or choose a policy that needs none, such as mixed or eb"
+        )
+    limits = {"slots": (names.slots, engine.running), "budget": (names.budget, engine.batch_tokens)}
+    for word, (limit, most) in limits.items():
+        if str(words.get(word, "")).isdigit() and int(words[word]) > most:
+            flag = "--" + limit.replace("_", "-")
+            raise InputError(
+                f"policy {name}: {word}={words[word]} exceeds the engine's {most}; lower it or raise {flag}"
+            )
+    try:
+        return make_policy(name, words, engine)
+    except InputError:
+        raise
+    except Exception as error:  # from the user's own policy
+        why = " ".join(str(error).split())
+        raise InputError(f"policy {name} cannot be made: {type(error).__name__}: {why}; mend it") from error
+
+
+def load_named(name: str | None) -> Card | None:
+    """A built-in card, or one from a regular file of bounded size."""
+    if not name:
+        return None
+    if name.startswith(DERIVED_CARD) or not (name.endswith(".json") or "/" in name):
+        return load_card(name)
+    try:
+        text = read_regular(name, MOST_CARD_BYTES).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise InputError(
+            f"card file {name}: {reason}; give a readable file or one of the built-in names"
+        ) from None
+    return parse_card(text, name)
+
+
+def _cost(card: Card | None) -> StepCost:
+    """The card's prices; without a card none, which only policies that can do without are given."""
+    return cast(StepCost, card.cost if card else None)

@@ -1,0 +1,217 @@
+"""Settings of headgate inside an engine, each declared once, and how they are read.
+
+`headgate serve` derives its flags from them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cached_property
+from math import inf
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
+
+from headgate.core.errors import InputError
+from headgate.live.engine.process import LOG
+from headgate.live.files import read_regular
+from headgate.settings_base import (
+    Delay,
+    Seconds,
+    Setting,
+    SettingsModel,
+    Switch,
+    checked,
+    declared,
+    parameters,
+    parse_toml,
+    underscored,
+)
+
+FILE = "HEADGATE_CONFIG"  # the environment variable that names a file of settings
+KEY = "headgate"  # our key in the engine's own settings
+AUTO = "auto"  # `keep`: without promises it is `eb+`, without a card it learns step times
+
+MayBe = Literal["class", "ttft", "tbt", "guess"]  # parameters of a request, without their prefix headgate_
+CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
+
+PANEL = "headgate"  # in --help
+BETWEEN = ("itl", "tpot")  # other names of the promise of every gap; the second until 0.3, with a warning
+DEFAULT = "auto (default): keep, which without promises is eb+"
+MOST_DELIVERY = 0.2  # of a promise between tokens
+SHORTEST_CLAIM = 0.05  # seconds between tokens, where the operator promises none
+Status = Literal[503, 429]
+NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
+Name = Annotated[str, Field(strict=True, min_length=1)]
+Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
+TPOT = "tpot is taken for tbt, every gap between two tokens; it will be the mean of a request: write tbt"
+
+
+class Promise(SettingsModel):
+    """What one class of requests was promised."""
+
+    ttft: Seconds | None = None  # time to first token
+    tbt: Seconds | None = declared(PANEL, "time between tokens", also=BETWEEN)
+
+
+class Floor(SettingsModel):
+    """The shortest times a request may claim for itself; promises of classes are not cut."""
+
+    ttft: Seconds = 0.1
+    tbt: Seconds | None = declared(PANEL, "time between tokens", also=BETWEEN)  # None: see `shortest_claim`
+
+
+class Settings(SettingsModel):
+    """Everything one may set, in a file, in a flag of the engine's own or as flags of `headgate serve`.
+
+    An engine says in a class of its own what `policy` and `force` mean to it.
+    """
+
+    policy: str = declared(PANEL, f"{NAMED}; {DEFAULT}", AUTO)
+    set: dict[str, Setting] = parameters(PANEL, "a parameter of the policy, NAME=VALUE", "refill=48")
+    card: str | None = declared(
+        PANEL, "cost card, for policies that price steps: a name or a file (default: auto learns them)"
+    )
+    ttft: Seconds | None = declared(
+        PANEL, "promised time to first token, such as 500ms, unless a request has its own"
+    )
+    tbt: Seconds | None = declared(
+        PANEL, "promised time between two tokens, such as 100ms, likewise", also=BETWEEN
+    )
+    delivery: Delay = declared(
+        PANEL, "of each promise between tokens, kept for the way from engine to client (default: 10ms)", 0.01
+    )
+    refuse: Status | None = declared(
+        PANEL, "503 or 429: answer to requests that cannot be in time (default: serve them last)"
+    )
+    trace: Name | None = declared(PANEL, "write a step trace here, for `headgate trace`")
+    watchdog: Seconds = declared(
+        PANEL, "disable the policy when a request gets nothing for so long (default: 5min)", 300.0
+    )
+    metrics: Switch = declared(PANEL, "Prometheus metrics headgate_* (default: on)", True)
+    metrics_port: Port | None = declared(PANEL, "serve them on a port of their own, too")
+    log_every: Seconds = declared(PANEL, "time between two lines about steps in the log (default: 60s)", 60.0)
+    force: Switch = declared(PANEL, "try a release of the engine that headgate does not know", False)
+    any_card: Switch = declared(PANEL, "take a card of another model, too", False)
+    classes: dict[str, Promise] = Field(default_factory=dict)
+    clients_may: tuple[MayBe, ...] = ("class",)  # parameters that requests may set themselves
+    floor: Floor = Floor()
+
+    def within(self, promise: float | None) -> float | None:
+        """The gap that the engine must keep so that clients see the promised one.
+
+        On an H200 behind an HTTP server no gap in the engine was longer than 97 ms, and clients saw some of
+        108 ms. At most a fifth of a promise goes to delivery.
+        """
+        return None if promise is None else promise - min(self.delivery, MOST_DELIVERY * promise)
+
+    @cached_property
+    def shortest_claim(self) -> float:
+        """The shortest gap that a request may claim: the floor, or what the operator promises anyway.
+
+        The shortest gap among those that decode limits the steps of all. Found once: classes may be many.
+        """
+        promised = (self.tbt, *(promise.tbt for promise in self.classes.values()))
+        return self.floor.tbt or min((gap for gap in promised if gap), default=SHORTEST_CLAIM)
+
+    def tightest(self) -> float:
+        """The shortest gap that the engine must keep for any request; infinite where none is promised."""
+        promised = (self.tbt, *(promise.tbt for promise in self.classes.values()))
+        return min((self.within(gap) or inf for gap in promised), default=inf)
+
+    def priorities_said(self, flag: str) -> str | None:
+        """What the flag that orders requests by priority means beside promises of a first token; None where
+        all it says holds.
+        """
+        promised = (self.ttft, *(promise.ttft for promise in self.classes.values()))
+        if self.named()[0] != "keep" or not (any(promised) or "ttft" in self.clients_may):
+            return None
+        return (
+            f"{flag}: keep puts promises of a first token before priorities, which order"
+            " late requests and those without such a promise; where priorities must come first, use --policy"
+            " slai:order=priority or drop the promises"
+        )
+
+    def learns(self) -> bool:
+        """Whether step times are learned while serving, for want of a card."""
+        return self.card is None and self.named()[0] == "keep"
+
+    def named(self) -> tuple[str, dict[str, Any]]:
+        """The policy's name and its parameters as they were written, in `policy` and in `set`."""
+        from headgate.methods.make import split_name  # all policies; the command line does without them
+
+        name, inline = split_name(self.policy)
+        name = "keep" if name == AUTO else name
+        own = {"refuse": "predicted"} if self.refuse and name == "keep" else {}
+        return name, {**own, **self.set, **inline}
+
+
+# -- where they stand ------------------------------------------------------------------------------------
+
+
+def file_of() -> str | None:
+    """The file of settings, where the environment names one."""
+    return os.environ.get(FILE) or None
+
+
+def read_settings(file: str | None = None, over: object = None, flag: str = "") -> Settings:
+    """What the engine's own flag says of us, if there is one, over what the file says, over the defaults."""
+    file = file or file_of()
+    words = check_words(read_file(file), f"settings file {file}: ") if file else {}
+    return merge(words, over, flag)
+
+
+def merge(words: dict[str, Any], over: object, flag: str) -> Settings:
+    """Checked words, and over them a table that a flag of the engine's own hands through under our name.
+
+    A policy brings its own parameters: where the upper one names a policy, the lower one's `set` is dropped.
+    """
+    merged = dict(words)
+    if over is not None:
+        if not isinstance(over, dict):
+            raise InputError(f'{flag}: {KEY} must be a table, such as {{"policy": "mixed"}}')
+        upper = check_words(over, f"{flag}, {KEY}: ")
+        if "policy" in upper:
+            merged.pop("set", None)
+        merged |= upper
+    return checked(Settings, merged, _fields)
+
+
+def check_words(words: dict[str, Any], where: str) -> dict[str, Any]:
+    """The same words with underscores, or one line that says which is wrong and where it stands."""
+    words = underscored(words, where)
+    checked(Settings, words, _fields, where, written=True)
+    tables = (words, words.get("floor", {}), *words.get("classes", {}).values())
+    if any("tpot" in table for table in tables):
+        LOG.warning("headgate: %s%s", where, TPOT)
+    return Settings.renamed(words)
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """The words in a JSON file, told by its name or first letter, or in a TOML file; not yet checked."""
+    what = "settings file"
+    try:
+        text = read_regular(path).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise InputError(f"{what} {path}: {reason}; give a readable JSON or TOML file") from None
+    if not (path.endswith(".json") or text.lstrip().startswith("{")):
+        return parse_toml(text, path, what)
+    try:
+        words = json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise InputError(f"{what} {path}, {place}: not valid JSON ({error.msg}); mend the file") from None
+    except (RecursionError, ValueError) as error:  # nested without end, a number of thousands of digits
+        raise InputError(f"{what} {path}: cannot be read: {str(error)[:60]}; mend the file") from None
+    if not isinstance(words, dict):
+        raise InputError(f'{what} {path}: must be a table, such as {{"policy": "mixed"}}; mend the file')
+    return words
+
+
+def _fields(parent: tuple[int | str, ...]) -> list[str]:
+    """The words one may use at this place."""
+    tables: dict[str, type[SettingsModel]] = {"classes": Promise, "floor": Floor}
+    here = tables.get(str(parent[0]), Settings) if parent else Settings
+    return list(here.model_fields)
