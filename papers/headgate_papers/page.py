@@ -9,8 +9,19 @@ from dataclasses import replace
 import numpy as np
 
 from headgate.report.charts.chart import LINEAR, LOG, Axis, Chart, Series
-from headgate.report.document import Block, Cell, Drawn, Figure, Grid, Listed, Page, Section, row, valued
-from headgate.report.runs.origin import plan_page
+from headgate.report.document import (
+    Block,
+    Cell,
+    Drawn,
+    Figure,
+    Grid,
+    Listed,
+    Page,
+    Section,
+    plan_page,
+    row,
+    valued,
+)
 from headgate_papers.report import Cell as Pair
 from headgate_papers.report import Count, Report
 from headgate_papers.report import Row as Setting
@@ -28,8 +39,7 @@ def published_page(report: Report, command: Sequence[str], quick: bool = False) 
     sections.append(Section("As published", (Listed(counts),)))
     sections.append(Section("Where they differ, and why", (Listed(remarks),)))
     said = f"Quick and rough: {_verdict(report)}" if quick else _verdict(report)
-    shown = [section for section in sections if section.blocks]
-    page = plan_page(report.name, report.title, said, shown, (QUICK,) if quick else (), command)
+    page = plan_page(report.name, report.title, said, sections, (), command, caution=QUICK if quick else "")
     return replace(page, kind="reproduce")
 
 

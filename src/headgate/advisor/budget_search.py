@@ -8,8 +8,8 @@ from typing import Any
 from headgate.advisor.advise.candidates import PLAIN, formula_budget, most_seats, plain_default
 from headgate.advisor.advise.plan import REQUESTS, Advised, try_flags
 from headgate.advisor.capacity.found import Declined
+from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.slo import Level, promised_gap
-from headgate.advisor.capacity.trials import Progress
 from headgate.advisor.flags import Flag
 from headgate.advisor.gap_budget import FILLED
 from headgate.advisor.graph_size import graph_flag, with_graphs
@@ -79,19 +79,17 @@ def search_flags(
     final, searched = tried.final, tried.searched
     best = max(final, key=lambda each: each.found.rate.value)
     formula, most = formula_budget(best.seats, start, gap, bound), most_seats(start)
-    seats = Flag("--max-num-seqs", best.seats, _why_seats(best.seats, most))
-    budget = Flag("--max-num-batched-tokens", best.budget, _why_budget(best.budget, formula, gap))
     return FlagsTried(
-        formula,
-        gap,
-        tuple(final),
-        plain_default(start)[0],
-        seats,
-        budget,
-        graph_flag(best.budget, settings.graph),
-        tuple(tried.notes),
-        searched.declined(best.found, load),
-        start.traffic.lost,
+        formula=formula,
+        gap=gap,
+        final=tuple(final),
+        default=plain_default(start)[0],
+        seats=Flag("--max-num-seqs", best.seats, _why_seats(best.seats, most)),
+        budget=Flag("--max-num-batched-tokens", best.budget, _why_budget(best.budget, formula, gap)),
+        graphs=graph_flag(best.budget, settings.graph),
+        notes=tuple(tried.notes),
+        declined=searched.declined(best.found, load),
+        lost=start.traffic.lost,
     )
 
 

@@ -9,6 +9,7 @@ from shlex import quote
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
+from headgate.advisor.gap_budget import MULTIPLE, most_tokens
 from headgate.advisor.queue_limit import Limited
 from headgate.advisor.situation import Situation, card_situation
 from headgate.advisor.threshold import MISS
@@ -25,7 +26,6 @@ from headgate.experiment.settings import Experiment
 from headgate.methods.eb.prediction import mixed_rate
 from headgate.stats.metrics import Metrics, summarise
 
-MULTIPLE = 256  # budgets are rounded down to this
 LARGE_GPU = (1024, 8192)  # seats and budget `vllm serve` takes by itself on GPUs of 70 GiB and more (no A100)
 QUEUE_SINCE = "0.29"  # the oldest vLLM release we saw --max-num-queued-tokens in (its pull request 49445)
 
@@ -144,22 +144,20 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
     queue, waiting = None, None
     if settings.ttft is not None:
         queue, waiting = _queue(about, rate, per_token, settings.ttft)
-    decoding = floor(sustained(about, seats.value, budget.value))
-    targets = {"tpot": settings.tpot, "ttft": settings.ttft}
     return FlagsPlan(
-        about,
-        card.model,
-        card.gpu,
-        seats,
-        budget,
-        queue,
-        waiting,
-        decoding,
-        rate,
-        per_token,
-        targets,
-        model_of(card, settings.card),
-        tuple(loaded_with(card, about.lost.longest)),
+        situation=about,
+        model=card.model,
+        gpu=card.gpu,
+        seats=seats,
+        budget=budget,
+        queue=queue,
+        waiting=waiting,
+        decoding=floor(sustained(about, seats.value, budget.value)),
+        rate=rate,
+        per_token=per_token,
+        targets={"tpot": settings.tpot, "ttft": settings.ttft},
+        loaded=model_of(card, settings.card),
+        engine_flags=tuple(loaded_with(card, about.lost.longest)),
     )
 
 
@@ -213,14 +211,8 @@ def _budget(about: Situation, seats: int, tpot: float | None) -> Flag:
     if tpot is None:
         usual = max(seats, min(DEFAULT_BUDGET, about.budget))
         return Flag(name, usual, f"No --tpot was given, so nothing asks for less; {steady}.")
-    low, high = 0, about.budget - seats
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _step(about, seats, middle) <= tpot:
-            low = middle
-        else:
-            high = middle - 1
-    value = max(seats, (seats + low) // MULTIPLE * MULTIPLE)
+    beside = most_tokens(about.budget - seats, lambda chunk: _step(about, seats, chunk) <= tpot)
+    value = max(seats, (seats + beside) // MULTIPLE * MULTIPLE)
     chunk = value - seats
     took = f"a step of {seats:,} decodes and {chunk:,} prompt tokens takes"
     why = f"{took} {_ms(_step(about, seats, chunk))}; {steady}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headgate.cost.model import Shape, StepCost
 
 FILLED = 0.97  # of the promised gap: what a full step may take
@@ -18,11 +20,19 @@ def gap_budget(
     """
     decodes = max(1, min(seats, round(rate * output * gap)))
     context = round(decodes * (prompt + output / 2))
-    low, high = 0, most - decodes
+    beside = most_tokens(
+        most - decodes, lambda chunk: cost.seconds(Shape(decodes, context, chunk)) <= FILLED * gap
+    )
+    return max(MULTIPLE, (beside + decodes) // MULTIPLE * MULTIPLE)
+
+
+def most_tokens(most: int, fits: Callable[[int], bool]) -> int:
+    """The most prompt tokens beside the decodes of a step that still fit, of 0 to `most`."""
+    low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if cost.seconds(Shape(decodes, context, middle)) <= FILLED * gap:
+        if fits(middle):
             low = middle
         else:
             high = middle - 1
-    return max(MULTIPLE, (low + decodes) // MULTIPLE * MULTIPLE)
+    return low

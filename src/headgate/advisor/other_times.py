@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from headgate.advisor.capacity.search import Search
+from headgate.advisor.capacity.search import Progress, Search
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import own_rate
-from headgate.advisor.capacity.trials import Case, Contender, Progress, remembered, search_all
+from headgate.advisor.capacity.trials import Case, Contender, remembered, search_rates
 from headgate.advisor.set_up import set_up, without_load
 from headgate.advisor.settings import SearchSettings
 from headgate.experiment.build import make_workload
@@ -74,7 +74,8 @@ def other_rate(
     (name, rate), top, seed = found, start.bounds()[0].rate, start.settings.seed
     search = Search(top, PRECISION, rate / top)
     case = Case(start.engine, start.traffic, start.settings.watchdog, start.asynchronous)
-    search_all(case, {name: contender}, {(name, seed): search}, Workers(), progress, remembered(folder, case))
+    memory = remembered(folder, case)
+    search_rates(case, {name: contender}, {(name, seed): search}, Workers(), progress, memory)
     if search.next() is not None:
         raise KeyboardInterrupt
     recorded = search.answer if options.as_recorded else rate

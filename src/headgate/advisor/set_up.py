@@ -56,9 +56,11 @@ class SetUp:
 
     def bounds(self) -> tuple[Bound, Bound]:
         """λ*, and the same with the engine's limits."""
-        lengths = self.traffic.lengths(self.engine)
-        limits = self.engine.running, self.engine.batch_tokens, self.engine.kv_tokens
-        ideal, limited = (bound(self.engine.cost, lengths, *limits) for bound in (ideal_bound, engine_bound))
+        engine, lengths = self.engine, self.traffic.lengths(self.engine)
+        ideal, limited = (
+            bound(engine.cost, lengths, engine.running, engine.batch_tokens, engine.kv_tokens)
+            for bound in (ideal_bound, engine_bound)
+        )
         if not limited.rate < INSTANT:
             raise InputError(
                 f"card {self.card.name}: its steps take no time, so there is no capacity to find; fix it"
@@ -71,7 +73,7 @@ def set_up(settings: Experiment, levels: tuple[Level, ...], options: SearchSetti
     card = load_card(settings.card)
     engine = make_engine(settings, card)
     traffic = make_traffic(settings, levels, options.classes, requests, options.as_recorded, engine)
-    return SetUp(settings, card, engine, traffic, options)
+    return SetUp(settings=settings, card=card, engine=engine, traffic=traffic, options=options)
 
 
 def without_load(settings: Experiment) -> Experiment:

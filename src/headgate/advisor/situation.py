@@ -84,15 +84,14 @@ def situation(settings: Experiment, texts: CostSettings | None = None) -> Situat
     if "card" in settings.model_fields_set:
         raise InputError("--card and step costs as numbers; the numbers replace a card, drop one of the two")
     slots = settings.slots or DEFAULT_SLOTS
-    budget = settings.budget or max(slots, DEFAULT_BUDGET)
-    limits = (
-        settings.kv_tokens or 10**12,
-        settings.model_len or 10**9,
-        budget,
-        slots,
-        settings.block or USUAL_BLOCK,
-    )
-    engine = Engine(plain_cost(texts), *limits).checked()
+    engine = Engine(
+        cost=plain_cost(texts),
+        kv_tokens=settings.kv_tokens or 10**12,
+        max_model_len=settings.model_len or 10**9,
+        batch_tokens=settings.budget or max(slots, DEFAULT_BUDGET),
+        running=slots,
+        block=settings.block or USUAL_BLOCK,
+    ).checked()
     return gathered(settings, engine, "step costs as given", settings.kv_tokens or inf)
 
 
@@ -143,8 +142,12 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
             "first token and hardly anything would decode: choose longer outputs"
         )
     running = decodes[decodes > 0]
-    means = float(prompts.mean()), float(decodes.mean())
-    lengths = Lengths(*means, float(prompts.std()), float(decodes.std()))
+    lengths = Lengths(
+        prompt=float(prompts.mean()),
+        output=float(decodes.mean()),
+        prompt_sd=float(prompts.std()),
+        output_sd=float(decodes.std()),
+    )
     notes = [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
     if engine.prefix_cache and (hits := prefix_hits(workload, engine, kv_tokens)).any():
         computed = prompts - hits

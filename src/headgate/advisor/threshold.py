@@ -189,12 +189,23 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
     clients = about.load.clients
     mixed = _mixed(about, costs, min(concurrent, mixed_seats), clients)
     exclusive = _exclusive(about, costs, min(concurrent, chosen.slots), chosen, clients)
-    crossing = _crossing(about, costs, chosen, mixed_seats)
-    gap = _bounded(about, chosen, exclusive, max_gap) if max_gap is not None else None
     share = min(chosen.refill / chosen.slots, WHOLE)
-    most = mixed_rate(about.cost, about.lengths, mixed_seats, about.budget), _rate(about, chosen.slots, share)
-    modes = (mixed, exclusive, crossing, Saturated(*most), gap)
-    return ThresholdPlan(about, costs, thresholds, memory, concurrent, *modes, hazard_trend(about.survival))
+    return ThresholdPlan(
+        situation=about,
+        costs=costs,
+        thresholds=thresholds,
+        memory=memory,
+        concurrent=concurrent,
+        mixed=mixed,
+        exclusive=exclusive,
+        crossing=_crossing(about, costs, chosen, mixed_seats),
+        saturated=Saturated(
+            mixed=mixed_rate(about.cost, about.lengths, mixed_seats, about.budget),
+            exclusive=_rate(about, chosen.slots, share),
+        ),
+        gap=_bounded(about, chosen, exclusive, max_gap) if max_gap is not None else None,
+        trend=hazard_trend(about.survival),
+    )
 
 
 def _thresholds(about: Situation) -> tuple[Thresholds, Memory, PhaseCosts]:
@@ -246,15 +257,14 @@ def _mixed(about: Situation, costs: PhaseCosts, running: int, clients: int | Non
     piece = Shape(round(decodes), context, max(1, round(lengths.computed / chunks)), round(lengths.cached))
     own = chunks * cost.seconds(piece)
     first = None if clients is None else max(0.0, clients - decodes) / rate + own
-    paper = mixed_throughput(costs, lengths, running)
     return Predicted(
-        running,
-        rate,
-        rate * (lengths.prompt + lengths.output + 1),
-        paper,
-        decodes / lengths.output / rate,
-        longest,
-        first,
+        running=running,
+        rate=rate,
+        tokens=rate * (lengths.prompt + lengths.output + 1),
+        paper_rate=mixed_throughput(costs, lengths, running),
+        per_token=decodes / lengths.output / rate,
+        longest_gap=longest,
+        first_token=first,
     )
 
 
@@ -271,10 +281,14 @@ def _exclusive(
     per_token = refilled / rate / phase
     first = None if clients is None else max(0.0, clients / rate - lengths.output * per_token)
     base = base_share(costs.overhead / lengths.output)
-    paper = exclusive_throughput(costs, lengths, running, max(base, 1e-9) * running)
-    gap = refill_gap(about, running, refilled)
     return Predicted(
-        running, rate, rate * (lengths.prompt + lengths.output + 1), paper, per_token, gap, first
+        running=running,
+        rate=rate,
+        tokens=rate * (lengths.prompt + lengths.output + 1),
+        paper_rate=exclusive_throughput(costs, lengths, running, max(base, 1e-9) * running),
+        per_token=per_token,
+        longest_gap=refill_gap(about, running, refilled),
+        first_token=first,
     )
 
 

@@ -9,7 +9,7 @@ import typer
 
 from headgate.advisor.settings import SEARCH, SearchSettings
 from headgate.cli.flags import takes_settings
-from headgate.cli.pages import Report, tell
+from headgate.cli.pages import Json, Outputs, Report, tell
 from headgate.cli.progress import bar
 from headgate.cli.searches import Cache, Levels, Policies, asked
 from headgate.experiment.settings import Experiment
@@ -45,23 +45,23 @@ def advise(
     engines_at_most: EnginesAtMost = None,
     model: Model = None,
     cache: Cache = None,
-    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    json: Json = None,
     report: Report = None,
 ) -> None:
     """Advise."""
     from headgate.advisor.advise.candidates import POLICIES
     from headgate.advisor.advise.plan import advise as find
-    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.experiment.assumed import assumed, tried_arrivals
     from headgate.report.plans.advise import advice_page, other_said
 
-    asks = asked("advise", words, search, slo, policy, (json, report))
+    outputs = Outputs(json, report).checked()
+    asks = asked("advise", words, search, slo, policy, cache)
     told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
-    found = find(words, asks.policies or list(POLICIES), asks.levels, options, bar, chosen_folder(cache))
+    found = find(words, asks.policies or list(POLICIES), asks.levels, options, bar, asks.folder)
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     page = advice_page(found, model, sys.argv[1:])
-    tell(page, found.as_dict(), json, report, setup, found.start.traffic.lost, other_said(found))
+    tell(page, found.as_dict(), outputs, setup, found.start.traffic.lost, [other_said(found)])
 
 
 advise.__doc__ = EXAMPLES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from headgate.cli.pages import tell
+from headgate.cli.pages import Outputs, tell
 from headgate.cli.progress import bar
 from headgate.cli.searches import Asked
 from headgate.core.errors import InputError
@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from headgate.advisor.other_times import OtherTimes
 
 
-def find_engines(
-    words: Experiment, routers: list[str], asks: Asked, outputs: tuple[str | None, str | None]
-) -> None:
+def find_engines(words: Experiment, routers: list[str], asks: Asked, outputs: Outputs) -> None:
     """Search, show, and write JSON and a report where asked; levels that no fleet keeps are refused then."""
-    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.engines.out_of_reach import out_of_reach
     from headgate.advisor.engines.plan import plan_engines
     from headgate.advisor.engines.ways import Serving, make_ways
@@ -31,13 +28,12 @@ def find_engines(
 
     wanted = routers or list(words.routers) or [words.router or DEFAULT_ROUTER]
     ways = make_ways(wanted, asks.policies, words)
-    folder = chosen_folder(asks.cache)
-    found = plan_engines(words, ways, asks.levels, asks.options, Serving.of(words), bar, folder=folder)
+    found = plan_engines(words, ways, asks.levels, asks.options, Serving.of(words), bar, folder=asks.folder)
     other = _other_times(words, asks, ways, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded, found.rate), fleet=True)
     alarms = apart_said(other, "needs", "engines"), _outside(words, found)
     document = found.as_dict() | ({"other_times": other._asdict()} if other else {})
-    tell(engines_page(found, sys.argv[1:]), document, *outputs, setup, found.lost, *alarms)
+    tell(engines_page(found, sys.argv[1:]), document, outputs, setup, found.lost, alarms)
     if found.interrupted:
         raise KeyboardInterrupt
     if advice := out_of_reach(found):
@@ -48,7 +44,6 @@ def _other_times(
     words: Experiment, asks: Asked, ways: dict[str, Way], found: EnginesPlan
 ) -> OtherTimes | None:
     """The smallest fleet with the other arrival times; None where no fleet is enough."""
-    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.engines.plan import plan_engines
     from headgate.advisor.engines.ways import Serving
     from headgate.advisor.other_times import OtherTimes, other_question
@@ -60,8 +55,7 @@ def _other_times(
     settings, others, own = question
     way, rate = {best.name: ways[best.name]}, {"rate": found.rate, "scale_rate": None}
     settings = settings.model_copy(update=rate)  # its first requests alone may be faster or slower
-    folder = chosen_folder(asks.cache)
-    plan = plan_engines(settings, way, asks.levels, others, Serving.of(words), bar, folder=folder)
+    plan = plan_engines(settings, way, asks.levels, others, Serving.of(words), bar, folder=asks.folder)
     (again,) = plan.found
     if again.engines is None:
         return None

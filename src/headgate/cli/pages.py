@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from headgate.cli.output import NO_REPORT, write_json
+from headgate.cli.output import NO_REPORT, check_json, check_report, write_json
 
 if TYPE_CHECKING:
     from headgate.experiment.unservable import Unservable
@@ -19,30 +19,43 @@ if TYPE_CHECKING:
 Report = Annotated[
     str | None, typer.Option(help=f"HTML report to this file; {NO_REPORT}: not even beside the runs")
 ]
+Json = Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")]
+
+
+class Outputs(NamedTuple):
+    """Where a plan goes besides the terminal."""
+
+    json: str | None
+    report: str | None
+
+    def checked(self) -> Outputs:
+        """The same, or a mistake told before the work begins."""
+        check_json(self.json)
+        check_report(self.report)
+        return self
 
 
 def tell(
     page: Page,
     document: dict[str, Any],
-    json: str | None,
-    report: str | None,
+    outputs: Outputs,
     setup: str = "",
     lost: Unservable | None = None,
-    *alarms: str,
+    alarms: Sequence[str] = (),
 ) -> None:
     """A plan on the terminal, and as JSON and HTML where asked; `setup` is what it rests on. What is `lost`
     comes before everything else, everywhere.
     """
     from headgate.report.terminal import show
 
-    say = said_to(json)
-    page = resting_on(page, setup, lost.said if lost else "", *alarms)
+    say = said_to(outputs.json)
+    page = resting_on(page, setup, [lost.said if lost else "", *alarms])
     show(page, say)
-    save_page(page, report, say)
-    write_json(json, lost.before(document) if lost else document)
+    save_page(page, outputs.report, say)
+    write_json(outputs.json, lost.before(document) if lost else document)
 
 
-def resting_on(page: Page, setup: str, *alarms: str) -> Page:
+def resting_on(page: Page, setup: str, alarms: Sequence[str]) -> Page:
     """The same with its first lines."""
     first, *others = page.chapters
     return replace(page, chapters=(replace(first, setup=setup, alarms=tuple(filter(None, alarms))), *others))

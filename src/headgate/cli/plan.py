@@ -11,8 +11,8 @@ import typer
 from headgate.advisor.settings import CostSettings, SearchSettings
 from headgate.cli.flags import takes_settings
 from headgate.cli.help import Application
-from headgate.cli.output import check_json, check_report, write_json
-from headgate.cli.pages import Report, resting_on, said_to, save_page, tell
+from headgate.cli.output import write_json
+from headgate.cli.pages import Json, Outputs, Report, resting_on, said_to, save_page, tell
 from headgate.cli.plan_capacity import capacity
 from headgate.cli.plan_fluid import fluid
 from headgate.cli.plan_wait import wait
@@ -61,7 +61,7 @@ def threshold(
     words: Experiment,
     costs: CostSettings,
     max_gap: Annotated[str | None, typer.Option(help="also plan for gaps no longer than this")] = None,
-    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    json: Json = None,
     report: Report = None,
 ) -> None:
     """Plan it."""
@@ -71,8 +71,7 @@ def threshold(
     from headgate.experiment.probe import MIXED, outside_said
     from headgate.report.plans.threshold import threshold_page
 
-    check_json(json)
-    check_report(report)
+    outputs = Outputs(json, report).checked()
     bound = _bound(max_gap)
     found = plan_threshold(situation(words, costs), bound)
     if costs.model_fields_set:
@@ -82,7 +81,7 @@ def threshold(
         offered = found.situation.load.rate
         outside = outside_said(words, MIXED, min(offered or inf, found.mixed.rate))
     page, lost = threshold_page(found, sys.argv[1:]), found.situation.lost
-    tell(page, found.as_dict(), json, report, setup, lost, outside)
+    tell(page, found.as_dict(), outputs, setup, lost, [outside])
 
 
 @plan.command()
@@ -92,7 +91,7 @@ def flags(
     search: SearchSettings,
     slo: Levels = None,
     check: Annotated[bool, typer.Option(help="simulate the advice and vLLM's defaults")] = False,
-    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    json: Json = None,
     report: Report = None,
 ) -> None:
     """Advise."""
@@ -102,10 +101,9 @@ def flags(
     from headgate.report.plans.flags import check_section, flags_page
     from headgate.report.terminal import show
 
-    check_json(json)
-    check_report(report)
+    outputs = Outputs(json, report).checked()
     if slo:
-        _promised(words, search, slo, check, (json, report))
+        _promised(words, search, slo, check, outputs)
         return
     found = plan_flags(words)
     setup = assumed(words, arrivals_said(words, SATURATED), run=check, limits=False)
@@ -113,7 +111,7 @@ def flags(
     document = lost.before(found.as_dict())
     served = min(found.situation.load.rate or inf, found.rate)
     alarms = (lost.said, found.overloaded(), outside_said(words, MIXED, served))
-    show(resting_on(page, setup, *alarms), say)
+    show(resting_on(page, setup, alarms), say)
     if check:
         runs, load = check_flags(words, found, bar)
         document["check"] = {"load": load, "runs": [run.as_dict() for run in runs]}
@@ -121,7 +119,7 @@ def flags(
         print(file=say)
         show(checked, say)
         page = flags_page(found, sys.argv[1:], [checked])
-    save_page(resting_on(page, setup, *alarms), report, say)
+    save_page(resting_on(page, setup, alarms), report, say)
     write_json(json, document)
 
 
@@ -130,7 +128,7 @@ def _promised(
     search: SearchSettings,
     slo: list[str],
     check: bool,
-    outputs: tuple[str | None, str | None],
+    outputs: Outputs,
 ) -> None:
     """The same for a promise: the budget by formula, and what a search says of it."""
     from headgate.advisor.budget_search import search_flags
@@ -141,14 +139,14 @@ def _promised(
 
     if check or words.tpot or words.ttft:
         raise InputError("--slo is checked by a search and says the targets; drop --check, --tpot and --ttft")
-    levels, _, options, _ = asked("plan flags", words, search, slo, None, outputs)
+    asks = asked("plan flags", words, search, slo)
     found = plan_flags(words)
-    tried = search_flags(words, levels, options, bar)
+    tried = search_flags(words, asks.levels, asks.options, bar)
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     document = {**found.as_dict(), "promise": tried.as_dict()}
     outside = "" if tried.declined else outside_said(words, MIXED, tried.best.found.rate.value)
-    page = promised_page(found, tried, levels, sys.argv[1:])
-    tell(page, document, *outputs, setup, tried.lost, outside)
+    page = promised_page(found, tried, asks.levels, sys.argv[1:])
+    tell(page, document, outputs, setup, tried.lost, [outside])
 
 
 plan.command()(capacity)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from headgate.advisor.settings import SearchSettings
 from headgate.cli.flags import takes_settings
-from headgate.cli.pages import Report, tell
+from headgate.cli.pages import Json, Outputs, Report, tell
 from headgate.cli.progress import bar
 from headgate.cli.searches import Asked, Cache, Levels, Policies, asked, flag
 from headgate.core.errors import InputError, unknown
@@ -59,25 +57,26 @@ def capacity(
     find: Find = RATE,
     router: Routers = None,
     cache: Cache = None,
-    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    json: Json = None,
     report: Report = None,
 ) -> None:
     """Search."""
     from headgate.advisor.graph_size import with_graphs
 
-    asks = asked("plan capacity", words, search, slo, policy, (json, report))
-    asks = asks._replace(policies=asks.policies or [words.policy], cache=cache)
+    outputs = Outputs(json, report).checked()
+    asks = asked("plan capacity", words, search, slo, policy, cache)
+    asks = asks._replace(policies=asks.policies or [words.policy])
     words = with_graphs(words, asks.levels)
     if find not in (RATE, ENGINES):
         raise unknown("thing to --find", find, (RATE, ENGINES))
     if find == ENGINES:
         from headgate.cli.find_engines import find_engines
 
-        find_engines(words, router or [], asks, (json, report))
+        find_engines(words, router or [], asks, outputs)
         return
     if router:
         raise InputError("--router is about fleets; say --find engines, or drop it")
-    _find_rate(words, asks, (json, report))
+    _find_rate(words, asks, outputs)
 
 
 def _outside(words: Experiment, found: CapacityPlan) -> str:
@@ -90,7 +89,6 @@ def _outside(words: Experiment, found: CapacityPlan) -> str:
 
 def _other_times(words: Experiment, asks: Asked, found: CapacityPlan) -> OtherTimes | None:
     """The best policy with the other arrival times."""
-    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.capacity.plan import choose
     from headgate.advisor.other_times import other_question, other_rate
 
@@ -98,27 +96,25 @@ def _other_times(words: Experiment, asks: Asked, found: CapacityPlan) -> OtherTi
     if best is None or not best.rate.value or found.interrupted or found.declined:
         return None
     question = other_question(words, asks.options, found.requests)
-    chosen, _ = choose([best.policy], words, found.engine)
-    named = best.policy, best.rate.value
     if question is None:
         return None
-    return other_rate(question, asks.levels, named, chosen[best.policy], bar, chosen_folder(asks.cache))
+    chosen, _ = choose([best.policy], words, found.engine)
+    named = best.policy, best.rate.value
+    return other_rate(question, asks.levels, named, chosen[best.policy], bar, asks.folder)
 
 
-def _find_rate(words: Experiment, asks: Asked, outputs: tuple[str | None, str | None]) -> None:
+def _find_rate(words: Experiment, asks: Asked, outputs: Outputs) -> None:
     """Search, show, and write JSON and a report where asked."""
-    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.capacity.plan import plan_capacity
     from headgate.experiment.assumed import assumed, tried_arrivals
     from headgate.report.plans.capacity import apart_said, capacity_page
 
-    folder = chosen_folder(asks.cache)
-    found = plan_capacity(words, asks.policies, asks.levels, asks.options, bar, folder)
+    found = plan_capacity(words, asks.policies, asks.levels, asks.options, bar, asks.folder)
     other = _other_times(words, asks, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded))
     alarms = apart_said(other, "sustains"), _outside(words, found)
     document = found.as_dict() | ({"other_times": other._asdict()} if other else {})
-    tell(capacity_page(found, sys.argv[1:]), document, *outputs, setup, found.lost, *alarms)
+    tell(capacity_page(found, sys.argv[1:]), document, outputs, setup, found.lost, alarms)
     if found.interrupted:
         raise KeyboardInterrupt
 

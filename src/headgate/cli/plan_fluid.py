@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
-
-import typer
 
 from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
 from headgate.cli.flags import takes_settings
-from headgate.cli.output import check_json, check_report
-from headgate.cli.pages import Report, tell
+from headgate.cli.pages import Json, Outputs, Report, tell
 from headgate.experiment.settings import Experiment
 
 EXAMPLES = """Split a fleet between prompts and decodes; what an engine adds.
@@ -39,7 +35,7 @@ def fluid(
     fleet: FleetSettings,
     steps: StepSettings,
     levels: LevelSettings,
-    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    json: Json = None,
     report: Report = None,
 ) -> None:
     """Plan it."""
@@ -48,14 +44,13 @@ def fluid(
     from headgate.experiment.probe import MIXED, outside_said
     from headgate.report.plans.fluid import fluid_page
 
-    check_json(json)
-    check_report(report)
+    outputs = Outputs(json, report).checked()
     found = make_fluid_plan(words, fleet, steps, levels)
     setup = "" if steps.costs else assumed(words, arrivals_said(words, "rates of the classes"), run=False)
     described = not (steps.costs or fleet.classes or fleet.from_log)  # by settings that a run can take
     outside = outside_said(words, MIXED, found.per_engine) if described else ""
     page, lost = fluid_page(found, levels.frontier, sys.argv[1:]), found.demand.lost
-    tell(page, found.as_dict(), json, report, setup, lost, outside)
+    tell(page, found.as_dict(), outputs, setup, lost, [outside])
 
 
 fluid.__doc__ = EXAMPLES

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
-
-import typer
 
 from headgate.advisor.settings import WaitSettings
 from headgate.cli.flags import takes_settings
-from headgate.cli.output import check_json, check_report
-from headgate.cli.pages import Report, tell
+from headgate.cli.pages import Json, Outputs, Report, tell
 from headgate.experiment.settings import Experiment
 
 EXAMPLES = """Thresholds of WAIT and Nested WAIT, and the memory they need.
@@ -33,7 +29,7 @@ Examples:
 def wait(
     words: Experiment,
     wishes: WaitSettings,
-    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    json: Json = None,
     report: Report = None,
 ) -> None:
     """Plan it."""
@@ -42,13 +38,12 @@ def wait(
     from headgate.experiment.probe import MIXED, outside_said
     from headgate.report.plans.wait import wait_page
 
-    check_json(json)
-    check_report(report)
+    outputs = Outputs(json, report).checked()
     found = plan_wait(words, wishes)
     setup = assumed(words, arrivals_said(words, "a share of what the card carries"), run=False)
     outside = outside_said(words, MIXED, min(found.mix.rate, found.most))
-    page, alarms = wait_page(found, sys.argv[1:]), (outside, found.alarm)
-    tell(page, found.as_dict(), json, report, setup, found.lost, *alarms)
+    page = wait_page(found, sys.argv[1:])
+    tell(page, found.as_dict(), outputs, setup, found.lost, [outside, found.alarm])
 
 
 wait.__doc__ = EXAMPLES

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headgate.cli.output import check_json, check_report, write_json
-from headgate.cli.pages import Report, tell
+from headgate.cli.output import write_json
+from headgate.cli.pages import Outputs, Report, tell
 from headgate.cli.progress import bar
 
 EXAMPLES = """Run a published experiment; print published and our numbers.
@@ -33,8 +33,7 @@ def reproduce(
     report: Report = None,
 ) -> None:
     """Run it."""
-    check_json(json)
-    check_report(report)
+    outputs = Outputs(json, report).checked()
     papers = _papers()
     if name is None:
         if json is not None:
@@ -51,7 +50,7 @@ def reproduce(
     with bar(name, len(jobs)) as progress:
         found = papers.reproduce(name, options, jobs, progress)
     document = {"seed": seed, "quick": quick, "interrupted": found.interrupted, **found.as_dict()}
-    tell(papers.published_page(found, sys.argv[1:], quick), document, json, report)
+    tell(papers.published_page(found, sys.argv[1:], quick), document, outputs)
     if found.interrupted:
         raise KeyboardInterrupt
 

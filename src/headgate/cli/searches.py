@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from headgate.advisor.settings import SEARCH, SearchSettings
-from headgate.cli.output import check_json, check_report
 from headgate.core.errors import InputError
 from headgate.experiment.settings import NAMED, POLICY, Experiment
 
@@ -36,21 +36,26 @@ class Asked(NamedTuple):
     options: SearchSettings
     cache: str | None = None
 
+    @property
+    def folder(self) -> Path | None:
+        """Of answers from before."""
+        from headgate.advisor.capacity.memory import chosen_folder
+
+        return chosen_folder(self.cache)
+
 
 def asked(
     command: str,
     words: Experiment,
     search: SearchSettings,
     slo: list[str] | None,
-    policies: Sequence[str] | None,
-    outputs: tuple[str | None, str | None],
+    policies: Sequence[str] | None = None,
+    cache: str | None = None,
 ) -> Asked:
-    """Outputs can be written, there is a promise, and jobs are as many as cores unless told."""
+    """There is a promise, and jobs are as many as cores unless told."""
     from headgate.advisor.capacity.slo import parse_levels
 
-    check_json(outputs[0])
-    check_report(outputs[1])
     if not slo:
         raise InputError(f"{command} needs a promise, such as --slo ttft=1s@p95,tbt=100ms@p99")
     options = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
-    return Asked(parse_levels(slo), list(policies or words.policies), options)
+    return Asked(parse_levels(slo), list(policies or words.policies), options, cache)

@@ -22,7 +22,7 @@ from headgate.cli.reaper import Reaper
 from headgate.core.errors import InputError
 from headgate.live.engine.settings import AUTO, PANEL, Settings, check_words, merge
 from headgate.live.vllm import VLLM
-from headgate.live.vllm.settings import FLAG, VllmSettings, own_table, read_settings
+from headgate.live.vllm.settings import ADDITIONAL_CONFIG, VllmSettings, own_table, read_settings
 
 SCHEDULER = "headgate.vllm.scheduler"
 REFUSALS = "headgate.live.vllm.refusals.Refusals"
@@ -117,7 +117,7 @@ def _settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settin
     if own:
         settings = read_settings(additional, own)
     else:
-        settings = merge(check_words(given, ""), own_table(additional), FLAG)
+        settings = merge(check_words(given, ""), own_table(additional), ADDITIONAL_CONFIG)
     check_policy(settings, VLLM, _number(rest, "--max-num-batched-tokens"), _number(rest, "--max-num-seqs"))
     return settings
 
@@ -210,7 +210,7 @@ def _number(rest: list[str], flag: str) -> int | None:
 def _additional(rest: list[str]) -> Any:
     """VLLM's --additional-config; if it is no JSON vLLM will say so itself."""
     try:
-        return json.loads(_value(rest, FLAG) or "null")
+        return json.loads(_value(rest, ADDITIONAL_CONFIG) or "null")
     except ValueError:
         return None
 

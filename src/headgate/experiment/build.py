@@ -42,8 +42,14 @@ BYTES_EACH = 2000
 
 def make_engine(words: Experiment, card: Card) -> Engine:
     """The card's engine, with what the words change."""
-    limits = words.slots, words.budget, words.kv_tokens, words.model_len, words.block
-    engine = engine_of_card(card, *limits)
+    engine = engine_of_card(
+        card,
+        slots=words.slots,
+        budget=words.budget,
+        kv_tokens=words.kv_tokens,
+        model_len=words.model_len,
+        block=words.block,
+    )
     cost = engine.cost.graphed(words.graph) if words.graph else engine.cost
     return engine._replace(cost=cost, prefix_cache=words.prefix_cache)
 

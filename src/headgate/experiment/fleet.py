@@ -41,6 +41,13 @@ def transfer_time(settings: ManyEngines, send: float | None = None) -> Transfer:
     return Transfer(delay, per_token, busy)
 
 
+def prices_of(settings: ManyEngines) -> Prices:
+    """Of a prompt and of an output token, as the settings say."""
+    prompt = PRICES.prompt if settings.prompt_price is None else settings.prompt_price
+    output = PRICES.output if settings.output_price is None else settings.output_price
+    return Prices(prompt, output)
+
+
 def session(pieces: Pieces) -> int | None:
     """The conversation that goes on with a request's output; None where nobody can ask for that."""
     key = pieces[-1][0]

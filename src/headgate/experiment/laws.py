@@ -102,7 +102,6 @@ def refusal(make: Make, at: World) -> None:
 
 def take_over(make: Make, at: World) -> None:
     """A fresh one that takes over half-way serves everybody."""
-    limits = at.engine.running, at.engine.batch_tokens
     left = int(np.random.default_rng(at.number).integers(1, TOOK_OVER + 1))
 
     class TakenOver(Replica):
@@ -114,7 +113,7 @@ def take_over(make: Make, at: World) -> None:
                 self.ask()
             return super().advance(wake)
 
-    mixed = Mixed(*limits)
+    mixed = Mixed(at.engine.running, at.engine.batch_tokens)
     simulator = Simulator(at.engine, mixed, at.workload, (diary := Diary(),), kind=TakenOver)
     simulator.run()
     _everybody(diary, at)

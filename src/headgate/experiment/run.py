@@ -21,10 +21,9 @@ from headgate.experiment.build import make_engine, make_workload, too_long
 from headgate.experiment.conflicts import renamed_promise
 from headgate.experiment.coverage import outside
 from headgate.experiment.described import cache_record, described
-from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+from headgate.experiment.fleet import FleetSetup, prices_of, transfer_time
 from headgate.experiment.outages import parse_outages
 from headgate.experiment.settings import Experiment
-from headgate.methods.fluid.flows import Prices
 from headgate.methods.make import make_policy
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
@@ -94,13 +93,15 @@ class Prepared:
         words = self.words
         if words.engines is None:
             return None
-        prompt = PRICES.prompt if words.prompt_price is None else words.prompt_price
-        output = PRICES.output if words.output_price is None else words.output_price
-        prices = Prices(prompt, output)
-        transfer = transfer_time(words, self.card.send)
-        away = parse_outages(words.outages, words.engines)
-        between = transfer, prices, words.watchdog, self.asynchronous, away
-        return FleetSetup(self.engine, words.engines, *between)
+        return FleetSetup(
+            self.engine,
+            words.engines,
+            transfer=transfer_time(words, self.card.send),
+            prices=prices_of(words),
+            watchdog=words.watchdog,
+            asynchronous=self.asynchronous,
+            outages=parse_outages(words.outages, words.engines),
+        )
 
     def maker(self, name: str, settings: dict[str, Any]) -> Maker:
         return Maker(name, settings, self.engine)

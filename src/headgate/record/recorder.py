@@ -15,6 +15,7 @@ from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End
 from headgate.core.request import RECORDED, Request
 from headgate.core.step_counter import StepCounter
+from headgate.record.rows import PLANS, REQUESTS, STAYS, STEPS
 
 if compiled():
     from headgate.record.compiled_rows import Rows
@@ -25,16 +26,8 @@ HOW = {how: code for code, how in enumerate(End)}
 STOPPED: Final = End.STOPPED
 STILL_HERE: Final = -1
 NOWHERE: Final = -1  # the engine of a request that was sent to none
-STEPS = {"start": float, "first": float, "seconds": float, "count": int, "decodes": int, "context": int}
-STEPS |= {"prefill": int, "behind": int, "kv": int, "replica": int}
-STAYS = {"number": int, "request": int, "opened": float, "gap": float, "first_tick": int, "ticks": int}
-STAYS |= {"replica": int}
-PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int, "replica": int}
-REQUESTS = {"id": int, "arrival": float, "admitted": float, "first_token": float, "finished": float}
-REQUESTS |= {"prompt": int, "kind": int, "priority": int, "cached": int, "output": int, "evictions": int}
-REQUESTS |= {"wasted": int, "how": int, "replica": int}
 MORE: Final = tuple(name for name in RECORDED if name not in REQUESTS)
-REQUESTS |= dict.fromkeys(MORE, int)
+COLUMNS = REQUESTS | dict.fromkeys(MORE, int)
 
 
 class Stay:
@@ -118,11 +111,11 @@ class Tables:
         still = Rows()
         for id, here in self.here.items():
             self._write(still, id, here, nan, STILL_HERE)
-        found = _sorted(_columns(REQUESTS, self._left, still), "id")
+        found = _sorted(_columns(COLUMNS, self._left, still), "id")
         return found | {"how": found["how"].astype(np.int8)}
 
     def _write(self, rows: Rows, id: int, here: Here, finished: float, how: int) -> None:
-        """The columns of REQUESTS; a kind is kept as its number."""
+        """Its columns; a kind is kept as its number."""
         request = here.request
         rows.request(
             id,

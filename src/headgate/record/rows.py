@@ -1,15 +1,32 @@
-"""Rows of a recorder's tables as bytes: doubles, and counts of 64 bits. `compiled_rows` writes the same."""
+"""Rows of a recorder's tables as bytes: doubles, and counts of 64 bits. `compiled_rows` writes the same.
+
+The columns of every table stand here, in the order in which both write them.
+"""
 
 from __future__ import annotations
 
 from struct import Struct
 from typing import Final
 
+STEPS = {"start": float, "first": float, "seconds": float, "count": int, "decodes": int, "context": int}
+STEPS |= {"prefill": int, "behind": int, "kv": int, "replica": int}
+STAYS = {"number": int, "request": int, "opened": float, "gap": float, "first_tick": int, "ticks": int}
+STAYS |= {"replica": int}
+PLANS = {"time": float, "step": int, "decode": int, "prompts": int, "evict": int, "replica": int}
+REQUESTS = {"id": int, "arrival": float, "admitted": float, "first_token": float, "finished": float}
+REQUESTS |= {"prompt": int, "kind": int, "priority": int, "cached": int, "output": int, "evictions": int}
+REQUESTS |= {"wasted": int, "how": int, "replica": int}
+
+
+def _packed(columns: dict[str, type]) -> Struct:
+    return Struct("<" + "".join("d" if kind is float else "q" for kind in columns.values()))
+
+
 COUNT: Final = Struct("<q").pack
-STEP: Final = Struct("<3d7q").pack
-STAY: Final = Struct("<2q2d3q").pack
-PLAN: Final = Struct("<d5q").pack
-REQUEST: Final = Struct("<q4d9q").pack
+STEP: Final = _packed(STEPS).pack
+STAY: Final = _packed(STAYS).pack
+PLAN: Final = _packed(PLANS).pack
+REQUEST: Final = _packed(REQUESTS).pack
 
 
 class Rows:

@@ -5,13 +5,17 @@ Each plan, run and comparison is turned into one document; `terminal.py` and `ht
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from shlex import join as shell
 from typing import Any
 
+from headgate.core.version import VERSION
 from headgate.report.html.markup import Markup
-from headgate.report.numbers import number, percent
+from headgate.report.numbers import interval, number, percent, sentence
+from headgate.stats.figures import Estimate
 
 BEST, LEVEL = "*", "="
 TIED = "\N{NO-BREAK SPACE}"
@@ -48,6 +52,11 @@ def share(value: float) -> Cell:
     return valued(percent(value), 100 * value)
 
 
+def span(rate: Estimate) -> Cell:
+    """The interval of a rate, sorted by the rate."""
+    return valued(interval(rate), rate.value)
+
+
 def row(*entries: Cell | str | float) -> Row:
     """Text stays text, integers are written in full, other numbers with four digits."""
     return tuple(_entry(entry) for entry in entries)
@@ -79,6 +88,10 @@ class Facts:
     """Names with what is to be said of each."""
 
     rows: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, facts: Mapping[str, str]) -> Facts:
+        return cls(tuple(facts.items()))
 
 
 @dataclass(frozen=True)
@@ -154,3 +167,30 @@ class Page:
     made: tuple[tuple[str, str], ...] = ()  # how it was made: names and values
     kind: str = "runs"
     warnings: tuple[str, ...] = field(default=())
+
+
+def plan_page(
+    title: str,
+    about: str,
+    verdict: str,
+    sections: Sequence[Section],
+    notes: Iterable[str],
+    command: Sequence[str],
+    caution: str = "",
+    answer_first: bool = False,
+) -> Page:
+    """The document of a plan, which has no run: one chapter and how it was made.
+
+    `caution` is the last note, as it is; `answer_first`: the verdict stands before everything else, on a
+    terminal too.
+    """
+    chapter = Chapter(
+        title="",
+        verdict=verdict,
+        sections=tuple(section for section in sections if section.blocks),
+        notes=(*map(sentence, notes), *([caution] if caution else [])),
+        answer_first=answer_first,
+    )
+    versions = f"headgate {VERSION}, Python {platform.python_version()}"
+    made = ("Command", shell(["headgate", *command])), ("Versions", versions)
+    return Page(title, about, (chapter,), made, kind="plan")

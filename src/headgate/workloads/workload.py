@@ -51,7 +51,7 @@ class Kind(NamedTuple):
     priority: int = 0
 
 
-SHARED = ("content_offsets", "content_keys", "content_tokens")  # the columns of `contents` in a saved file
+SHARED = {name: f"content_{name}" for name in ("offsets", "keys", "tokens")}  # of `contents`, in a saved file
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,8 +301,7 @@ class Workload:
         kinds = [[kind.name, *kind.slo, kind.priority] for kind in self.kinds]
         columns: dict[str, npt.NDArray[Any]] = dict(self.columns())
         if self.contents is not None:
-            shared = (self.contents.offsets, self.contents.keys, self.contents.tokens)
-            columns |= dict(zip(SHARED, shared, strict=True))
+            columns |= {column: getattr(self.contents, name) for name, column in SHARED.items()}
         archive.write(path, columns, {"kinds": kinds, "name": self.name, "origin": dict(self.origin)})
 
     @classmethod
@@ -314,8 +313,8 @@ class Workload:
                 Kind(str(name), Slo(first, between, *kind), int(priority))
                 for name, first, between, *kind, priority in header["kinds"]
             )
-            shared = [columns.pop(name) for name in SHARED if name in columns]
-            contents = Contents(*shared) if shared else None
+            shared = {name: columns.pop(column) for name, column in SHARED.items() if column in columns}
+            contents = Contents(**shared) if shared else None
             return cls.of(
                 **columns,
                 contents=contents,

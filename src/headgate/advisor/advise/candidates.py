@@ -46,9 +46,8 @@ def label(policy: str, seats: int, budget: int) -> str:
 
 def plain_default(start: SetUp) -> tuple[str, Contender]:
     """VLLM without a flag, on a GPU of this size; what the card was not meant for is cut."""
-    seats, budget = LARGE_GPU
-    limits = min(seats, start.card.max_running), min(budget, start.card.max_batch_tokens)
-    return label(PLAIN, *limits), Contender(PLAIN, {}, limits)
+    seats, budget = min(LARGE_GPU[0], start.card.max_running), min(LARGE_GPU[1], start.card.max_batch_tokens)
+    return label(PLAIN, seats, budget), Contender(PLAIN, {}, (seats, budget))
 
 
 def formula_budget(seats: int, start: SetUp, gap: float, bound: Bound) -> int:

@@ -11,8 +11,9 @@ from headgate.advisor.advise.candidates import PLAIN, candidates, plain_default
 from headgate.advisor.capacity.found import Declined, Found, apart, at_the_edge, put_together
 from headgate.advisor.capacity.lengthening import Lengthening, Searched
 from headgate.advisor.capacity.race import HOPELESS, Race
+from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.slo import Level
-from headgate.advisor.capacity.trials import Case, Chosen, Contender, Progress, remembered
+from headgate.advisor.capacity.trials import Case, Chosen, Contender, remembered
 from headgate.advisor.engines.plan import FleetFound, plan_engines
 from headgate.advisor.engines.ways import Serving, make_ways
 from headgate.advisor.graph_size import small_graphs, with_graphs
@@ -136,15 +137,24 @@ def advise(
     bound, _ = start.bounds()
     first, final, searched, notes = try_flags(start, policies, levels, bound, progress, folder, load)
     ranked = tuple(sorted(final, key=lambda each: -each.found.rate.value))
-    most, runs = options.most_engines, searched.traffic.requests
-    advice = Advice(start, levels, bound, load, most, first, ranked, tuple(notes), runs)
+    advice = Advice(
+        start=start,
+        levels=levels,
+        bound=bound,
+        load=load,
+        most=options.most_engines,
+        first_round=first,
+        final=ranked,
+        notes=tuple(notes),
+        requests=searched.traffic.requests,
+    )
     advice = replace(advice, declined=searched.declined(advice.best.found, load))
     if advice.declined or not advice.best.found.rate.value:
         return advice
     if load is not None:
-        where = load, settings, levels, options, progress, folder
+        counting = Counting(load, settings, levels, options, progress, folder)
         shown = _counted(advice)
-        counted = tuple(_with_engines(each, *where) if each.name in shown else each for each in ranked)
+        counted = tuple(counting.engines(each) if each.name in shown else each for each in ranked)
         advice = replace(advice, final=counted)
     return _at_other_times(advice, settings, options, progress, folder)
 
@@ -179,8 +189,16 @@ def try_flags(
     chosen.setdefault(default, contender)
     first = _short(start, chosen, levels, bound.rate, progress, folder)
     kept = {name: chosen[name] for name in _finalists(first, chosen, default)}
-    known = {each.policy: each.rate.value for each in first}
-    length = Lengthening(start, kept, levels, bound.rate, frozenset(), folder, known, True, load)
+    length = Lengthening(
+        start=start,
+        chosen=kept,
+        levels=levels,
+        top=bound.rate,
+        folder=folder,
+        known={each.policy: each.rate.value for each in first},
+        brief=True,
+        load=load,
+    )
     searched = length.search(progress)
     if searched.left:
         raise KeyboardInterrupt
@@ -204,8 +222,8 @@ def _at_other_times(
         return replace(advice, other=other)
     held = replace(best, engines=None, found=replace(best.found, rate=Estimate(other.other)))
     asked = question.settings.model_copy(update={"rate": advice.load, "scale_rate": None})
-    again = _with_engines(held, advice.load, asked, advice.levels, question.options, progress, folder)
-    return replace(advice, other=other, other_engines=again.engines)
+    counting = Counting(advice.load, asked, advice.levels, question.options, progress, folder)
+    return replace(advice, other=other, other_engines=counting.engines(held).engines)
 
 
 def _short(
@@ -222,9 +240,17 @@ def _short(
     traffic = start.traffic
     few = traffic if traffic.recorded else replace(traffic, requests=max(300, traffic.requests // SHORT))
     case = Case(start.engine, few, start.settings.watchdog, start.asynchronous)
-    others = [name for name, each in chosen.items() if each.policy != PLAIN]
-    where = others, start.options.workers, progress, remembered(folder, case)
-    searches, answers, dropped = Race(case, top, COARSE, start.seeds[:1], *where).run(chosen, {})
+    race = Race(
+        case=case,
+        top=top,
+        precision=COARSE,
+        seeds=start.seeds[:1],
+        droppable=[name for name, each in chosen.items() if each.policy != PLAIN],
+        workers=start.options.workers,
+        progress=progress,
+        memory=remembered(folder, case),
+    )
+    searches, answers, dropped = race.run(chosen, {})
     if any(search.next() is not None for (name, _), search in searches.items() if name not in dropped):
         raise KeyboardInterrupt
     return [
@@ -253,30 +279,33 @@ def _advised(found: Found, contender: Contender) -> Advised:
     return Advised(contender.policy, contender.settings, seats, budget, found)
 
 
-def _with_engines(
-    each: Advised,
-    load: float,
-    settings: Experiment,
-    levels: tuple[Level, ...],
-    options: SearchSettings,
-    progress: Progress,
-    folder: Path | None,
-) -> Advised:
-    """The fewest such engines that bear the load, counted as `plan capacity --find engines` does."""
-    each = replace(each, counted=True)
-    if not each.found.rate.value:
-        return each
-    fleet = settings.model_copy(update={"slots": each.seats, "budget": each.budget})
-    text = each.policy + ("" if not each.settings else ":" + _settings(each.settings))
-    ways = make_ways([settings.router or DEFAULT_ROUTER], [text], fleet)
-    try:
-        plan = plan_engines(fleet, ways, levels, options, Serving.of(fleet), progress, folder)
-    except InputError:  # more engines than may be
-        return each
-    if plan.interrupted:
-        raise KeyboardInterrupt
-    (found,) = plan.found
-    return replace(each, engines=found.engines, fleet=found)
+class Counting(NamedTuple):
+    """Counts engines for a load as `plan capacity --find engines` does."""
+
+    load: float
+    settings: Experiment
+    levels: tuple[Level, ...]
+    options: SearchSettings
+    progress: Progress
+    folder: Path | None
+
+    def engines(self, each: Advised) -> Advised:
+        """With the fewest such engines that bear the load."""
+        each = replace(each, counted=True)
+        if not each.found.rate.value:
+            return each
+        fleet = self.settings.model_copy(update={"slots": each.seats, "budget": each.budget})
+        text = each.policy + ("" if not each.settings else ":" + _settings(each.settings))
+        ways = make_ways([fleet.router or DEFAULT_ROUTER], [text], fleet)
+        serving = Serving.of(fleet)
+        try:
+            plan = plan_engines(fleet, ways, self.levels, self.options, serving, self.progress, self.folder)
+        except InputError:  # more engines than may be
+            return each
+        if plan.interrupted:
+            raise KeyboardInterrupt
+        (found,) = plan.found
+        return replace(each, engines=found.engines, fleet=found)
 
 
 def _settings(values: dict[str, Any]) -> str:

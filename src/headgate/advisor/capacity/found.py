@@ -141,13 +141,18 @@ def put_together(
         rate = Estimate(only.answer, only.sustained, only.missed)
     else:
         rate = _no_finer_than_searched(Spread.of_values(rates).estimate().cut(), list(mine.values()))
-    edge = sum(search.sustained >= search.top for search in mine.values())
     names = [str(level) for level in levels if level.statistic]
-    values = dict(zip(names, np.mean(kept, axis=0).tolist(), strict=True)) if kept else {}
-    runs = sum(len(search.tried) for search in mine.values())
-    worst = reasons.most_common(1)[0][0] if reasons else ""
-    by_seed = tuple(rates.tolist())
-    return Found(text, rate, rate.value / top, by_seed, worst, values, runs, edge, dropped)
+    return Found(
+        policy=text,
+        rate=rate,
+        share=rate.value / top,
+        by_seed=tuple(rates.tolist()),
+        limited_by=reasons.most_common(1)[0][0] if reasons else "",
+        values=dict(zip(names, np.mean(kept, axis=0).tolist(), strict=True)) if kept else {},
+        runs=sum(len(search.tried) for search in mine.values()),
+        at_edge=sum(search.sustained >= search.top for search in mine.values()),
+        dropped=dropped,
+    )
 
 
 def _no_finer_than_searched(rate: Estimate, searches: Sequence[Search]) -> Estimate:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from headgate.advisor.capacity.found import STAYS, Declined, Found, declined, half_width, put_together
 from headgate.advisor.capacity.race import Race
+from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import Traffic
-from headgate.advisor.capacity.trials import Case, Chosen, Progress, remembered
+from headgate.advisor.capacity.trials import Case, Chosen, remembered
 from headgate.advisor.set_up import SetUp
 
 REQUESTS, MOST = 1500, 24_000  # of the first runs and of the longest, unless told otherwise
@@ -105,10 +106,17 @@ class Lengthening:
         chosen = {
             text: own for text, own in self.chosen.items() if text not in earlier or not earlier[text].dropped
         }
-        precision = options.precision if not before else min(options.precision, TIGHT)
         case = Case(start.engine, traffic, start.settings.watchdog, start.asynchronous)
-        where = self.droppable, options.workers, progress, remembered(self.folder, case)
-        race = Race(case, self.top, precision, start.seeds, *where)
+        race = Race(
+            case=case,
+            top=self.top,
+            precision=options.precision if not before else min(options.precision, TIGHT),
+            seeds=start.seeds,
+            droppable=self.droppable,
+            workers=options.workers,
+            progress=progress,
+            memory=remembered(self.folder, case),
+        )
         known = {text: each.rate.value for text, each in earlier.items()} if before else self.known
         searches, answers, dropped = race.run(chosen, known)
         left = sum(search.next() is not None for (text, _), search in searches.items() if text not in dropped)

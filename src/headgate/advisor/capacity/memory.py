@@ -86,7 +86,7 @@ def chosen_folder(cache: str | None) -> Path | None:
     return Path(cache) if cache else Path(base) / "headgate" / "searches"
 
 
-def file_of(folder: Path, engine: Engine, traffic: Traffic, *rest: object) -> Path:
+def file_of(folder: Path, engine: Engine, traffic: Traffic, rest: object) -> Path:
     """Where the answers for such engines and requests are; `rest` is what else all runs share."""
     found = hashlib.sha256(f"{VERSION} {_of_code()}".encode())
     limits = (repr(engine.cost), repr(engine.cost.host), engine.limits, engine.prefix_cache)

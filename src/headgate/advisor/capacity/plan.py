@@ -10,8 +10,9 @@ from typing import Any
 
 from headgate.advisor.capacity.found import Declined, Found, at_the_edge, given_up
 from headgate.advisor.capacity.lengthening import REQUESTS, Lengthening
+from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.slo import Level
-from headgate.advisor.capacity.trials import Chosen, Contender, Progress
+from headgate.advisor.capacity.trials import Chosen, Contender
 from headgate.advisor.graph_size import graphs_said, small_graphs
 from headgate.advisor.set_up import set_up
 from headgate.advisor.settings import SearchSettings
@@ -89,24 +90,41 @@ def plan_capacity(
     `folder` has answers from before and takes the new ones.
     """
     start = set_up(settings, levels, options, REQUESTS)
-    engine, traffic = start.engine, start.traffic
+    engine = start.engine
     ideal, limited = start.bounds()
     chosen, notes = choose(policies, settings, engine)
     notes += start.notes(fleet=False)
     notes += graphs_said(settings, engine, levels)
     notes += small_graphs(engine, levels, (each.policy for each in chosen.values()))
-    droppable = frozenset(chosen) - frozenset(policies)
-    length = Lengthening(start, chosen, levels, ideal.rate, droppable, folder)
+    length = Lengthening(
+        start=start,
+        chosen=chosen,
+        levels=levels,
+        top=ideal.rate,
+        droppable=frozenset(chosen) - frozenset(policies),
+        folder=folder,
+    )
     searched = length.search(progress)
     found, left = searched.found, searched.left
     if left:
         notes.append(INTERRUPTED.format(left, len(chosen) * len(start.seeds)))
     notes += [*given_up(found), *at_the_edge(found)]
     notes += [] if left else length.not_enough(searched)
-    traffic = searched.traffic
-    parts = (levels, traffic.classes, traffic.requests, ideal, limited, found, tuple(notes))
-    more = bool(left), throughput_error(start.card), traffic.lost
-    plan = CapacityPlan(start.card.name, start.workload, engine, *parts, *more)
+    plan = CapacityPlan(
+        card=start.card.name,
+        workload=start.workload,
+        engine=engine,
+        levels=levels,
+        classes=searched.traffic.classes,
+        requests=searched.traffic.requests,
+        ideal=ideal,
+        limited=limited,
+        found=found,
+        notes=tuple(notes),
+        interrupted=bool(left),
+        error=throughput_error(start.card),
+        lost=searched.traffic.lost,
+    )
     return plan if left or plan.best is None else replace(plan, declined=searched.declined(plan.best))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from headgate.advisor.capacity.search import START, Search
-from headgate.advisor.capacity.trials import Answers, Case, Chosen, Memory, Progress, Searches, search_all
+from headgate.advisor.capacity.search import START, Memory, Progress, Search
+from headgate.advisor.capacity.trials import Answer, Answers, Case, Chosen, Searches, Task, search_rates
 from headgate.experiment.workers import Workers
 
 HOPELESS = 0.85  # of what the best sustains with the first seed: a policy that misses here may be dropped
@@ -35,7 +35,7 @@ class Race(NamedTuple):
     droppable: Collection[str]
     workers: Workers
     progress: Progress
-    memory: Memory | None = None
+    memory: Memory[Task, Answer] | None = None
 
     def run(self, chosen: Chosen, known: Mapping[str, float]) -> Raced:
         """Every policy; `known` are rates that shorter runs gave. Which are dropped is decided between two
@@ -61,7 +61,7 @@ class Race(NamedTuple):
         return Raced(searches, answers, dropped)
 
     def _search(self, chosen: Chosen, searches: Searches) -> Answers:
-        return search_all(self.case, chosen, searches, self.workers, self.progress, self.memory)
+        return search_rates(self.case, chosen, searches, self.workers, self.progress, self.memory)
 
     def _hopeless(self, rough: Searches) -> frozenset[str]:
         best = max(search.sustained for search in rough.values())

@@ -1,8 +1,19 @@
-"""The largest rate that is sustained, the fewest engines that are enough: what to try, one by one."""
+"""The largest rate that is sustained, the fewest engines that are enough: what to try, and all runs of it.
+
+`Search` and `Fewest` say what to try next; `search_all` carries out many of them at the same time, here or in
+processes, and is the only place where planners start runs.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from math import ceil, isfinite, log
+from time import process_time
+from typing import Any, Generic, Protocol, TypeVar
+
+from headgate.experiment.workers import Pool, Workers
 
 START = 0.7  # of the highest rate there can be
 LEAST = 1 / 128  # below this share of it the answer is zero
@@ -13,6 +24,8 @@ STEP = 0.95  # of the precision: the first step from a rate that was found befor
 STEP_UP = 0.125  # of the least count: the first step up; the next ones double the way gone
 NEAR = 0.75
 INSIDE = 0.15  # a guess stays this far, as a share of the bracket, from its ends
+EXPECTED = 7  # values tried by a search, for the progress bar
+Progress = Callable[[str, int], Any]  # a context manager that yields a function to report to
 
 
 class Search:
@@ -22,6 +35,8 @@ class Search:
     bracket is narrowed by interpolating the logarithm of the ratio, and the answer is interpolated likewise.
     A rough search stops early; set `rough` to False and it goes on from there.
     """
+
+    shown: float | None = None  # a rate is tried with one run, so nothing is left to run at the end
 
     def __init__(self, top: float, precision: float, first: float = START, rough: bool = False) -> None:
         self.top = top
@@ -104,6 +119,7 @@ class Fewest:
         self.least = least
         self.most = most
         self.tried: dict[int, float] = {}
+        self.spent = 0.0  # CPU seconds of its runs
 
     @property
     def enough(self) -> int | None:
@@ -118,6 +134,11 @@ class Fewest:
             (n for n, ratio in self.tried.items() if not ratio <= 1 and n < below), default=self.least - 1
         )
 
+    @property
+    def shown(self) -> int | None:
+        """The count that stands beside the answer and is run with every seed; None where none was tried."""
+        return self.too_few if self.too_few in self.tried else None
+
     def tell(self, count: int, ratio: float) -> None:
         """What came of a count."""
         self.tried[count] = ratio
@@ -129,3 +150,179 @@ class Fewest:
             above = max(2 * (low - self.least), ceil(self.least * STEP_UP), 1) if self.tried else 0
             return None if low >= self.most else min(self.least + above, self.most)
         return None if enough - low <= 1 else (low + enough) // 2
+
+
+# -- many searches at the same time ------------------------------------------------------------------
+
+
+class Judged(Protocol):
+    """What a run says to a search."""
+
+    @property
+    def ratio(self) -> float:
+        """Of the worst level to its limit; not at most 1: it is missed."""
+
+
+class Asking(Protocol):
+    """A `Search` or a `Fewest`: values to try, one after the other."""
+
+    tried: dict[Any, float]
+    spent: float
+
+    @property
+    def shown(self) -> Any: ...
+
+    def next(self) -> Any: ...
+
+    def tell(self, value: Any, ratio: float, /) -> None: ...
+
+
+Key = TypeVar("Key", bound=tuple[Any, ...])  # of a search; its first part is whose runs they are
+Task = TypeVar("Task")
+Given = TypeVar("Given", contravariant=True)  # the same, of what takes tasks only
+Answer = TypeVar("Answer", bound=Judged)
+
+
+class Memory(Protocol[Given, Answer]):
+    """Answers that are known from before, and a place to keep new ones."""
+
+    def get(self, task: Given, /) -> Answer | None: ...
+
+    def put(self, task: Given, answer: Answer, /) -> None: ...
+
+
+class Timed(Generic[Task, Answer]):
+    """A run: its answer, and the CPU seconds it took."""
+
+    def __init__(self, run: Callable[[Task], Answer]) -> None:
+        self.run = run
+
+    def __call__(self, task: Task) -> tuple[Answer, float]:
+        began = process_time()
+        return self.run(task), process_time() - began
+
+
+class Tried(Generic[Key, Task, Answer]):
+    """A value that is tried, with one run after the other up to the first that misses; `whole`: with all."""
+
+    def __init__(self, key: Key, value: Any, tasks: Sequence[Task]) -> None:
+        self.key, self.value, self.tasks = key, value, tasks
+        self.answers: dict[int, Answer] = {}  # by place among the tasks
+        self.left = 0  # runs that were asked for and have neither ended nor been given up
+        self.whole = False
+
+    @property
+    def ratio(self) -> float:
+        """Of the run that missed, else of the worst."""
+        ratios = [answer.ratio for answer in self.answers.values()]
+        return next((ratio for ratio in ratios if not ratio <= 1), max(ratios, default=0.0))
+
+    @property
+    def judged(self) -> list[Answer]:
+        """The answers in order, without what ran ahead of the first that missed."""
+        found: list[Answer] = []
+        for place in range(len(self.tasks)):
+            if place not in self.answers or not (self.whole or all(each.ratio <= 1 for each in found)):
+                break
+            found.append(self.answers[place])
+        return found
+
+
+Values = dict[tuple[Any, ...], Tried[Key, Task, Answer]]  # by the parts of a key, and the value
+
+
+def search_all(
+    run: Callable[[Task], Answer],
+    searches: Mapping[Key, Asking],
+    tasks: Callable[[Key, Any], Sequence[Task]],
+    workers: Workers,
+    progress: Progress,
+    memory: Memory[Task, Answer] | None = None,
+    seeds: int = 1,
+) -> Values[Key, Task, Answer]:
+    """Every search to its end: what was tried. `tasks` are the runs, one for each of `seeds`, of a value.
+
+    What a value gives does not depend on how many processes there are. Interrupted, it returns what was found
+    by then; with no value tried, it passes the interrupt on.
+    """
+    values: Values[Key, Task, Answer] = {}
+    most = seeds * len(searches)
+    try:
+        with progress("searching", EXPECTED * most) as report, workers.start(Timed(run), most) as pool:
+            for done, _ in enumerate(_Searching(pool, searches, tasks, memory, values).run(), 1):
+                report(min(done, EXPECTED * most - 1))
+    except KeyboardInterrupt:
+        if not any(search.tried for search in searches.values()):
+            raise
+    return {key: trial for key, trial in values.items() if trial.value in searches[trial.key].tried}
+
+
+class _Searching(Generic[Key, Task, Answer]):
+    """Of the runs that wait, the first ones of a value go first; among these, those of the policy that took
+    most time, so that none is left alone at the end.
+    """
+
+    def __init__(
+        self,
+        pool: Pool[Task, tuple[Answer, float]],
+        searches: Mapping[Key, Asking],
+        tasks: Callable[[Key, Any], Sequence[Task]],
+        memory: Memory[Task, Answer] | None,
+        values: Values[Key, Task, Answer],
+    ) -> None:
+        self.pool, self.searches, self.tasks, self.memory = pool, searches, tasks, memory
+        self.values = values
+        self.ready: list[tuple[int, Tried[Key, Task, Answer]]] = []  # places among the tasks of a trial
+        self.spent: defaultdict[Any, float] = defaultdict(float)
+
+    def run(self) -> Iterator[None]:
+        """Yields after every answer."""
+        pending: dict[Future[tuple[Answer, float]], tuple[int, Tried[Key, Task, Answer]]] = {}
+        for key, search in self.searches.items():
+            self.spent[key[0]] += search.spent
+            self._ask(key)
+        while self.ready or pending:
+            self.ready.sort(key=lambda run: (run[0], -self.spent[run[1].key[0]]))
+            while self.ready and len(pending) < self.pool.ahead:
+                place, trial = self.ready.pop(0)
+                task = trial.tasks[place]
+                if not (trial.whole or trial.ratio <= 1):
+                    self._ended(trial)
+                elif self.memory and (known := self.memory.get(task)) is not None:
+                    trial.answers[place] = known
+                    self._ended(trial)
+                    yield
+                else:
+                    pending[self.pool.submit(task)] = place, trial
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                place, trial = pending.pop(future)
+                answer, seconds = future.result()
+                if self.memory:
+                    self.memory.put(trial.tasks[place], answer)
+                self.searches[trial.key].spent += seconds
+                self.spent[trial.key[0]] += seconds
+                trial.answers[place] = answer
+                self._ended(trial)
+                yield
+
+    def _ask(self, key: Key) -> None:
+        """The runs of the next value, or at the end those that are missing of the one that is shown."""
+        search = self.searches[key]
+        value = search.next()
+        if whole := value is None:
+            value = search.shown
+        if value is None:
+            return
+        trial = self.values.get((*key, value)) or Tried(key, value, self.tasks(key, value))
+        trial.whole = whole
+        self.values[*key, value] = trial
+        missing = [place for place in range(len(trial.tasks)) if place not in trial.answers]
+        trial.left = len(missing)
+        self.ready += [(place, trial) for place in missing]
+
+    def _ended(self, trial: Tried[Key, Task, Answer]) -> None:
+        """One of its runs; after the last one the search goes on."""
+        trial.left -= 1
+        if not trial.left and not trial.whole:
+            self.searches[trial.key].tell(trial.value, trial.ratio)
+            self._ask(trial.key)

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.advisor.capacity.found import STAYS
-from headgate.advisor.capacity.search import Fewest
+from headgate.advisor.capacity.search import Fewest, Progress, search_all
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.capacity.traffic import Traffic
-from headgate.advisor.capacity.trials import Progress
-from headgate.advisor.engines.trials import FleetCase, Outcome, Outcomes, Serve, Way, search_fewest
+from headgate.advisor.engines.trials import FleetCase, Outcome, Serve, Trial, Way
 from headgate.advisor.engines.ways import Serving, remembered
 from headgate.advisor.fluid.demand import demand
 from headgate.advisor.fluid.pace import make_pace
@@ -40,6 +39,7 @@ PER_ENGINE = 1500  # requests for each engine the bound asks for, unless told ot
 FEWEST, MOST = 1500, 200_000  # requests of a run
 CLUSTERS = 4  # classes that a trace is cut into for the fluid plan
 ROUNDING = 1e-9
+Outcomes = dict[tuple[str, int], list[Outcome]]  # of the seeds that count, by way and engines
 FULL = 0.95  # of λ*: beyond, a backlog grows too slowly for a short run to show it
 
 
@@ -152,41 +152,35 @@ def plan_engines(
     """
     settings = _without_fleet(settings)
     start = set_up(without_load(settings), levels, options, FEWEST)
-    engine, card, seeds = start.engine, start.card, start.seeds
     rate = offered_rate(settings, start.traffic)
     if rate is None:
         raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
     _, bound = start.bounds()
     least = _fits(rate, bound, options.most_engines)
     traffic = _enough(settings, start.traffic, least)
-    case = FleetCase(serve, traffic, rate, engine.running)
-    longer = not (settings.requests or traffic.recorded)
-    counting = Counting(ways, seeds, options, progress, folder)
-    searches, outcomes, left, requests = counting.search(case, least, longer)
-    notes = start.notes(fleet=True) + graphs_said(settings, engine, levels)
-    notes += small_graphs(engine, levels, (way.policy for way in ways.values()))
-    notes += [f"interrupted: the search for {name} is unfinished" for name in left]
-    tried = {name: search for name, search in searches.items() if search.tried}
-    notes += _stopped(tried, outcomes, seeds)
-    names = [str(level) for level in levels if level.statistic]
-    tell = Teller(names, outcomes, seeds, rate / bound.rate)
-    found = tuple(tell.found(each, ways[each], search) for each, search in tried.items())
-    notes += _too_short(found, requests / rate, rate)
-    counts = rate, requests, len(seeds), options.most_engines
-    bounds = bound, _fluid(settings, rate)
+    counting = Counting(ways=ways, seeds=start.seeds, options=options, progress=progress, folder=folder)
+    case = FleetCase(serve=serve, traffic=traffic, rate=rate, seats=start.engine.running)
+    counted = counting.search(case, least, longer=not (settings.requests or traffic.recorded))
+    notes = start.notes(fleet=True) + graphs_said(settings, start.engine, levels)
+    notes += small_graphs(start.engine, levels, (way.policy for way in ways.values()))
+    fleets = _fleets(counted, ways, levels, rate / bound.rate)
     return EnginesPlan(
-        card.name,
-        start.workload,
-        engine,
-        levels,
-        traffic.classes,
-        *counts,
-        *bounds,
-        found,
-        tuple(notes),
-        bool(left),
-        throughput_error(card),
-        traffic.lost,
+        card=start.card.name,
+        workload=start.workload,
+        engine=start.engine,
+        levels=levels,
+        classes=traffic.classes,
+        rate=rate,
+        requests=counted.requests,
+        seeds=len(start.seeds),
+        most=options.most_engines,
+        bound=bound,
+        fluid=_fluid(settings, rate),
+        found=fleets,
+        notes=(*notes, *counted.notes(), *_too_short(fleets, counted.requests / rate, rate)),
+        interrupted=bool(counted.left),
+        error=throughput_error(start.card),
+        lost=traffic.lost,
     )
 
 
@@ -199,22 +193,6 @@ def _fits(rate: float, bound: Bound, most: int) -> int:
             "or ask for less"
         )
     return least
-
-
-def _stopped(searches: dict[str, Fewest], outcomes: Outcomes, seeds: range) -> list[str]:
-    """Why the largest fleet of some way could not run at all."""
-    found = []
-    for name, search in searches.items():
-        largest = max(search.tried)
-        runs = _of_seeds(outcomes, name, largest, seeds)
-        if search.enough is None and not any(run.shares for run in runs):
-            found.append(f"{name} with {largest} engines: {runs[0].worst}")
-    return found
-
-
-def _of_seeds(outcomes: Outcomes, name: str, count: int, seeds: range) -> list[Outcome]:
-    """What the seeds gave that ran with so many engines."""
-    return [outcomes[name, count, seed] for seed in seeds if (name, count, seed) in outcomes]
 
 
 class Counting(NamedTuple):
@@ -246,17 +224,29 @@ class Counting(NamedTuple):
             for name, search in open_.items():
                 for count, ratio in search.tried.items():
                     found.searches[name].tell(count, ratio)
-            judged = {(name, count) for name, search in open_.items() for count in search.tried}
-            outcomes = {key: each for key, each in outcomes.items() if key[:2] not in judged} | ran
+            outcomes = outcomes | ran
             found = Counted(found.searches, outcomes, _unfinished(open_), case.traffic.requests)
             open_ = {name: each for name, each in open_.items() if each.enough != before[name]}
         return found
 
     def _run(self, case: FleetCase, searches: dict[str, Fewest]) -> Outcomes:
-        serve = case.serve
-        memory = remembered(self.folder, serve, case) if isinstance(serve, Serving) else None
-        workers, progress = self.options.workers, self.progress
-        return search_fewest(case, self.ways, searches, self.seeds, workers, progress, memory)
+        """A count is enough when it is enough with every seed. Seeds after the first that misses are not run,
+        except with one engine fewer than the answer, or the most, which are shown.
+        """
+
+        def trials(key: tuple[str], count: int) -> list[Trial]:
+            return [Trial(way=self.ways[key[0]], engines=count, seed=seed) for seed in self.seeds]
+
+        values = search_all(
+            case.run,
+            {(name,): search for name, search in searches.items()},
+            trials,
+            self.options.workers,
+            self.progress,
+            remembered(self.folder, case.serve, case) if isinstance(case.serve, Serving) else None,
+            seeds=len(self.seeds),
+        )
+        return {(*tried.key, tried.value): tried.judged for tried in values.values()}
 
 
 class Counted(NamedTuple):
@@ -266,6 +256,21 @@ class Counted(NamedTuple):
     outcomes: Outcomes
     left: list[str]  # ways whose search was interrupted
     requests: int  # of the longest runs
+
+    @property
+    def tried(self) -> dict[str, Fewest]:
+        """Ways of which something is known."""
+        return {name: search for name, search in self.searches.items() if search.tried}
+
+    def notes(self) -> list[str]:
+        """Which searches were interrupted, and why the largest fleet of some way could not run at all."""
+        notes = [f"interrupted: the search for {name} is unfinished" for name in self.left]
+        for name, search in self.tried.items():
+            largest = max(search.tried)
+            runs = self.outcomes[name, largest]
+            if search.enough is None and not any(run.shares for run in runs):
+                notes.append(f"{name} with {largest} engines: {runs[0].worst}")
+        return notes
 
 
 def _unfinished(searches: dict[str, Fewest]) -> list[str]:
@@ -319,37 +324,45 @@ def _fluid(settings: Experiment, rate: float) -> float:
     return fluid_bound(Instance(who.flows, pace, Prices(1.0, 1.0)).checked())
 
 
-class Teller(NamedTuple):
-    """Puts the seeds of each fleet together."""
+def _fleets(
+    counted: Counted, ways: dict[str, Way], levels: Sequence[Level], least: float
+) -> tuple[FleetFound, ...]:
+    """All counts of engines that were tried, way by way; `least` is the load / λ*."""
+    names = [str(level) for level in levels if level.statistic]
+    fleets = []
+    for name, search in counted.tried.items():
+        runs = {count: counted.outcomes[name, count] for count in sorted(search.tried)}
+        missed = Counter(run.worst for run in runs.get(search.too_few, ()) if not run.ratio <= 1)
+        fleets.append(
+            FleetFound(
+                name=name,
+                router=ways[name].router,
+                policy=ways[name].policy,
+                engines=search.enough,
+                gives_way=missed.most_common(1)[0][0] if missed else "",
+                sizes=tuple(_size(count, own, names, least / count) for count, own in runs.items()),
+            )
+        )
+    return tuple(fleets)
 
-    names: list[str]
-    outcomes: Outcomes
-    seeds: range
-    engines_at_most: float  # load / λ*
 
-    def found(self, name: str, way: Way, search: Fewest) -> FleetFound:
-        """All counts of engines that were tried one way."""
-        sizes = {count: _of_seeds(self.outcomes, name, count, self.seeds) for count in search.tried}
-        missed = Counter(each.worst for each in sizes.get(search.too_few, ()) if not each.ratio <= 1)
-        worst = missed.most_common(1)[0][0] if missed else ""
-        tried = tuple(self.size(count, sizes[count]) for count in sorted(sizes))
-        return FleetFound(name, way.router, way.policy, search.enough, worst, tried)
-
-    def size(self, engines: int, runs: Sequence[Outcome]) -> Size:
-        """Means over seeds; runs that stopped count as missed and give no numbers."""
-        whole = [run for run in runs if run.shares]
-        shares = {name: _mean([run.shares[place] for run in whole]) for place, name in enumerate(self.names)}
-        values = {
-            name: _mean([run.values[place] for run in whole]).value for place, name in enumerate(self.names)
-        }
-        kept = sum(run.ratio <= 1 for run in runs)
-        used = _mean([run.busy for run in whole]), _mean([run.seats for run in whole])
-        load = self.engines_at_most / engines
-        places = enumerate(self.names) if whole else ()
-        highest = {name: max(run.values[place] for run in whole) for place, name in places}
-        stopped = len(runs) - len(whole)
-        stay = max((run.stay for run in whole), default=0.0)
-        return Size(engines, kept, stopped, len(runs), shares, values, *used, load, highest, stay)
+def _size(engines: int, runs: Sequence[Outcome], names: Sequence[str], load: float) -> Size:
+    """Means over seeds; runs that stopped count as missed and give no numbers."""
+    whole = [run for run in runs if run.shares]
+    values = {name: [run.values[place] for run in whole] for place, name in enumerate(names)}
+    return Size(
+        engines=engines,
+        kept=sum(run.ratio <= 1 for run in runs),
+        stopped=len(runs) - len(whole),
+        seeds=len(runs),
+        shares={name: _mean([run.shares[place] for run in whole]) for place, name in enumerate(names)},
+        values={name: _mean(own).value for name, own in values.items()},
+        busy=_mean([run.busy for run in whole]),
+        seats=_mean([run.seats for run in whole]),
+        load=load,
+        highest={name: max(own) for name, own in values.items() if own},
+        stay=max((run.stay for run in whole), default=0.0),
+    )
 
 
 def _mean(values: Sequence[float]) -> Estimate:

@@ -13,7 +13,7 @@ from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
 from headgate.experiment.asynchrony import composes_ahead
 from headgate.experiment.build import make_engine
-from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+from headgate.experiment.fleet import FleetSetup, prices_of, transfer_time
 from headgate.experiment.library import simulate
 from headgate.experiment.settings import Experiment
 from headgate.kv.transfer import Transfer
@@ -44,13 +44,15 @@ class Serving:
 
     @classmethod
     def of(cls, settings: Experiment) -> Serving:
-        prompt = PRICES.prompt if settings.prompt_price is None else settings.prompt_price
-        output = PRICES.output if settings.output_price is None else settings.output_price
         card = load_card(settings.card)
         engine = make_engine(settings, card)
-        prices = Prices(prompt, output)
-        ahead = composes_ahead(settings.asynchronous, engine.cost.host)
-        return cls(engine, transfer_time(settings, card.send), prices, settings.watchdog, ahead)
+        return cls(
+            engine=engine,
+            transfer=transfer_time(settings, card.send),
+            prices=prices_of(settings),
+            watchdog=settings.watchdog,
+            asynchronous=composes_ahead(settings.asynchronous, engine.cost.host),
+        )
 
     def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
         """One run; one that could not go on is an error, and so is a fleet too small for its router.
@@ -60,10 +62,17 @@ class Serving:
         """
         if engines == 1 and way.router in SPREADS:
             alone, _ = make_policy(way.policy, way.settings, self.engine)
-            ahead = self.asynchronous
-            return simulate(self.engine, alone, requests, asynchronous=ahead, watchdog=self.watchdog)
-        between = self.transfer, self.prices, self.watchdog, self.asynchronous
-        setup = FleetSetup(self.engine, engines, *between)
+            return simulate(
+                self.engine, alone, requests, asynchronous=self.asynchronous, watchdog=self.watchdog
+            )
+        setup = FleetSetup(
+            self.engine,
+            engines,
+            transfer=self.transfer,
+            prices=self.prices,
+            watchdog=self.watchdog,
+            asynchronous=self.asynchronous,
+        )
         try:
             router, _ = setup.router(way.router, way.router_settings, requests, seed)
         except InputError as error:
@@ -81,9 +90,8 @@ def remembered(folder: Path | None, serving: Serving, case: FleetCase) -> Kept[T
     """What the folder knows of such fleets under this load; None without a folder."""
     if folder is None:
         return None
-    between = serving.transfer, serving.prices, serving.watchdog, serving.asynchronous
-    file = file_of(folder, serving.engine, case.traffic, case.rate, *between)
-    return Kept(file, Outcome, _known_as)
+    shared = case.rate, serving.transfer, serving.prices, serving.watchdog, serving.asynchronous
+    return Kept(file_of(folder, serving.engine, case.traffic, shared), Outcome, _known_as)
 
 
 def _known_as(trial: Trial) -> tuple[list[str], object]:

@@ -133,18 +133,18 @@ def make_fluid_plan(
     plan = plan_fluid(instance, levels)
     more, less = (_gain(instance, levels, plan, engines, change) for change in (1, -1))
     return FluidAnswer(
-        costs,
-        who,
-        plan,
-        roles or staff(plan, engines),
-        staff(plan, engines, slack=True),
-        (more, less),
-        _next_is_mixed(instance, levels, engines),
-        fluid_bound(instance) * engines,
-        {name: elasticity(instance, name, levels) for name in PARAMETERS},
-        tuple(_frontier(instance, levels, plan, asked.frontier)),
-        (*who.notes, *notes, *_warnings(plan)),
-        {} if steps.costs else _per_second(settings, who, prices),
+        costs=costs,
+        demand=who,
+        plan=plan,
+        staffing=roles or staff(plan, engines),
+        spare=staff(plan, engines, slack=True),
+        gains=(more, less),
+        next_mixed=_next_is_mixed(instance, levels, engines),
+        full=fluid_bound(instance) * engines,
+        sensitivity={name: elasticity(instance, name, levels) for name in PARAMETERS},
+        points=tuple(_frontier(instance, levels, plan, asked.frontier)),
+        notes=(*who.notes, *notes, *_warnings(plan)),
+        per_second={} if steps.costs else _per_second(settings, who, prices),
     )
 
 
@@ -165,11 +165,12 @@ def _per_second(settings: Experiment, who: Demand, prices: Prices) -> dict[str, 
     The plan's own order of classes prices one prompt at a time, which real engines do not run.
     """
     engine = make_engine(settings, load_card(settings.card))
-    limits, found = (engine.running, engine.batch_tokens, engine.kv_tokens), {}
+    earned = {}
     for flow in who.flows:
         lengths = Requests.of([max(flow.prompt, 1.0)], [max(flow.output - 1, 0.0)])
-        found[flow.name] = prices.value(flow) / engine_bound(engine.cost, lengths, *limits).seconds
-    return dict(sorted(found.items(), key=lambda each: -each[1]))
+        bound = engine_bound(engine.cost, lengths, engine.running, engine.batch_tokens, engine.kv_tokens)
+        earned[flow.name] = prices.value(flow) / bound.seconds
+    return dict(sorted(earned.items(), key=lambda each: -each[1]))
 
 
 def _checked(settings: Experiment, fleet: FleetSettings) -> Staffing | None:

@@ -61,8 +61,18 @@ class Gate(GuardedRouter):
         if self.closed:
             raise Refused(503, "draining", SHUT)
         now = self._look()
-        about = limit, guess, priority, slo, whole, content
-        ticket = Ticket(self._number, self.roster.kind(kind), now, prompt, *about)
+        ticket = Ticket(
+            id=self._number,
+            kind=self.roster.kind(kind),
+            arrival=now,
+            prompt=prompt,
+            limit=limit,
+            guess=guess,
+            priority=priority,
+            slo=slo,
+            whole=whole,
+            content=content,
+        )
         self._number += 1
         self.tickets[ticket.id] = ticket
         self.counts["arrived"] += 1

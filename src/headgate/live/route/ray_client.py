@@ -261,11 +261,12 @@ class GateClient:
 
     async def _move_to(self, remote: Remote) -> bool:
         busy = self._next_term()
-        term, seats, given = self.term, dict(self._seats), self.config.model_dump(mode="json")
+        term, given = self.term, self.config.model_dump(mode="json")
         try:
             async with asyncio.timeout(self.config.timeout):
-                known = self._clients, given, self._deployed
-                self._clients = await remote.join(self.name, seats, busy, *known)
+                self._clients = await remote.join(
+                    self.name, dict(self._seats), busy, self._clients, given, self._deployed
+                )
         except Exception as error:
             log.warning("the shared gate does not answer: %s", one_line(error))
             remote.close()

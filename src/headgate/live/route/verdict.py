@@ -97,8 +97,12 @@ def usage_of(data: bytes | None) -> Usage | None:
     output = found.get("completion_tokens", found.get("output_tokens", 0))
     details = found.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    numbers = [each if isinstance(each, int) and each >= 0 else 0 for each in (prompt, output, cached)]
-    return Usage(*numbers)
+    return Usage(prompt=_tokens(prompt), output=_tokens(output), cached=_tokens(cached))
+
+
+def _tokens(told: object) -> int:
+    """A number of tokens; 0 where what an engine told is none."""
+    return told if isinstance(told, int) and told >= 0 else 0
 
 
 def judge_status(

@@ -8,7 +8,7 @@ from headgate.live.engine import settings as neutral
 from headgate.live.engine.settings import AUTO, DEFAULT, KEY, NAMED, PANEL, Settings
 from headgate.settings_base import Switch, declared
 
-FLAG = "--additional-config"
+ADDITIONAL_CONFIG = "--additional-config"
 
 
 class VllmSettings(Settings):
@@ -20,7 +20,7 @@ class VllmSettings(Settings):
 
 def read_settings(additional_config: object = None, file: str | None = None) -> Settings:
     """What `--additional-config` says, over what the file says, over the defaults."""
-    return neutral.read_settings(file, own_table(additional_config), FLAG)
+    return neutral.read_settings(file, own_table(additional_config), ADDITIONAL_CONFIG)
 
 
 def own_table(additional_config: object) -> object:

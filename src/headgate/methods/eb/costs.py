@@ -174,9 +174,16 @@ def _nearest(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
     """The same from any step cost, by the lines nearest to it."""
     decode, prefill, mixed = nearest_lines(cost, lengths.computed, lengths.context, slots, lengths.cached)
     together, per_token, beside = mixed
-    phase = prefill[0] + cost.switch  # of the whole change, not of a kernel
-    shares = (per_token, beside - per_token, 0.0)
-    return checked_costs(PhaseCosts(phase, prefill[1], *decode, together, shares))
+    return checked_costs(
+        PhaseCosts(
+            prefill_fixed=prefill[0] + cost.switch,  # of the whole change, not of a kernel
+            prefill_per_token=prefill[1],
+            decode_fixed=decode[0],
+            decode_per_request=decode[1],
+            mixed_fixed=together,
+            mixed_by_share=(per_token, beside - per_token, 0.0),
+        )
+    )
 
 
 def amortised_prefill(costs: PhaseCosts, tokens: float, budget: int, switch: float = 0.0) -> float:

@@ -120,8 +120,17 @@ def _plan(levels: Levels, form: Form, answer: Answer, values: Floats) -> FluidPl
         pairs = zip(values[place], instance.flows, strict=True)
         return tuple(0.0 if value < LOST * flow.rate else float(value) for value, flow in pairs)
 
-    losses = lost(form.prefill_loss), lost(form.decode_loss)
-    return FluidPlan(instance, levels, answer.objective, prefill, mixed, solo, *losses, shadows)
+    return FluidPlan(
+        instance=instance,
+        levels=levels,
+        objective=answer.objective,
+        prefill=prefill,
+        mixed=mixed,
+        solo=solo,
+        prefill_loss=lost(form.prefill_loss),
+        decode_loss=lost(form.decode_loss),
+        shadows=shadows,
+    )
 
 
 def pro_rata(

@@ -70,8 +70,16 @@ class Seen(NamedTuple):
             decodes = float(alive[stages].sum()) / enter if enter else 0.0
             read = float((alive[stages] * kv[stages]).sum()) / enter if enter else 0.0
             prompt, cached = (self.prompt, self.cached) if first else (0.0, 0.0)
-            sizes = decodes, prompt + read, self.prompt + end
-            found.append(Part(self.rate * enter, prompt - cached, *sizes, cached))
+            found.append(
+                Part(
+                    rate=self.rate * enter,
+                    prompt=prompt - cached,
+                    decodes=decodes,
+                    work=prompt + read,
+                    peak=self.prompt + end,
+                    cached=cached,
+                )
+            )
         return found
 
     def _curve(self, ages: int) -> NDArray[np.float64]:

@@ -11,8 +11,6 @@ from headgate.advisor.capacity.slo import Level, promised_gap
 from headgate.advisor.flags import loaded_with, model_of
 from headgate.advisor.graph_size import FLAG, WHY, graph_flag
 from headgate.cost.error_bar import throughput_error
-from headgate.report.charts.bars import Bar, Bars
-from headgate.report.charts.chart import COLOURS, Mark
 from headgate.report.document import (
     PAGE_ONLY,
     Code,
@@ -22,13 +20,14 @@ from headgate.report.document import (
     Grid,
     Page,
     Section,
+    plan_page,
     row,
+    span,
     valued,
 )
-from headgate.report.numbers import interval, number, plural, sentence
-from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range
+from headgate.report.numbers import number, plural
+from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range, rate_bars
 from headgate.report.plans.flags import UNNAMED, pasted, unnamed
-from headgate.report.runs.origin import plan_page
 
 SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too."
 CARE = (
@@ -56,8 +55,8 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> Pa
     )
     about = f"card {advice.start.card.name}, {advice.start.workload}"
     graphs = (f"{FLAG}: {WHY} {SIMULATED}",) if promised_gap(advice.levels) is not None else ()
-    notes = (*map(sentence, advice.notes), *graphs, CARE)
-    return plan_page("Advice", about, answer(advice), sections, notes, command, answer_first=True)
+    notes = (*advice.notes, *graphs)
+    return plan_page("Advice", about, answer(advice), sections, notes, command, CARE, answer_first=True)
 
 
 def answer(advice: Advice) -> str:
@@ -126,7 +125,7 @@ def _facts(advice: Advice) -> Facts:
         )
     facts["No policy"] = f"above λ* = {number(advice.bound.rate)} requests/s on one engine"
     facts["Runs"] = f"{advice.requests:,} requests each, {plural(len(advice.start.seeds), 'seed')}"
-    return Facts(tuple(facts.items()))
+    return Facts.of(facts)
 
 
 def _against(advice: Advice, other: Advised) -> str:
@@ -155,7 +154,7 @@ def _beside(advice: Advice, rows: Sequence[Advised]) -> Grid:
             each.seats,
             each.budget,
             each.found.rate.value,
-            valued(interval(each.found.rate), each.found.rate.value),
+            span(each.found.rate),
             _engines(advice, each),
             each.found.limited_by or "nothing up to λ*",
         )
@@ -183,10 +182,9 @@ def _engines(advice: Advice, each: Advised) -> str:
 def _finals(advice: Advice) -> Grid:
     rows = []
     for each in advice.final:
-        share = valued(f"{100 * each.found.share:.0f} %", 100 * each.found.share)
-        span = valued(interval(each.found.rate), each.found.rate.value)
+        rate, share = each.found.rate, valued(f"{100 * each.found.share:.0f} %", 100 * each.found.share)
         engines = _engines(advice, each)
-        rows.append(row(_named(each), each.seats, each.budget, each.found.rate.value, span, share, engines))
+        rows.append(row(_named(each), each.seats, each.budget, rate.value, span(rate), share, engines))
     heads = ("policy", "seats", "tokens\na step", "requests\nper s", "95 % interval", "of λ*", "engines")
     return Grid("", heads, tuple(rows))
 
@@ -198,18 +196,8 @@ def _shorts(found: Sequence[Found]) -> Grid:
 
 
 def _bars(advice: Advice) -> Figure:
-    bars = [
-        Bar(
-            f"{each.name}",
-            (("holds", f"c{place % COLOURS}", each.found.rate.value),),
-            each.found.rate.low,
-            each.found.rate.high,
-        )
-        for place, each in enumerate(advice.final)
-    ]
-    marks = Mark(f"λ* = {number(advice.bound.rate)}", advice.bound.rate)
     look = "What one engine holds under the promise; the thin line is the interval over seeds."
-    return Bars("holds", "requests/s", bars, marks).figure("What each policy holds", look)
+    return rate_bars("holds", [each.found for each in advice.final], advice.bound.rate, look)
 
 
 def serve_line(advice: Advice, each: Advised, model: str) -> Code:

@@ -14,9 +14,21 @@ from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
 from headgate.advisor.other_times import OtherTimes
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
-from headgate.report.document import PAGE_ONLY, Cell, Drawn, Facts, Figure, Grid, Page, Section, row, valued
-from headgate.report.numbers import interval, number, percent, plural, sentence
-from headgate.report.runs.origin import plan_page
+from headgate.report.document import (
+    PAGE_ONLY,
+    Cell,
+    Drawn,
+    Facts,
+    Figure,
+    Grid,
+    Page,
+    Section,
+    plan_page,
+    row,
+    span,
+    valued,
+)
+from headgate.report.numbers import number, percent, plural
 
 ENOUGH = (
     "A fleet is enough if it keeps every level with every seed. The row below it is one engine fewer, if "
@@ -37,8 +49,8 @@ def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> Page:
         Section("", (_facts(plan),)),
         Section("Sustained rates", (_rates(found), Drawn(lambda: (_bars(plan, found),)))),
     )
-    about, notes = f"card {plan.card}, {plan.workload}", (*map(sentence, plan.notes), CARE)
-    return plan_page("Capacity", about, _verdict(plan), sections, notes, command)
+    about = f"card {plan.card}, {plan.workload}"
+    return plan_page("Capacity", about, _verdict(plan), sections, plan.notes, command, CARE)
 
 
 def _verdict(plan: CapacityPlan) -> str:
@@ -103,31 +115,36 @@ def _facts(plan: CapacityPlan) -> Facts:
     facts = asked(plan.levels, plan.classes)
     facts["Engine"] = f"{engine.running} seats, {engine.batch_tokens:,} tokens a step"
     facts["No policy"] = bound
-    return Facts(tuple(facts.items()))
+    return Facts.of(facts)
 
 
 def _rates(found: Sequence[Found]) -> Grid:
     rows = []
     for each in found:
         share = valued(f"{100 * each.share:.0f} %", 100 * each.share)
-        span = valued(interval(each.rate), each.rate.value)
         reason = each.limited_by or "nothing up to λ*"
         name = f"{each.policy} (dropped)" if each.dropped else each.policy
         unknown = each.dropped and not each.rate.value  # it was not looked for further down
         rate = valued(f"< {number(each.rate.high or 0)}", 0.0) if unknown else each.rate.value
-        rows.append(row(name, rate, span, share, reason, each.runs))
+        rows.append(row(name, rate, span(each.rate), share, reason, each.runs))
     heads = ("policy", "requests\nper s", "95 % interval", "of λ*", "limited by", "runs")
     return Grid("", heads, tuple(rows), minor=("runs",))
 
 
 def _bars(plan: CapacityPlan, found: Sequence[Found]) -> Figure:
+    look = "How close each comes to λ*, the rate no policy exceeds; the thin line is the interval over seeds."
+    return rate_bars("sustained", found, plan.ideal.rate, look)
+
+
+def rate_bars(done: str, found: Sequence[Found], most: float, look: str) -> Figure:
+    """A bar for the rate of each policy, beside λ*."""
     bars = [
-        Bar(each.policy, (("sustained", f"c{n % COLOURS}", each.rate.value),), each.rate.low, each.rate.high)
+        Bar(each.policy, ((done, f"c{n % COLOURS}", each.rate.value),), each.rate.low, each.rate.high)
         for n, each in enumerate(found)
     ]
-    mark = Mark(f"λ* = {number(plan.ideal.rate)}", plan.ideal.rate)
-    look = "How close each comes to λ*, the rate no policy exceeds; the thin line is the interval over seeds."
-    return Bars("sustained", "requests/s", bars, mark).figure("What each policy sustains", look)
+    mark = Mark(f"λ* = {number(most)}", most)
+    title = f"What each policy {'sustains' if done == 'sustained' else done}"
+    return Bars(done, "requests/s", bars, mark).figure(title, look)
 
 
 def engines_page(plan: EnginesPlan, command: Sequence[str]) -> Page:
@@ -142,8 +159,7 @@ def engines_page(plan: EnginesPlan, command: Sequence[str]) -> Page:
         Section("Every number of engines tried", (_sizes(every, checked),), PAGE_ONLY),
     )
     about = f"card {plan.card}, {plan.workload}, {number(plan.rate)} requests/s"
-    notes = (*map(sentence, plan.notes), ENOUGH)
-    return plan_page("Engines", about, _fewest(plan), sections, notes, command)
+    return plan_page("Engines", about, _fewest(plan), sections, plan.notes, command, ENOUGH)
 
 
 def _fewest(plan: EnginesPlan) -> str:
@@ -176,7 +192,7 @@ def _fleet_facts(plan: EnginesPlan) -> Facts:
     facts["Engine"] = f"{one}; λ* = {number(plan.bound.rate)} requests/s"
     facts["No fleet"] = f"of fewer than {plan.least} keeps up (load / λ* = {plan.rate / plan.bound.rate:.2f})"
     facts["Fluid"] = f"a gate-and-route fleet serves all requests with {number(plan.fluid)} engines"
-    return Facts(tuple(facts.items()))
+    return Facts.of(facts)
 
 
 def _nearest(found: FleetFound) -> list[Size]:

@@ -9,11 +9,23 @@ from headgate.advisor.budget_search import FlagsTried
 from headgate.advisor.capacity.found import apart
 from headgate.advisor.capacity.slo import Level
 from headgate.advisor.flags import LIMITED, QUEUE_SINCE, Checked, FlagsPlan
-from headgate.report.document import Block, Cell, Code, Facts, Grid, Page, Section, row, share, valued
-from headgate.report.numbers import interval, number, sentence
+from headgate.report.document import (
+    Block,
+    Cell,
+    Code,
+    Facts,
+    Grid,
+    Page,
+    Section,
+    plan_page,
+    row,
+    share,
+    span,
+    valued,
+)
+from headgate.report.numbers import number
 from headgate.report.plans.capacity import asked
 from headgate.report.plans.threshold import lengths
-from headgate.report.runs.origin import plan_page
 
 UNNAMED = "MODEL"  # where no name is known that vLLM can load
 LINE = 76  # characters of a line to paste
@@ -38,7 +50,7 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] 
     rate = f"{number(plan.rate)} requests/s at {number(1000 * plan.per_token)} ms per token"
     bar = f", ±{100 * about.error:.0f} % (derived card)" if about.error else ""
     verdict, named = f"Set {' '.join(words)}: saturated, {rate}{bar}.", f"{about.source}, {about.workload}"
-    return plan_page("Flags for plain vLLM", named, verdict, sections, [*map(sentence, about.notes)], command)
+    return plan_page("Flags for plain vLLM", named, verdict, sections, about.notes, command)
 
 
 def _command(plan: FlagsPlan, words: Sequence[str]) -> tuple[Block, ...]:
@@ -70,10 +82,10 @@ def promised_page(
     for each in sorted(tried.final, key=lambda each: -each.found.rate.value):
         word = "vLLM's own" if each is tried.own else "by the card" if each.budget == tried.formula else ""
         rate = each.found.rate
-        span, way = valued(interval(rate), rate.value), each.found.limited_by or "nothing up to λ*"
-        rates.append(row(each.seats, each.budget, word, rate.value, span, way))
+        way = each.found.limited_by or "nothing up to λ*"
+        rates.append(row(each.seats, each.budget, word, rate.value, span(rate), way))
     heads = ("seats", "tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
-    facts, searched = Facts(tuple(asked(levels, ()).items())), Grid("", heads, tuple(rates))
+    facts, searched = Facts.of(asked(levels, ())), Grid("", heads, tuple(rates))
     sections: tuple[Section, ...] = (
         Section("", (facts, Grid("", ("flag", "why"), tuple(flags)))),
         Section("Command", _command(plan, [f"{each.name} {each.value}" for each in tried.flags])),
@@ -81,9 +93,8 @@ def promised_page(
     )
     if tried.declined:
         sections = (Section("", (facts,)), Section("Searched", (searched,)))
-    named, notes = f"{plan.situation.source}, {plan.situation.workload}", [*map(sentence, tried.notes)]
-    answer = _against_own(tried)
-    return plan_page("Flags for plain vLLM", named, answer, sections, notes, command, answer_first=True)
+    named, answer = f"{plan.situation.source}, {plan.situation.workload}", _against_own(tried)
+    return plan_page("Flags for plain vLLM", named, answer, sections, tried.notes, command, answer_first=True)
 
 
 def _against_own(tried: FlagsTried) -> str:

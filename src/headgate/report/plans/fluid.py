@@ -12,9 +12,8 @@ from headgate.methods.fluid.frontier import Point
 from headgate.methods.fluid.plan import NOTHING, FluidPlan
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.chart import Axis, Chart, Series
-from headgate.report.document import Block, Cell, Drawn, Figure, Grid, Page, Section, row, valued
-from headgate.report.numbers import number, plural, sentence
-from headgate.report.runs.origin import plan_page
+from headgate.report.document import Block, Cell, Drawn, Figure, Grid, Page, Section, plan_page, row, valued
+from headgate.report.numbers import number, plural
 
 PARAMETERS = {
     "seats": "seats",
@@ -56,8 +55,7 @@ def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -
         sections.append(Section("What the service level costs", tuple(frontier)))
     sections.append(Section("What one percent more changes", (_sensitivity(answer),)))
     about = f"{answer.costs}, {answer.demand.source}, {plural(answer.engines, 'engine')}"
-    notes = (*map(sentence, answer.notes), CHANCE)
-    return plan_page("Fluid plan", about, _split(answer), sections, notes, command)
+    return plan_page("Fluid plan", about, _split(answer), sections, answer.notes, command, CHANCE)
 
 
 def _split(answer: FluidAnswer) -> str:

@@ -14,9 +14,20 @@ from headgate.estimators.trend import HazardTrend
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.thresholds import phase_share
 from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
-from headgate.report.document import Cell, Drawn, Facts, Figure, Grid, Page, Row, Section, row, valued
-from headgate.report.numbers import fine_time, number, percent, sentence, signed, time_unit
-from headgate.report.runs.origin import plan_page
+from headgate.report.document import (
+    Cell,
+    Drawn,
+    Facts,
+    Figure,
+    Grid,
+    Page,
+    Row,
+    Section,
+    plan_page,
+    row,
+    valued,
+)
+from headgate.report.numbers import fine_time, number, percent, signed, time_unit
 
 POINTS = 90
 SHARES = (0.002, 0.98)  # of the seats: what is drawn
@@ -36,11 +47,8 @@ def threshold_page(plan: ThresholdPlan, command: Sequence[str]) -> Page:
         Section("Both modes at this load", (_modes(plan), Drawn(lambda: (_crossing(plan),)))),
     )
     verdict = " ".join(filter(None, (choice(plan), crossing(plan), _gap(plan))))
-    about, notes = (
-        f"{plan.situation.source}, {plan.situation.workload}",
-        (*map(sentence, plan.notes), CAUTION),
-    )
-    return plan_page("Refill threshold", about, verdict, sections, notes, command)
+    about = f"{plan.situation.source}, {plan.situation.workload}"
+    return plan_page("Refill threshold", about, verdict, sections, plan.notes, command, CAUTION)
 
 
 def choice(plan: ThresholdPlan) -> str:
@@ -154,7 +162,7 @@ def _facts(plan: ThresholdPlan) -> Facts:
         "Mixed step": f"{mixed} at a decode share of {decodes:.2f}",
         "Memory": kv,
     }
-    return Facts(tuple(rows.items()))
+    return Facts.of(rows)
 
 
 def _trend(trend: HazardTrend) -> str:

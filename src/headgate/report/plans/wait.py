@@ -10,9 +10,20 @@ from headgate.methods.wait.iteration import offered
 from headgate.methods.wait.nested import walks
 from headgate.report.charts.bars import Bar, Bars
 from headgate.report.charts.marks import Mark
-from headgate.report.document import Block, Code, Drawn, Facts, Figure, Grid, Page, Section, row, valued
-from headgate.report.numbers import fine_time, number, sentence
-from headgate.report.runs.origin import plan_page
+from headgate.report.document import (
+    Block,
+    Code,
+    Drawn,
+    Facts,
+    Figure,
+    Grid,
+    Page,
+    Section,
+    plan_page,
+    row,
+    valued,
+)
+from headgate.report.numbers import fine_time, number
 
 WIDE = 78  # columns of a command
 
@@ -28,7 +39,7 @@ def wait_page(plan: WaitPlan, command: Sequence[str]) -> Page:
         Section("To run it", (_advice(plan), Code(_commands(plan)))),
     )
     about = f"{plan.source}, {plan.workload}, {number(plan.mix.rate)} requests/s"
-    return plan_page("WAIT", about, _verdict(plan), sections, [*map(sentence, plan.notes)], command)
+    return plan_page("WAIT", about, _verdict(plan), sections, plan.notes, command)
 
 
 def _verdict(plan: WaitPlan) -> str:
@@ -66,7 +77,7 @@ def _facts(plan: WaitPlan) -> Facts:
         "Throughput": f"{number(fluid.decode_rate)} decode tokens/s, all that arrives",
         "Feasible": f"{paces} per iteration; a longer one is a longer time per token",
     }
-    return Facts(tuple(rows.items()))
+    return Facts.of(rows)
 
 
 def _types(plan: WaitPlan) -> Grid:

@@ -152,7 +152,7 @@ def run_facts(found: Measured) -> Facts:
     if metrics.rough:
         names = ", ".join(metrics.rough)
         rows["Intervals"] = f"unreliable: samples are correlated ({names}); use more requests"
-    return Facts(tuple(rows.items()))
+    return Facts.of(rows)
 
 
 def _hits(hits: PrefixHits) -> str:

@@ -83,8 +83,8 @@ def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
                 late.append(Bar(label, (("p99 TTFT", style, kind.ttft.p99),)))
             if kind.goodput is not None and not np.isnan(kind.goodput.share.value):
                 good = kind.goodput.share
-                ends = [None if end is None else 100 * end for end in (good.low, good.high)]
-                kept.append(Bar(label, (("kept", style, 100 * good.value),), *ends))
+                low, high = (None if end is None else 100 * end for end in (good.low, good.high))
+                kept.append(Bar(label, (("kept", style, 100 * good.value),), low, high))
     found_figures = []
     if late:
         scale, unit = time_unit(min(bar.length for bar in late))

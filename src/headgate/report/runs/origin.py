@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Sequence
 from shlex import join as shell
 
 from headgate.core.version import VERSION
 from headgate.experiment.coverage import warning
 from headgate.record.tables import Run
-from headgate.report.document import Chapter, Page, Section
 
 MOST = 4  # warnings listed one by one
 Facts = tuple[tuple[str, str], ...]
@@ -34,25 +32,6 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
         "Figures": f"95 % intervals; drawn by headgate {VERSION}, nothing is loaded from elsewhere",
     }
     return tuple((name, value) for name, value in facts.items() if value)
-
-
-def plan_page(
-    title: str,
-    about: str,
-    verdict: str,
-    sections: Sequence[Section],
-    notes: Sequence[str],
-    command: Sequence[str],
-    answer_first: bool = False,
-) -> Page:
-    """The document of a plan, which has no run: one chapter and how it was made.
-
-    `answer_first`: its answer stands before everything else, on a terminal too.
-    """
-    versions = f"headgate {VERSION}, Python {platform.python_version()}"
-    facts = ("Command", shell(["headgate", *command])), ("Versions", versions)
-    chapter = Chapter("", verdict, tuple(sections), tuple(notes), answer_first=answer_first)
-    return Page(title, about, (chapter,), facts, "plan")
 
 
 def warnings(runs: Iterable[Run]) -> tuple[str, ...]:

@@ -157,8 +157,17 @@ def _stretched(strip: Strip, most: int) -> Strip:
     phase = np.tile(np.arange(3), len(edges) - 1)[kept]
     levels = (mean(level) / busy for level in (strip.seats, strip.queue, strip.kv))
     seats, queue, kv = (np.repeat(level, 3)[kept] for level in levels)
-    times = start.ravel()[kept], seconds.ravel()[kept]
-    return Strip(strip.name, strip.colour, *times, phase, seats, queue, kv, True)
+    return Strip(
+        name=strip.name,
+        colour=strip.colour,
+        start=start.ravel()[kept],
+        seconds=seconds.ravel()[kept],
+        phase=phase,
+        seats=seats,
+        queue=queue,
+        kv=kv,
+        thinned=True,
+    )
 
 
 def _means(strip: Strip, edges: Floats, values: Floats) -> Floats:
@@ -169,17 +178,18 @@ def _packed(
     strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float
 ) -> dict[str, Any]:
     """For timeline.js: whole numbers, levels as differences, bytes of equal weight together, deflated."""
-    ticks = max(1e-5, (high - low) / 2e9), max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e4)
+    tick = max(1e-5, (high - low) / 2e9)
+    kv_tick = max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e4)
     runs = [
         {
             "name": strip.name,
             "style": strip.style,
             "rows": len(strip.start),
-            "data": _pack(strip, low, *ticks),
+            "data": _pack(strip, low, tick, kv_tick),
         }
         for strip in strips
     ]
-    axis = {"low": low, "high": high, "tick": ticks[0], "kv_tick": ticks[1]}
+    axis = {"low": low, "high": high, "tick": tick, "kv_tick": kv_tick}
     return {**axis, "panels": list(panels), "runs": runs}
 
 

@@ -73,45 +73,63 @@ class FleetSimulator:
         """`policy` makes the policy of an engine from its role."""
         if engines < 1:
             raise InputError(f"{engines} engines; give at least 1")
+        # the clock, what is to come, and what was recorded
         self.now = 0.0
-        self.arrivals = Arrivals(workload, engine.prefix_cache)
+        self.working = 0  # engines with a step under way
+        self._begun = -inf  # when engines last began steps: what begins at that time has begun
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._sequence = 0
+        self._came = 0  # requests so far
+        self._progress = progress
         kinds = [kind.name for kind in workload.kinds]
+        self.arrivals = Arrivals(workload, engine.prefix_cache)
         self.recorder = FleetRecorder(len(workload), kinds, engines)
+        # the requests, by number
+        self._lengths: list[int] = workload.output.tolist()
+        self._contents = workload.pieces() if engine.prefix_cache else None
+        self._patience: list[float] = workload.patience.tolist()
+        self._abort: list[float] = workload.abort.tolist()
+        self._fits = workload.prompt < engine.longest
+        self._at: dict[int, FleetEngine] = {}  # where each one is
+        # the router, and what lies between engines
         roles = router.roles(engines)
         if len(roles) != engines:
             raise InputError(f"{len(roles)} roles for {engines} engines; the router must give each one")
-        rooms, told = simulated_rooms(router, engine.running), (self._send, self._turn_away, self._push_wake)
-        self.dispatch = Dispatch(router, roles, rooms, kinds, *told)
+        self.dispatch = Dispatch(
+            router,
+            roles,
+            simulated_rooms(router, engine.running),
+            kinds,
+            send=self._send,
+            refuse=self._turn_away,
+            wake=self._push_wake,
+        )
         self._porter = KvHandover(transfer.checked(), self._push_landing, self._reach, self._joined)
-        self._lengths: list[int] = workload.output.tolist()
-        self._contents = workload.pieces() if engine.prefix_cache else None
-        self.stations: list[FleetEngine] = []
-        for seat in self.dispatch.roster.replicas:
-            station = self._station(seat.id, engine, policy(seat.role), leases, watchdog)
-            seat.inside = station
-            self.stations.append(station)
-        self._longest, self._cost = engine.longest, engine.cost
-        self._fits = workload.prompt < engine.longest
-        self._lobby = Ledger(self.stations[0].replica.ledger.limits, 0)  # whose handles wait at no engine
-        self._at: dict[int, FleetEngine] = {}
-        self._patience: list[float] = workload.patience.tolist()
-        self._abort: list[float] = workload.abort.tolist()
-        self._heap: list[tuple[float, int, int, Any]] = []
-        self._ready: list[FleetEngine] = []
-        self.working = 0  # engines with a step under way
-        self._begun = -inf  # when engines last began steps: what begins at that time has begun
-        self._sequence = 0
+        # the engines
         self._policy = policy
+        self._longest, self._cost = engine.longest, engine.cost
+        self._ready: list[FleetEngine] = []
         self._failing: set[int] = set()  # engines that fail when their step has ended
-        check_outages(outages, engines)
+        self.alone: FleetEngine | None = None  # the only engine there is, while engines run one by one
+        self.turn = TURN
+        self.stations = self._build_engines(engine, leases, watchdog)
+        self._lobby = Ledger(self.stations[0].replica.ledger.limits, 0)  # whose handles wait at no engine
+        self._outages = bool(outages)
+        self._schedule_outages(outages)
+
+    def _build_engines(self, engine: Engine, leases: bool, watchdog: float) -> list[FleetEngine]:
+        stations = []
+        for seat in self.dispatch.roster.replicas:
+            station = self._station(seat.id, engine, self._policy(seat.role), leases, watchdog)
+            seat.inside = station
+            stations.append(station)
+        return stations
+
+    def _schedule_outages(self, outages: Sequence[Outage]) -> None:
+        check_outages(outages, len(self.stations))
         for outage in outages:
             self._push(outage.start, OUTAGE, outage)
             self._push(outage.end, OUTAGE, outage)
-        self._progress = progress
-        self._came = 0  # requests so far
-        self.alone: FleetEngine | None = None  # the only engine there is, while engines run one by one
-        self.turn = TURN
-        self._outages = bool(outages)
 
     def _station(
         self, id: int, engine: Engine, policy: BatchPolicy, leases: bool, watchdog: float
@@ -126,9 +144,16 @@ class FleetSimulator:
             self._porter.take(entry, self._at.pop(entry.id))
             self.dispatch.parted(entry, id, self.now)
 
-        recorder = self.recorder.engines[id]
-        told = recorder, leases, on_end, on_part, self._contents
-        replica = FleetReplica(engine, policy, self._lengths, *told)
+        replica = FleetReplica(
+            engine,
+            policy,
+            self._lengths,
+            recorder=self.recorder.engines[id],
+            leases=leases,
+            on_end=on_end,
+            on_part=on_part,
+            contents=self._contents,
+        )
         return FleetEngine(id, replica, watchdog, self._porter, self._catch_up)
 
     def run(self) -> None:

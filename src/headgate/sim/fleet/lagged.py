@@ -96,7 +96,14 @@ class Lagged(BatchPolicy):
             for id, request in view.waiting.items()
             if request.queued <= self._began or request.evictions
         }
-        seats = max(1, view.limits.running - self._left)
-        limits = view.limits._replace(running=seats)
-        held = view.kv_free, view.kv_total, view.kv_shared
-        return Seen(view.now, known, view.prefilling, view.decoding, view.oldest_token, *held, limits)
+        return Seen(
+            now=view.now,
+            waiting=known,
+            prefilling=view.prefilling,
+            decoding=view.decoding,
+            oldest_token=view.oldest_token,
+            kv_free=view.kv_free,
+            kv_total=view.kv_total,
+            kv_shared=view.kv_shared,
+            limits=view.limits._replace(running=max(1, view.limits.running - self._left)),
+        )
