@@ -35,15 +35,13 @@ from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.mixed.sarathi import ShortestFirst
-from headgate.methods.rad.rad import Rad
-from headgate.methods.slai.slai import Slai
+from headgate.methods.rad import Rad
+from headgate.methods.slai import Slai
 from headgate.methods.wait.wait import NestedWait, Wait
 from headgate.record.recorder import Recorder
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.of_card import engine_of_card
+from headgate.sim.engine.engine import Engine, engine_of_card
 from headgate.sim.engine.simulator import Simulator
-from headgate.workloads.contents import private
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Workload, private
 
 Result = dict[str, float]
 HERE = Path(__file__).parent

@@ -10,8 +10,7 @@ import time
 from contextlib import suppress
 from itertools import pairwise
 
-from headgate.live.route.answers import RefusedError
-from headgate.live.route.body import QUOTED, Turns, read_body, reading
+from headgate.live.route.request import QUOTED, RefusedError, Turns, read_body, reading
 
 LARGE = 31 << 20
 TRIES = 3

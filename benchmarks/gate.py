@@ -19,8 +19,8 @@ import numpy as np
 
 from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.policy import End
-from headgate.experiment.routers import make_router
-from headgate.live.route.gate import ClassLimits, EngineState, Gate, Refused, State, Ticket
+from headgate.experiment.fleet import make_router
+from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Refused, State, Ticket
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.online import Online, assumed, instance_of
 from headgate.methods.fluid.planner import FluidPlanner, plan_fluid

@@ -26,9 +26,9 @@ import aiohttp
 import numpy as np
 
 from headgate.live.emulate import answer, emulated
-from headgate.live.route.app import RouterApp
 from headgate.live.route.config import checked
 from headgate.live.route.run import loop_factory
+from headgate.live.route.server import RouterApp
 
 FAULTS = ("503", "500", "drop=3", "reset-before-head", "error-event=0", "abort", "reset-mid-event=2", "429")
 LEAK = 200  # bytes a request: less than the smallest record that the router has of one

@@ -5,9 +5,9 @@ from __future__ import annotations
 from headgate.cost.card import load_card
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.arrivals import Poisson
-from headgate.workloads.bundled import bundled
 from headgate.workloads.lengths import Pairs, Uniform
 from headgate.workloads.synthetic import generate
+from headgate.workloads.traces import bundled
 from headgate.workloads.workload import Workload
 
 

@@ -13,11 +13,11 @@ import aiohttp
 import pytest
 
 from fake_engines import FakeEngine, Script, stream
-from headgate.live.route.app import RouterApp
 from headgate.live.route.config import checked
-from headgate.live.route.handover import REFUSED_LENGTH, release_body
-from headgate.live.route.relay import Leg
-from headgate.live.route.verdict import Fault, LegError
+from headgate.live.route.deliver.connections import Fault, LegError
+from headgate.live.route.deliver.handover import REFUSED_LENGTH, release_body
+from headgate.live.route.deliver.relay import Leg
+from headgate.live.route.server import RouterApp
 
 PATIENCE = float(
     os.environ.get("HEADGATE_TEST_PATIENCE", "120")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fleet_worlds import Watched, draws, make_router
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
-from headgate.experiment.described import described
+from headgate.experiment.build import described
 from headgate.kv.transfer import Transfer
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid

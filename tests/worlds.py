@@ -22,8 +22,7 @@ from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
-from headgate.workloads.contents import Contents
-from headgate.workloads.workload import Kind, Workload
+from headgate.workloads.workload import Contents, Kind, Workload
 
 HOOKS = [name for name in vars(Observer) if not name.startswith("_")]  # a driver tells what a class overrides
 

@@ -15,9 +15,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from headgate.cost.card import Card, load_card  # noqa: E402
-from headgate.cost.fit.about import About  # noqa: E402
-from headgate.cost.fit.fit import LARGEST_GRAPH, Fitted, fit  # noqa: E402
-from headgate.cost.fit.host import fit_host  # noqa: E402
+from headgate.cost.fit.fit import (  # noqa: E402
+    LARGEST_GRAPH,
+    Fitted,
+    fit,
+    fit_host,
+)
+from headgate.cost.fit.steps import About  # noqa: E402
 from studies.cards.step_logs import read_steps  # noqa: E402  # needs the path
 
 CARDS = ROOT / "src" / "headgate" / "cards"

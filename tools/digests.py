@@ -9,9 +9,9 @@ from typing import Any
 from headgate.core.build import compiled
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
-from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
-from headgate.experiment.worlds import COST, World, world
+from headgate.experiment.laws import COST, World, world
 from headgate.kv.transfer import Transfer
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.make import make_policy

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headgate.report.charts.chart import LINEAR, LOG, Axis, Chart, Series
+from headgate.report.charts import LINEAR, LOG, Axis, Chart, Series
 from headgate.report.document import (
     Block,
     Cell,

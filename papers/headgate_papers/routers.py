@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from headgate.core.fleet import ANY, Fleet, Move, Routing, Stage
-from headgate.methods.fluid.admission import Admission, Occupancy
-from headgate.methods.fluid.gates import Gated, Partitioned
-from headgate.methods.fluid.placement import Draw, Placement, SoloFirst, at_home
+from headgate.methods.fluid.gates import (
+    Admission,
+    Draw,
+    Gated,
+    Occupancy,
+    Partitioned,
+    Placement,
+    SoloFirst,
+    at_home,
+)
 from headgate.methods.fluid.plan import FluidPlan
 
 

@@ -20,7 +20,7 @@ from headgate.experiment.library import card_engine, simulate
 from headgate.methods.make import make_policy
 from headgate.record.tables import Floats, Run
 from headgate.sim.engine.engine import Engine
-from headgate.stats.promises import Latencies
+from headgate.stats.measured import Latencies
 from headgate.workloads.lengths import LengthLaw
 from headgate.workloads.synthetic import Stage, generate
 from headgate.workloads.workload import Workload

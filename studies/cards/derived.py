@@ -1,6 +1,6 @@
 """How far derived cards are off: held-out calibrated cards, published steps, GPUs left out.
 
-`python -m studies.cards.derived` prints the tables of docs/derive.md; `headgate.cost.derive.expected` has
+`python -m studies.cards.derived` prints the tables of docs/derive.md; `headgate.cost.derive.derived_card` has
 the error bars that rest on them.
 """
 
@@ -18,24 +18,18 @@ from numpy.typing import NDArray
 
 import headgate
 from headgate.cost.card import Card, load_card
-from headgate.cost.derive.correct import deployment_of, fit_corrections
+from headgate.cost.derive.correct import deployment_of, distil, fit_corrections, shapes
 from headgate.cost.derive.derived_card import derive_card
-from headgate.cost.derive.distil import distil
 from headgate.cost.derive.gpus import AS_L40S, GPUS, H200, TABLE, AllReduce, Gpu, left_out
-from headgate.cost.derive.grid import shapes
-from headgate.cost.derive.host import SUM_CONSTANT, SUM_PER_REQUEST
-from headgate.cost.derive.memory import kv_tokens
-from headgate.cost.derive.models import MODELS
 from headgate.cost.derive.step import Deployment, step_seconds
-from headgate.cost.derive.wanted import Wanted
-from headgate.cost.fit.about import About
+from headgate.cost.derive.transformer import MODELS
+from headgate.cost.derive.wanted import SUM_CONSTANT, SUM_PER_REQUEST, Wanted, kv_tokens
 from headgate.cost.fit.family import seconds
-from headgate.cost.fit.fit import fit
-from headgate.cost.fit.quality import measure
-from headgate.cost.fit.steps import StepTable
+from headgate.cost.fit.fit import fit, measure
+from headgate.cost.fit.steps import About, StepTable
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape
-from headgate.sim.engine.of_card import engine_of_card
+from headgate.sim.engine.engine import engine_of_card
 from headgate.workloads.arrivals import Poisson
 
 Floats = NDArray[np.float64]

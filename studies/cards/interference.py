@@ -16,10 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.cost.fit.about import About
-from headgate.cost.fit.cuts import cut
 from headgate.cost.fit.fit import Fitted, fit
-from headgate.cost.fit.steps import MIXED, Floats, StepTable
+from headgate.cost.fit.steps import MIXED, About, Floats, StepTable, cut
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import Chunk, Shape
 from studies.cards.plots import Panel, Series, svg

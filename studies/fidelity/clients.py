@@ -30,9 +30,9 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.experiment.library import simulate
-from headgate.live.emulate.expected import answer
-from headgate.live.emulate.made import Made
+from headgate.live.emulate.api import answer
 from headgate.live.emulate.options import Options
+from headgate.live.emulate.service import Made
 from headgate.record.tables import Run
 from headgate.stats.vllm_bench import bench_result
 from headgate.workloads.workload import Workload

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from headgate.workloads.bundled import bundled
 from headgate.workloads.lengths import Uniform
+from headgate.workloads.traces import bundled
 
 SEED = 23
 DRAWN = 12_000  # requests of a closed loop; more than any scene serves

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from headgate.experiment.routers import make_router
+from headgate.experiment.fleet import make_router
 from headgate.methods.fluid.flows import Instance
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.stats.intervals import half_width
+from headgate.stats.figures import half_width
 from headgate_papers.network.network import Network
 from headgate_papers.network.source import Block, Poisson
 from studies.fleets.tokens import SEEDS, Run, token_run

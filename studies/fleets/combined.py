@@ -14,11 +14,11 @@ from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
 from headgate.experiment.fleet import FleetSetup
 from headgate.experiment.settings import Experiment, experiment
-from headgate.methods.bounds.capacity import Requests, engine_bound
+from headgate.methods.bounds import Requests, engine_bound
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
-from headgate.stats.intervals import half_width
+from headgate.stats.figures import half_width
 from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
 from studies.fleets.worlds import RESULTS

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from headgate.core.fleet import MIXED, SOLO, Fleet, Move, RoutePolicy, Stage
-from headgate.experiment.routers import make_router
+from headgate.experiment.fleet import make_router
 from headgate.kv.transfer import Transfer
-from headgate.methods.fluid.gates import Gated
-from headgate.methods.fluid.placement import SoloFirst, pick
+from headgate.methods.fluid.gates import Gated, SoloFirst, pick
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.fleet.fleet import FleetSimulator

@@ -31,13 +31,13 @@ import numpy as np
 from headgate.cost.card import load_card
 from headgate.experiment.fleet import FleetSetup
 from headgate.live.emulate import emulated
-from headgate.live.route.app import RouterApp
 from headgate.live.route.config import Config, checked
-from headgate.live.route.policy import made as live_policy
+from headgate.live.route.gate.policy import made as live_policy
+from headgate.live.route.server import RouterApp
 from headgate.methods.fluid.flows import Prices
 from headgate.methods.make import make_policy
 from headgate.record.tables import Run
-from headgate.sim.engine.of_card import engine_of_card
+from headgate.sim.engine.engine import engine_of_card
 from headgate.workloads.workload import Kind, Workload
 from studies.fleets.virtual_loop import run_virtual
 

@@ -11,7 +11,7 @@ import numpy as np
 from headgate.core.fleet import Fleet, Move, RoutePolicy, Routing
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.experiment.routers import make_router
+from headgate.experiment.fleet import make_router
 from headgate.methods.fluid.flows import Instance
 from headgate.methods.fluid.online import HALF_LIFE
 from headgate.methods.fluid.planner import plan_fluid

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from headgate.experiment.routers import make_router
+from headgate.experiment.fleet import make_router
 from headgate.methods.fluid.flows import Flow, Instance
 from headgate.methods.fluid.planner import FluidPlanner, plan_fluid
 from headgate_papers.network.network import Network

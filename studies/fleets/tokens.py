@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.experiment.routers import make_router
+from headgate.experiment.fleet import make_router
 from headgate.methods.fluid.flows import Instance
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.sim.fleet.fleet import FleetSimulator
-from headgate.stats.intervals import half_width
+from headgate.stats.figures import half_width
 from headgate.workloads.workload import Kind, Workload
 from headgate_papers.network.run import run_network
 from headgate_papers.network.source import Block, Poisson

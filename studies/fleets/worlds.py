@@ -13,7 +13,7 @@ import numpy as np
 from headgate.methods.fluid.flows import SEPARATE, Flow, Instance, Pace, Prices
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.stats.intervals import Order, half_width
+from headgate.stats.figures import Order, half_width
 from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
 from headgate_papers.network.run import run_network
 

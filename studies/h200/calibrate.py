@@ -17,7 +17,7 @@ from headgate.core.errors import InputError
 from headgate.cost.fit.fit import fit
 from headgate.live.calibrate.campaign import Campaign
 from headgate.live.calibrate.engine import Wanted, about, start
-from headgate.live.calibrate.probe_grid import Ground
+from headgate.live.calibrate.probe import Ground
 from studies.h200 import models
 
 ENVIRONMENT = {

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from headgate.live.calibrate.engine import Wanted, about, start
-from headgate.workloads.contents import PRIVATE, Contents
 from headgate.workloads.lengths import Geometric
 from headgate.workloads.sessions import SharedPrefix, as_sessions
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import PRIVATE, Contents, Workload
 from studies.h200 import arms, models
 from studies.h200.record import Row
 from studies.h200.run import ENVIRONMENT, Results, warm_up

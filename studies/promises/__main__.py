@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headgate.advisor.capacity.search import Search
-from headgate.advisor.capacity.slo import measure
+from headgate.advisor.capacity.traffic import measure
 from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.experiment.library import simulate

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from headgate.advisor.capacity.slo import Level, parse_levels
-from headgate.advisor.capacity.traffic import Traffic, make_traffic
+from headgate.advisor.capacity.traffic import Level, Traffic, make_traffic, parse_levels
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import experiment
-from headgate.methods.bounds.capacity import ideal_bound
+from headgate.methods.bounds import ideal_bound
 from headgate.sim.engine.engine import Engine
 
 CARD = "cal-h200-qwen3-8b"

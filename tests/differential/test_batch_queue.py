@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
-from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.experiment.library import simulate

@@ -18,14 +18,12 @@ import tiny
 from real import SEATS, Ask, Real, engine
 
 from headgate.cost.card import load_card
-from headgate.cost.fit.about import About
 from headgate.cost.fit.fit import fit
-from headgate.cost.fit.steps import StepTable
+from headgate.cost.fit.steps import About, StepTable
 from headgate.experiment.library import simulate
 from headgate.live.calibrate.campaign import Campaign
 from headgate.live.calibrate.engine import Wanted, about
-from headgate.live.calibrate.probe import FEED
-from headgate.live.calibrate.probe_grid import Ground
+from headgate.live.calibrate.probe import FEED, Ground
 from headgate.live.calibrate.step_log import composition
 from headgate.live.engine.requests import MADE_UP
 from headgate.methods.make import make_policy

@@ -19,9 +19,8 @@ from headgate.core.view import View
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
-from headgate.workloads.contents import Contents
 from headgate.workloads.traces import read_trace
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Contents, Workload
 from worlds import POLICIES, Line, Log
 
 DATA = Path(__file__).parents[1] / "data"

@@ -19,7 +19,7 @@ import tiny
 from http_server import kill
 from nixl_pair import LEASE, pair
 
-from headgate.live.route.handover import decode_body, prefill_body, read_params, release_body
+from headgate.live.route.deliver.handover import decode_body, prefill_body, read_params, release_body
 from router_world import World, fail_first_decode, routed, run, until
 
 pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")

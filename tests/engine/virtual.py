@@ -12,8 +12,8 @@ from vllm.v1.outputs import ModelRunnerOutput
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
 from headgate.cost.model import Shape
-from headgate.sim.engine.arrivals import Arrivals
 from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.simulator import Arrivals
 from headgate.workloads.workload import Workload
 from worlds import Relay
 

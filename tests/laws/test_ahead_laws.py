@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run

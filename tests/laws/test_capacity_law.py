@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from headgate.methods.bounds.capacity import Requests, engine_bound, ideal_bound
+from headgate.methods.bounds import Requests, engine_bound, ideal_bound
 from worlds import POLICIES, PRICES, TILES, engines, run, workloads
 
 COSTS = {"lines": PRICES, "tiles": TILES}

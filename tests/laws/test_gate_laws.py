@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from fleet_worlds import ROUTERS, Watched, draws, make_router
 from headgate.core.dispatch import Dispatch, simulated_rooms
 from headgate.core.ledger import Entry
-from headgate.core.seat import Nothing
-from headgate.live.route.gate import ClassLimits, EngineState, Gate, Refused
+from headgate.core.roster import Nothing
+from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Refused
 from headgate.sim.fleet.fleet import FleetSimulator
 from still_loop import Still
 from token_fleets import TokenWorld, token_worlds

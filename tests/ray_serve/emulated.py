@@ -12,12 +12,11 @@ from starlette.requests import Request
 
 from headgate.cost.card import load_card
 from headgate.live.emulate.clock import WallClock
-from headgate.live.emulate.engine import EmulatedEngine
-from headgate.live.emulate.job import Job
+from headgate.live.emulate.engine import EmulatedEngine, Job
 from headgate.live.emulate.text import Text
-from headgate.live.route.ray_replica import Reports
+from headgate.live.ray.router import Reports
 from headgate.methods.make import make_policy
-from headgate.sim.engine.of_card import engine_of_card
+from headgate.sim.engine.engine import engine_of_card
 
 SEATS = 4
 HELD = "held"

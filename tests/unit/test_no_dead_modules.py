@@ -14,8 +14,9 @@ ENTRANCES = {  # what users or other programs import
     "headgate.cli",  # the command
     "headgate.vllm",  # vLLM's --scheduler-cls
     "headgate.live.vllm.front",  # one of vLLM's plug-ins
-    "headgate.live.route.ray",  # Ray Serve's request_router_class
-    "headgate.live.route.ray_replica",  # a mixin for deployments
+    "headgate.live.ray.router",  # Ray Serve's request_router_class, a mixin for deployments
+    "headgate.live.route.ray",  # its old name
+    "headgate.live.route.ray_replica",  # the old name of the mixin
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from math import nan
 
-from headgate.methods.fluid.frontier import sensitivity
+from headgate.methods.fluid.planner import sensitivity
 from headgate_papers.fluid.network_runs import NetworkJob
 from headgate_papers.fluid.published import FIG9_ALPHA_REVENUE, FIG9_SATURATES, LIKELY_SEATS, two_classes
 from headgate_papers.report import Cell, Count, Report, Row, Section

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headgate.methods.fluid.plan import FluidPlan
+from headgate.methods.fluid.plan import FluidPlan, Path, fluid_path
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.methods.fluid.trajectory import Path, fluid_path
 from headgate_papers.fluid.published import two_classes
 from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
 from headgate_papers.network.run import run_network
@@ -98,7 +97,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         "from an empty fleet to the plan",
         (
             "Base instance (section 6.2), 16 seats, 0.5 arrivals per second, engine and class. 'fluid' is "
-            "the path of the balance equations under the plan's gates (methods/fluid/trajectory.py), "
+            "the path of the balance equations under the plan's gates (methods/fluid/plan.py), "
             f"averaged over each stretch of time; the network has {sizes[0]} and {sizes[1]} engines, two "
             "seeds.",
             "Columns: so many engines under the literal gate; with a + under ours, GG-SP+.",

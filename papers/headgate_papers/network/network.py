@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
-from headgate.core.ask_router import AskRouter
+from headgate.core.dispatch import AskRouter
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import CLOSED, FleetObserver, Move, Room, RoutePolicy, Stage, room
 from headgate.core.policy import End

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headgate.core.errors import unknown
-from headgate.experiment.routers import make_router
+from headgate.experiment.fleet import make_router
 from headgate.methods.fluid.plan import FluidPlan
 from headgate_papers.network.counts import Window
 from headgate_papers.network.network import Network

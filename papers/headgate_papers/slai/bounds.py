@@ -6,8 +6,8 @@ from math import nan
 from typing import Any
 
 from headgate.cost.laws.tiles import TileCost, TileTerms
-from headgate.methods.bounds.capacity import Requests, cycle_requests, tile_bound
-from headgate.workloads.bundled import bundled
+from headgate.methods.bounds import Requests, cycle_requests, tile_bound
+from headgate.workloads.traces import bundled
 from headgate_papers.report import Cell, Count, Report, Row, Section, sign
 from headgate_papers.serving import Options, Outcomes
 from headgate_papers.slai.chat_runs import (

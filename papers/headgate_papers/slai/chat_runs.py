@@ -13,17 +13,17 @@ import numpy as np
 from headgate.core.request import Slo
 from headgate.cost.laws.tiles import TileCost
 from headgate.experiment.library import card_engine, simulate
-from headgate.methods.bounds.capacity import Requests, tile_bound
+from headgate.methods.bounds import Requests, tile_bound
 from headgate.methods.make import make_policy
 from headgate.record.tables import Flags, Floats, Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import quantiles
 from headgate.stats.gaps import Gaps
 from headgate.workloads.arrivals import Poisson
-from headgate.workloads.bundled import bundled
 from headgate.workloads.lengths import Pairs
 from headgate.workloads.streams import stream
 from headgate.workloads.synthetic import generate
+from headgate.workloads.traces import bundled
 from headgate.workloads.workload import Kind, Workload
 from headgate_papers.serving import Key, Outcomes
 from headgate_papers.slai.published import LONG_PROMPT

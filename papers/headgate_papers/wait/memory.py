@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from math import nan
 
-from headgate.methods.wait.inventory import filled
-from headgate.methods.wait.iteration import kind
-from headgate.methods.wait.nested import Choice, best_choice, choices, least_nested, memory_bound
-from headgate.methods.wait.segments import Segments, even_ends, segments_of
+from headgate.methods.wait.inventory import filled, kind
+from headgate.methods.wait.nested import (
+    Choice,
+    Segments,
+    best_choice,
+    choices,
+    even_ends,
+    least_nested,
+    memory_bound,
+    segments_of,
+)
 from headgate_papers.report import Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, Served, WaitJob, serve

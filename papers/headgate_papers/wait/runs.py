@@ -12,7 +12,7 @@ import numpy as np
 
 from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy
-from headgate.methods.wait.iteration import Lines, Part, kind, lines_of
+from headgate.methods.wait.inventory import Lines, Part, kind, lines_of
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.streams import stream

@@ -8,9 +8,8 @@ from math import inf, isfinite, nan
 from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError
-from headgate.methods.wait.inventory import keeping_up, most_rate, printed_rule, work_share
-from headgate.methods.wait.iteration import offered
-from headgate.methods.wait.segments import segments_of
+from headgate.methods.wait.inventory import keeping_up, most_rate, offered, printed_rule, work_share
+from headgate.methods.wait.nested import segments_of
 from headgate_papers.report import Cell, Count, Report, Row, Section, sign
 from headgate_papers.serving import Options, Outcomes
 from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, WaitJob

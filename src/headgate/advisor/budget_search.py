@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headgate.advisor.advise.candidates import PLAIN, formula_budget, most_seats, plain_default
-from headgate.advisor.advise.plan import REQUESTS, Advised, try_flags
-from headgate.advisor.capacity.found import Declined
+from headgate.advisor.advice import (
+    PLAIN,
+    REQUESTS,
+    Advised,
+    formula_budget,
+    most_seats,
+    plain_default,
+    try_flags,
+)
+from headgate.advisor.capacity.plan import Declined
 from headgate.advisor.capacity.search import Progress
-from headgate.advisor.capacity.slo import Level, promised_gap
-from headgate.advisor.flags import Flag
-from headgate.advisor.gap_budget import FILLED
-from headgate.advisor.graph_size import graph_flag, with_graphs
+from headgate.advisor.capacity.traffic import Level, promised_gap
+from headgate.advisor.flags import FILLED, Flag, graph_flag, with_graphs
 from headgate.advisor.set_up import offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
+from headgate.experiment.build import ALL_FIT, Unservable
 from headgate.experiment.settings import Experiment
-from headgate.experiment.unservable import ALL_FIT, Unservable
 from headgate.stats.metrics import without_nan
 
 

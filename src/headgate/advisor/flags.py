@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import floor, sqrt
 from shlex import quote
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from headgate.advisor.gap_budget import MULTIPLE, most_tokens
-from headgate.advisor.queue_limit import Limited
+from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.situation import Situation, card_situation
 from headgate.advisor.threshold import MISS
 from headgate.core.errors import InputError, RunError
-from headgate.cost.card import DERIVED_CARD, Card
-from headgate.cost.derive.memory import UTILISATION
-from headgate.cost.derive.named import parse
-from headgate.cost.derive.wanted import AUTO, BF16, Wanted
-from headgate.cost.model import Shape
-from headgate.cost.model_names import hub_name
+from headgate.core.plan import Plan
+from headgate.core.policy import BatchPolicy
+from headgate.core.view import View
+from headgate.cost.card import DERIVED_CARD, Card, hub_name
+from headgate.cost.derive.derived_card import parse
+from headgate.cost.derive.wanted import AUTO, BF16, UTILISATION, Wanted
+from headgate.cost.model import Shape, StepCost
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS
-from headgate.experiment.run import Prepared, carry_out
+from headgate.experiment.run import Maker, Prepared, carry_out
 from headgate.experiment.settings import Experiment
 from headgate.methods.eb.prediction import mixed_rate
+from headgate.methods.keep.learned import confined
+from headgate.methods.mixed.mixed import Mixed
+from headgate.sim.engine.engine import Engine
 from headgate.stats.metrics import Metrics, summarise
 
 LARGE_GPU = (1024, 8192)  # seats and budget `vllm serve` takes by itself on GPUs of 70 GiB and more (no A100)
@@ -293,3 +296,118 @@ def _loaded(settings: Experiment, plan: FlagsPlan) -> tuple[Experiment, str]:
     return settings.model_copy(
         update={"clients": clients, "requests": requests}
     ), f"{clients:,} clients, as many as the flags let in"
+
+
+# -- Mixed batching that turns requests away as vLLM does with --max-num-queued-tokens: answer 503 ------
+
+
+class QueueLimited(Mixed):
+    """A request leaves when the prompts before it in the queue already reach the limit, whatever its length.
+
+    vLLM decides when the request comes. Here it is decided at the next plan: what stands before a request
+    only shrinks, so one that was let in once stays in.
+    """
+
+    name = "mixed with a queue limit"
+
+    def __init__(self, slots: int, budget: int, most: int) -> None:
+        super().__init__(slots, budget)
+        self.most = most
+
+    def plan(self, view: View) -> Plan:
+        """As without the limit, less those behind it."""
+        before, away = 0, []
+        for request in view.waiting.values():
+            if before >= self.most and not request.evictions:
+                away.append(request.id)
+            else:
+                before += request.todo
+        plan = super().plan(view)
+        if not away:
+            return plan
+        kept = tuple(id for id in plan.prefill if id not in set(away))
+        return Plan(plan.decode, kept, plan.budget, reject=tuple(away))
+
+
+class Limited(Maker):
+    """Makes it for the runs of a plan."""
+
+    def __init__(self, engine: Engine, most: int) -> None:
+        super().__init__("mixed", {}, engine)
+        self.most = most
+        self.parameters = {**self.parameters, "max_num_queued_tokens": most}
+
+    def __call__(self) -> BatchPolicy:
+        """A policy that no run has used."""
+        return QueueLimited(self.engine.running, self.engine.batch_tokens, self.most)
+
+
+# -- The token budget of plain mixed batching that keeps a promise on the gaps between tokens -----------
+
+FILLED = 0.97  # of the promised gap: what a full step may take
+MULTIPLE = 256  # budgets are rounded down to this
+
+
+def gap_budget(
+    cost: StepCost, prompt: float, output: float, rate: float, gap: float, seats: int, most: int
+) -> int:
+    """`max_num_batched_tokens` for which a full step takes the promised gap: d decodes and x prompt tokens.
+
+    Every step is as long as the promise when prompts queue, so d = rate x output x gap requests decode, and
+    read d x (prompt + output / 2) tokens. Fewer tokens waste capacity, more break the promise.
+    """
+    decodes = max(1, min(seats, round(rate * output * gap)))
+    context = round(decodes * (prompt + output / 2))
+    beside = most_tokens(
+        most - decodes, lambda chunk: cost.seconds(Shape(decodes, context, chunk)) <= FILLED * gap
+    )
+    return max(MULTIPLE, (beside + decodes) // MULTIPLE * MULTIPLE)
+
+
+def most_tokens(most: int, fits: Callable[[int], bool]) -> int:
+    """The most prompt tokens beside the decodes of a step that still fit, of 0 to `most`."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+# -- The largest CUDA graph that vLLM should capture where gaps between tokens are promised -------------
+
+FLAG = "--max-cudagraph-capture-size"
+LARGEST, GRAPH_MULTIPLE = 4096, 16  # the largest size measured; vLLM captures every 16 tokens
+WHY = (
+    "steps with prompts then run from CUDA graphs; vLLM's own limit is 512 tokens. On an H200 a launch "
+    "beyond it took the host 40 ms, from a graph 15 ms or less, and single launches of 100 ms made gaps "
+    "late. Graphs up to 4,096 tokens took 27 s more at the start and 1.6 GiB."
+)
+
+
+def graph_flag(budget: int, largest: int | None = None) -> Flag:
+    """For steps of up to `budget` tokens; `largest` is what was simulated."""
+    return Flag(FLAG, min(-(-budget // GRAPH_MULTIPLE) * GRAPH_MULTIPLE, largest or LARGEST), WHY)
+
+
+def with_graphs(settings: Experiment, levels: Sequence[Level]) -> Experiment:
+    """Simulated with the graphs that are advised where a gap is promised, unless the user names others."""
+    if settings.graph or promised_gap(levels) is None:
+        return settings
+    return settings.model_copy(update={"graph": LARGEST})
+
+
+def graphs_said(settings: Experiment, engine: Engine, levels: Sequence[Level]) -> list[str]:
+    """With which graphs the gaps of a promise were simulated, where the card tells that they matter."""
+    if not settings.graph or promised_gap(levels) is None or engine.cost.host is None:
+        return []
+    return [f"steps run from CUDA graphs of up to {settings.graph:,} tokens (vLLM: {FLAG}; here: --graph)"]
+
+
+def small_graphs(engine: Engine, levels: Sequence[Level], policies: Iterable[str]) -> list[str]:
+    """Where graphs of the simulated size make `keep` run prompts in small steps."""
+    gap = promised_gap(levels)
+    said = confined(engine.cost, gap) if gap is not None and "keep" in policies else None
+    return [f"{said} (here: --graph)"] if said else []

@@ -13,17 +13,23 @@ from headgate.advisor.settings import CostSettings
 from headgate.core.durations import duration, price
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
-from headgate.cost.error_bar import error_bar, throughput_error
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.likeness import error_bar, throughput_error
 from headgate.cost.model import StepCost
-from headgate.estimators.hazard import LinearHazard, fit_hazard, guarded
-from headgate.estimators.survival import Survival, sample_survival
-from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_SLOTS, make_engine, make_workload
+from headgate.estimators.hazard import LinearHazard, Survival, fit_hazard, guarded, sample_survival
+from headgate.experiment.build import (
+    ALL_FIT,
+    DEFAULT_BUDGET,
+    DEFAULT_SLOTS,
+    Unservable,
+    make_engine,
+    make_workload,
+    unservable,
+)
 from headgate.experiment.settings import Experiment
-from headgate.experiment.unservable import ALL_FIT, Unservable, unservable
 from headgate.methods.eb.costs import Lengths
 from headgate.sim.engine.engine import Engine
-from headgate.workloads.reuse import ENDLESS, found_again
+from headgate.workloads.sessions import ENDLESS, found_again
 from headgate.workloads.workload import Workload
 
 DRAWN = 100_000  # lengths drawn for a plan, so that it is for their law and not for one sample of it

@@ -10,7 +10,7 @@ import numpy as np
 
 from headgate.advisor.situation import Load, Situation
 from headgate.cost.model import Shape
-from headgate.estimators.trend import HazardTrend, hazard_trend
+from headgate.estimators.hazard import HazardTrend, hazard_trend
 from headgate.methods.eb.costs import PhaseCosts, mean_prompts, phase_costs
 from headgate.methods.eb.prediction import (
     compare,

@@ -21,7 +21,7 @@ INTERRUPTED = 130  # exit code, as shells have it
 # Typer brings its own copy of click from some version on; this is the base of all usage errors in either.
 UsageFault = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
-# What `headgate --help` says of each. A command's module has its name and is imported when it runs.
+# What `headgate --help` says of each. A command's module is imported when it runs.
 COMMANDS = {
     "demo": "Ten minutes of real traffic under several policies; no GPU.",
     "advise": "Say which policy, flags and engines keep your latency promises.",
@@ -42,10 +42,21 @@ COMMANDS = {
 }
 
 
+# A command's module has its name, but for these.
+HOMES = {
+    "advise": "plan",
+    "calibrate": "card",
+    "compare": "simulate",
+    "demo": "simulate",
+    "reproduce": "report",
+    "sweep": "simulate",
+}
+
+
 @cache
 def command_of(name: str) -> Any:
     """The command as click wants it."""
-    return built(getattr(import_module(f"headgate.cli.{name}"), name))
+    return built(getattr(import_module(f"headgate.cli.{HOMES.get(name, name)}"), name))
 
 
 class Commands(GroupPage):

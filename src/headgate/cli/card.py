@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json as json_module
+import sys
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headgate.cli.help import Application
-from headgate.cli.output import check_json, write_json
-from headgate.cli.pages import said_to
-from headgate.core.errors import InputError
-from headgate.record.whole_file import write_whole
+from headgate.cli.output import bar, check_json, said_to, write_json
+from headgate.core.errors import InputError, RunError, unknown
+from headgate.record.tables import write_whole
+
+if TYPE_CHECKING:
+    from headgate.cost.card import Card
+    from headgate.cost.fit.steps import About, StepTable
+
 
 card = Application(
     help="Derive a cost card without measuring; list and show cards.",
@@ -58,7 +64,6 @@ def derive(
     json: Annotated[str | None, typer.Option(help="the card as JSON, to a file or - for stdout")] = None,
 ) -> None:
     """Derive, say what comes out, and write it where asked."""
-    from headgate.cli.calibrate import card_file
     from headgate.cost.card import load_card
     from headgate.cost.derive.derived_card import derive_card
     from headgate.cost.derive.wanted import Wanted
@@ -91,7 +96,7 @@ def list_all(
     """List cards, and the models and GPUs to derive cards for."""
     from headgate.cost.card import list_cards, load_card
     from headgate.cost.derive.gpus import GPUS, MEASURED
-    from headgate.cost.derive.models import MODELS
+    from headgate.cost.derive.transformer import MODELS
 
     check_json(json)
     cards = {name: load_card(name).description for name in list_cards()}
@@ -133,7 +138,7 @@ def _lines(found: Any) -> list[str]:
     """A card for a terminal."""
     from collections import Counter
 
-    from headgate.cost.error_bar import error_bar
+    from headgate.cost.likeness import error_bar
     from headgate.cost.model import Shape
 
     lines = [f"{found.name}: {found.model} on {found.gpu}", found.description]
@@ -163,3 +168,314 @@ def _write(place: Path, text: str) -> None:
         write_whole(place, text)
     except OSError as error:
         raise InputError(f"--out {place}: {error.strerror}; name a file that can be written") from None
+
+
+# -- `headgate calibrate`: a cost card from a real engine, a live trace, saved steps or a benchmark's ---
+#    result
+
+EXAMPLES = """Measure how long steps take on your GPU and write a cost card.
+
+With MODEL, a vLLM engine is started in this process and taken through a grid of
+batch shapes (decodes, prompts, both, changes between them) in some minutes. Or
+take steps that exist: a live trace, saved steps, or what `vllm bench serve
+--save-detailed` wrote. Steps are kept beside the card (CARD.steps.npz), also
+when the engine dies or you interrupt; --from-steps fits them again.
+
+\b
+Examples:
+  headgate calibrate Qwen/Qwen3-8B --out my-card.json --slots 512
+  headgate calibrate shape/config.json --grid quick --seconds 90
+  headgate calibrate Qwen/Qwen3-32B --engine tensor_parallel_size=2
+  headgate calibrate --from-trace serve.jsonl --gpu H200 --out live.json
+  headgate calibrate --from-bench result.json --like cal-h200-qwen3-8b
+  headgate calibrate --from-bench result.json --like derived:llama-3.1-70b@h100-sxm:tp4
+  headgate calibrate --from-steps card.steps.npz --as paper
+"""
+FILES = ("--from-trace", "--from-steps", "--from-bench")
+GRIDS = ("full", "quick")
+SEARCHED = 3  # passes at most
+PAPER = "paper"
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What was measured, on what, and what must be said about it."""
+
+    table: StepTable
+    about: About
+    notes: tuple[str, ...] = ()
+    failed: str | None = None
+
+
+def _option(help: str, panel: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=panel)
+
+
+ENGINE, FROM, SAYS = "Measure an engine", "Or take steps that exist", "What the card says"
+
+
+def calibrate(
+    model: Annotated[
+        str | None, typer.Argument(help="a model vLLM knows, a folder, or a config.json")
+    ] = None,
+    out: Annotated[str, typer.Option(help="the card to write")] = "card.json",
+    seconds: Annotated[float, _option("time to measure for, without the start", ENGINE)] = 180.0,
+    grid: Annotated[str, _option("full or quick", ENGINE)] = "full",
+    slots: Annotated[int, _option("largest batch of decodes, your --max-num-seqs", ENGINE)] = 512,
+    budget: Annotated[int, _option("tokens in one step, your --max-num-batched-tokens", ENGINE)] = 8192,
+    longest: Annotated[int, _option("tokens of one request, your --max-model-len", ENGINE)] = 16384,
+    dummy: Annotated[bool, _option("make weights up (a config.json is enough)", ENGINE, "--dummy")] = False,
+    seed: Annotated[int, _option("of the order of the grid", ENGINE)] = 0,
+    engine: Annotated[list[str] | None, _option("more for vLLM's engine, NAME=VALUE", ENGINE)] = None,
+    from_trace: Annotated[str | None, _option("a trace of `headgate serve --trace`", FROM)] = None,
+    from_steps: Annotated[list[str] | None, _option("CARD.steps.npz, once for each", FROM)] = None,
+    from_bench: Annotated[str | None, _option("a `vllm bench serve --save-detailed` result", FROM)] = None,
+    like: Annotated[
+        str | None, _option("a card of the same engine, for what the file does not say", FROM)
+    ] = None,
+    rescale: Annotated[
+        bool | None,
+        _option(
+            "scale --like's prices instead of fitting (default: if it is derived, but not for steps)", FROM
+        ),
+    ] = None,
+    name: Annotated[str | None, _option("name of the card (default: from --out)", SAYS)] = None,
+    gpu: Annotated[str | None, _option("name of the GPU (default: asked from the driver)", SAYS)] = None,
+    as_form: Annotated[
+        str | None,
+        _option("paper: also alpha, beta, kappa and R2 as the EB paper has them", SAYS, "--as"),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="replace a card that exists")] = False,
+    json: Annotated[str | None, typer.Option(help="quality and steps as JSON, to a file or -")] = None,
+) -> None:
+    """Measure or read, fit, write."""
+    _one_source({"MODEL": model, FILES[0]: from_trace, FILES[1]: from_steps, FILES[2]: from_bench})
+    check_json(json)
+    if as_form not in (None, PAPER):
+        raise unknown("form for --as", str(as_form), (PAPER,))
+    card = card_file(out, overwrite)
+    if model:
+        numbers = _Numbers(seconds, slots, budget, longest, seed, _one_grid(grid) == "quick")
+        found = _measured(model, numbers, _engine_words(engine), dummy, card)
+    elif from_trace:
+        found = _traced(from_trace, like)
+    elif from_bench:
+        found = _benched(from_bench, budget, like)
+    else:
+        found = _saved(from_steps or [], like)
+    about = replace(found.about, name=name or card.stem, gpu=gpu or found.about.gpu)
+    found = replace(found, about=about)
+    derived = _derived(like)
+    if rescale and derived is None:
+        raise InputError("--rescale needs --like with a derived card, such as --like derived:qwen3-14b@h200")
+    by_itself = derived is not None and not from_steps  # steps of a grid are enough for a fit
+    if derived is not None and (by_itself if rescale is None else rescale):
+        _rescale(found, derived, card, json)
+        return
+    _write_calibrated(found, card, json, as_form == PAPER)
+
+
+def _one_source(given: dict[str, Any]) -> None:
+    named = [flag for flag, value in given.items() if value]
+    if len(named) != 1:
+        what = " and ".join(named) if named else "nothing to measure"
+        raise InputError(f"{what}: give one of MODEL, {', '.join(FILES[:-1])} and {FILES[-1]}")
+
+
+def _write_calibrated(found: _Steps, card: Path, json: str | None, paper: bool) -> None:
+    """Fit, say how well, and write the card; steps that ended early make a card, and exit code 1."""
+    from headgate.cost.fit.fit import fit
+
+    say = sys.stderr if json == "-" else sys.stdout
+    fitted = fit(found.table, found.about)
+    made = fitted.card()
+    try:
+        write_whole(card, made.text())
+    except OSError as error:
+        raise InputError(f"--out {card}: {error.strerror}; name a file that can be written") from None
+    for line in (*fitted.lines(), *(f"note: {note}" for note in found.notes), f"card: {card}"):
+        print(line, file=say)
+    if not fitted.quality.good_enough():
+        print("note: errors above 3 %; measure longer, or on a quieter machine", file=say)
+    document = {"card": json_module.loads(made.text()), "steps": len(found.table), "notes": [*found.notes]}
+    if paper:
+        from headgate.methods.eb.costs import paper_form
+
+        form = paper_form(found.table)
+        document["paper"] = form.as_dict()
+        print("\n".join(form.lines()), file=say)
+    write_json(json, document)
+    if found.failed is not None:
+        raise RunError(f"{found.failed}; the card rests on the {len(found.table)} steps measured before")
+
+
+def _derived(like: str | None) -> Card | None:
+    """The card that facts come from, if it was derived and has prices to scale."""
+    from headgate.cost.card import load_card
+
+    found = None if like is None else load_card(like)
+    return found if found is not None and found.expected_error and found.work else None
+
+
+def _on_engine(card: Card, limits: dict[str, int]) -> Card:
+    """The card with the memory and lengths of the engine that was timed, where that says them."""
+    from headgate.cost.card import Card, Number
+
+    numbers = dict(card.provenance.numbers or {})
+    for name, value in limits.items():
+        if value != getattr(card, name):
+            numbers[name] = Number(value=value, origin="measured", source="as the engine says")
+    provenance = card.provenance.model_copy(update={"numbers": numbers})
+    kept = {field: getattr(card, field) for field in Card.model_fields}
+    return Card(**kept | limits | {"provenance": provenance})
+
+
+def _rescale(found: _Steps, derived: Card, card: Path, json: str | None) -> None:
+    """Scale a derived card's prices by the steps, say how well, and write it."""
+    from headgate.cost.derive.rescale import rescale
+
+    say = sys.stderr if json == "-" else sys.stdout
+    about = found.about
+    engine = {name: getattr(about, name) for name in ("kv_tokens", "block", "max_model_len")}
+    done = rescale(_on_engine(derived, engine), found.table, about.name, about.source)
+    try:
+        write_whole(card, done.card.text())
+    except OSError as error:
+        raise InputError(f"--out {card}: {error.strerror}; name a file that can be written") from None
+    for line in (*done.lines(), *(f"note: {note}" for note in found.notes), f"card: {card}"):
+        print(line, file=say)
+    figures = {"factors": done.factors, "added": done.added, "before": done.before, "after": done.after}
+    write_json(json, {"card": json_module.loads(done.card.text()), **figures, "steps": len(found.table)})
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    seconds: float
+    slots: int
+    budget: int
+    longest: int
+    seed: int
+    quick: bool
+
+
+def card_file(out: str, overwrite: bool) -> Path:
+    """Where a card is to be written; refused before any work if it cannot be."""
+    card = Path(out)
+    if card.suffix != ".json":
+        raise InputError(f"--out {out}: a card is a JSON file; name it {card.with_suffix('.json').name}")
+    if not card.resolve().parent.is_dir():
+        raise InputError(f"--out {out}: its folder does not exist; create it or name another")
+    if card.is_dir():
+        raise InputError(f"--out {out} is a folder; name a file")
+    if card.exists() and not overwrite:
+        raise InputError(f"--out {out}: that card exists; name another, or replace it with --overwrite")
+    return card
+
+
+def _one_grid(grid: str) -> str:
+    if grid not in GRIDS:
+        raise InputError(f"--grid {grid}: choose from {', '.join(GRIDS)}")
+    return grid
+
+
+def _engine_words(given: list[str] | None) -> dict[str, Any]:
+    """NAME=VALUE, values as JSON where they are, else as text."""
+    words: dict[str, Any] = {}
+    for word in given or ():
+        name, mark, value = word.partition("=")
+        if not mark or not name:
+            raise InputError(f"--engine {word}: write NAME=VALUE, such as tensor_parallel_size=2")
+        try:
+            words[name.replace("-", "_")] = json_module.loads(value)
+        except ValueError:
+            words[name.replace("-", "_")] = value
+    return words
+
+
+def _measured(model: str, numbers: _Numbers, words: dict[str, Any], dummy: bool, card: Path) -> _Steps:
+    """Start an engine and take it through the grid."""
+    from headgate.live.calibrate.campaign import measured
+
+    with bar("measuring", 1000) as progress:
+        table, about, outcome, failed = measured(
+            model,
+            ground=(numbers.slots, numbers.budget, numbers.longest, numbers.quick),
+            seconds=numbers.seconds,
+            passes=SEARCHED,
+            seed=numbers.seed,
+            dummy=dummy,
+            more=words,
+            steps_file=card.with_suffix(".steps.npz"),
+            report=lambda done, total, doing: progress(round(1000 * done / max(1, total))),
+        )
+    card.with_suffix(".about.json").write_text(json_module.dumps(asdict(about), indent=2) + "\n")
+    notes = (f"{len(table)} steps in {card.with_suffix('.steps.npz')}: {outcome}",)
+    return _Steps(table, about, notes, outcome if failed else None)
+
+
+def _traced(file: str, like: str | None) -> _Steps:
+    from headgate.live.calibrate.steps import steps_of_trace
+
+    table, header = steps_of_trace(file)
+    facts, limits = _facts(table, like), header.get("engine", {})
+    said = {"model": header.get("model"), "kv_tokens": header.get("kv_tokens")}
+    said |= {"max_model_len": limits.get("max_model_len"), "block": limits.get("block_size")}
+    said |= {
+        "max_running": limits.get("max_num_seqs"),
+        "max_batch_tokens": limits.get("max_num_batched_tokens"),
+    }
+    known = {name: value for name, value in said.items() if value}
+    versions = {str(name): str(value) for name, value in header.get("versions", {}).items()} or facts.versions
+    date = str(header.get("date", "unknown"))
+    about = replace(facts, **known, versions=versions, date=date, source=f"live trace {Path(file).name}")
+    note = "a live trace has the shapes of its traffic only; beyond them the card extrapolates"
+    return _Steps(table, about, (note,))
+
+
+def _benched(file: str, budget: int, like: str | None) -> _Steps:
+    from headgate.live.calibrate.steps import LIMITS, steps_of_bench
+
+    table, words = steps_of_bench(file, budget)
+    about = replace(_facts(table, like), source=f"vllm bench serve result {Path(file).name}")
+    if words.get("model_id"):
+        about = replace(about, model=str(words["model_id"]))
+    return _Steps(table, replace(about, date=str(words.get("date") or "unknown")), LIMITS)
+
+
+def _saved(files: list[str], like: str | None) -> _Steps:
+    """Steps that an earlier calibration kept, with what it wrote beside them."""
+    from headgate.cost.fit.steps import About, StepTable, concat
+
+    table = concat(StepTable.load(file) for file in files)
+    beside = Path(files[0].removesuffix(".steps.npz") + ".about.json")
+    if like is None and beside.is_file():
+        try:
+            return _Steps(table, About(**json_module.loads(beside.read_text(encoding="utf-8"))))
+        except (TypeError, ValueError):
+            raise InputError(f"{beside}: not what headgate calibrate wrote; pass --like CARD") from None
+    return _Steps(table, _facts(table, like))
+
+
+def _facts(table: StepTable, like: str | None) -> About:
+    """The engine as another card has it, or as far as the steps show it."""
+    from headgate.cost.card import load_card
+    from headgate.cost.fit.fit import LARGEST_GRAPH
+    from headgate.cost.fit.steps import About
+
+    if like is not None:
+        card = load_card(like)
+        limits = {name: getattr(card, name) for name in ("kv_tokens", "max_model_len", "block")}
+        limits |= {name: getattr(card, name) for name in ("max_running", "max_batch_tokens")}
+        known, facts = card.provenance, About(card.name, card.gpu, card.model, **limits)
+        shape, settings = known.model_shape or {}, known.settings or {}
+        if card.host and card.host.graph:  # the settings of a card of several engines may name several
+            settings = settings | {LARGEST_GRAPH: str(card.host.graph)}
+        return replace(facts, versions=known.versions, model_shape=shape, settings=settings)
+    if not len(table):
+        raise InputError("no timed step at all; measure longer")
+    most = int(table.context.max() + table.behind.max() + table.tokens.max())
+    running, tokens = max(1, int(table.decodes.max())), int(table.tokens.max())
+    return About("card", "unknown", "unknown", most, most, running, tokens)
+
+
+calibrate.__doc__ = EXAMPLES

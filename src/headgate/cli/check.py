@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from textwrap import fill
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headgate.cli.flags import named_values
-from headgate.cli.output import check_json, write_json
-from headgate.cli.progress import bar
-from headgate.cli.time_limit import time_limit
+from headgate.cli.output import bar, check_json, write_json
+from headgate.core.errors import RunError
 
 if TYPE_CHECKING:
     from headgate.experiment.laws import Trial
+
 
 INDENT = " " * 13
 EXAMPLES = """Test whether a policy or router of your own keeps the laws.
@@ -23,7 +28,7 @@ Runs it in many small random worlds. The laws of policies: everybody is served a
 the same history gives the same plans; asking twice changes nothing; leases are honest; an engine that gives
 less breaks nothing; it can take over half-way. The laws of routers: every move makes sense and every
 request is served or leaves; the same history gives the same moves. Exit code 1 when one is broken. In
-pytest: headgate.experiment.laws.try_laws and headgate.experiment.router_laws.try_router_laws.
+pytest: headgate.experiment.laws.try_laws and headgate.experiment.laws.try_router_laws.
 
 \b
 Examples:
@@ -45,8 +50,7 @@ def check(
     json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
 ) -> None:
     """Try them."""
-    from headgate.experiment.laws import try_laws
-    from headgate.experiment.router_laws import try_router_laws
+    from headgate.experiment.laws import try_laws, try_router_laws
     from headgate.methods.make import is_router, split_name
 
     check_json(json)
@@ -88,6 +92,41 @@ def _print(trial: Trial) -> None:
         print(f"note: -: not told, the other laws were tried in {others[0].worlds} of {tried} worlds only")
     if trial.refused:
         print(f"note: its parameters do not fit the engines of {trial.refused} more worlds")
+
+
+# -- An end to code of the user's that does not end by itself -------------------------------------------
+
+
+class _TooLongError(BaseException):
+    """No Exception, so that it passes whatever catches the errors of a policy."""
+
+
+@contextmanager
+def time_limit(seconds: float, what: str, remedy: str) -> Iterator[Callable[[], None]]:
+    """A RunError with the place it was at when `seconds` pass; calling what it gives starts the time anew.
+
+    Where there are no alarms (Windows, threads) there is no limit.
+    """
+    alarms = hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
+
+    def again() -> None:
+        if alarms:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        at = f", last seen in {frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+        raise _TooLongError(f"{what} takes longer than {seconds:g} s{at}; {remedy}")
+
+    before = signal.signal(signal.SIGALRM, ring) if alarms else None
+    again()
+    try:
+        yield again
+    except _TooLongError as error:
+        raise RunError(str(error)) from None
+    finally:
+        if alarms:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 check.__doc__ = EXAMPLES

@@ -51,13 +51,13 @@ def emulate(given: Annotated[dict[str, Any], Options], processes: Annotated[int,
 def _check(options: Options) -> None:
     """As far as that can be done without listening."""
     try:
-        importlib.import_module("headgate.live.emulate.serve")
+        importlib.import_module("headgate.live.emulate.server")
     except ImportError as error:
         raise InputError(
             f'emulate needs package {error.name}; pip install "headgate[emulate]", in a clone ".[emulate]"'
         ) from None
     from headgate.live.emulate.faults import read_fault
-    from headgate.live.emulate.made import Made
+    from headgate.live.emulate.service import Made
 
     Made(options)
     if line := renamed(options.card):
@@ -66,7 +66,7 @@ def _check(options: Options) -> None:
 
 
 def _serve(options: Options) -> None:
-    from headgate.live.emulate.serve import run
+    from headgate.live.emulate.server import run
 
     logging.basicConfig(format="headgate: %(message)s", level=logging.WARNING)
     run(options, _say)
@@ -77,7 +77,7 @@ def _serve(options: Options) -> None:
 def _keep(options: Options, out: str) -> None:
     """A run folder beside each trace, as other commands write it."""
     from headgate.cli.output import save
-    from headgate.live.emulate.recording import files
+    from headgate.live.emulate.metrics import files
     from headgate.record.live_trace import read_live_trace
 
     for number, path in files(out, options.engines):
@@ -107,7 +107,7 @@ def _several(options: Options, processes: int) -> int:
             "their own; give both or drop it"
         )
     if options.out is not None:
-        from headgate.live.emulate.recording import open_folder
+        from headgate.live.emulate.metrics import open_folder
 
         open_folder(options.out)
     children, first = [], 0

@@ -7,17 +7,24 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
 
 from headgate.core.errors import InputError, RunError, RunInterruptedError
-from headgate.record.whole_file import write_whole
+from headgate.record.tables import write_whole
 
 if TYPE_CHECKING:
+    from headgate.experiment.build import Unservable
     from headgate.record.tables import Run
+    from headgate.report.document import Page
+    from headgate.report.runs.scenes import Scene
     from headgate.stats.measured import Measured
+
 
 RUNS = Path("runs")
 NO_REPORT = "none"
@@ -154,3 +161,108 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if heard:
         raise RunInterruptedError(f"interrupted; what there is stands in {folder}")
+
+
+# -- Reports that commands write: the flag, and the file ------------------------------------------------
+
+Report = Annotated[
+    str | None, typer.Option(help=f"HTML report to this file; {NO_REPORT}: not even beside the runs")
+]
+Json = Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")]
+
+
+class Outputs(NamedTuple):
+    """Where a plan goes besides the terminal."""
+
+    json: str | None
+    report: str | None
+
+    def checked(self) -> Outputs:
+        """The same, or a mistake told before the work begins."""
+        check_json(self.json)
+        check_report(self.report)
+        return self
+
+
+def tell(
+    page: Page,
+    document: dict[str, Any],
+    outputs: Outputs,
+    setup: str = "",
+    lost: Unservable | None = None,
+    alarms: Sequence[str] = (),
+) -> None:
+    """A plan on the terminal, and as JSON and HTML where asked; `setup` is what it rests on. What is `lost`
+    comes before everything else, everywhere.
+    """
+    from headgate.report.terminal import show
+
+    say = said_to(outputs.json)
+    page = resting_on(page, setup, [lost.said if lost else "", *alarms])
+    show(page, say)
+    save_page(page, outputs.report, say)
+    write_json(outputs.json, lost.before(document) if lost else document)
+
+
+def resting_on(page: Page, setup: str, alarms: Sequence[str]) -> Page:
+    """The same with its first lines."""
+    first, *others = page.chapters
+    return replace(page, chapters=(replace(first, setup=setup, alarms=tuple(filter(None, alarms))), *others))
+
+
+def said_to(json: str | None) -> IO[str]:
+    """Where text for people goes: not between the lines of JSON."""
+    return sys.stderr if json == "-" else sys.stdout
+
+
+def summed_up(scenes: Sequence[Scene]) -> None:
+    """Figures and comparisons, worked out here so that somebody who waits sees how far it is."""
+    with bar("summing up", len(scenes)) as progress:
+        for number, scene in enumerate(scenes, 1):
+            _ = scene.metrics, scene.comparison  # both are kept
+            progress(number)
+
+
+def save_page(page: Page, target: str | None, say: IO[str]) -> None:
+    """Write it and say where."""
+    if target is None or target == NO_REPORT:
+        return
+    from headgate.report.html.page import write
+
+    path = write(page, target)
+    print(f"report: {path} ({path.stat().st_size / 1000:,.0f} kB, open it in a browser)", file=say)
+
+
+# -- A progress bar with the time left, on standard error, for work of over two seconds at a terminal ---
+
+PATIENCE = 2.0  # seconds before it shows
+
+
+@contextmanager
+def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A function to call with how much of `total` is done. It shows by itself, even if nobody calls."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    shown = Progress(console=Console(stderr=True), transient=True)
+    task = shown.add_task(label, total=total)
+    lock, over = threading.Lock(), threading.Event()
+
+    def begin() -> None:
+        with lock:
+            if not over.is_set():
+                shown.start()
+
+    timer = threading.Timer(PATIENCE, begin)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda done: shown.update(task, completed=done)
+    finally:
+        timer.cancel()
+        with lock:
+            over.set()
+            shown.stop()

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from math import inf
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from headgate.advisor.settings import CostSettings, SearchSettings
+from headgate.advisor.settings import (
+    SEARCH,
+    CostSettings,
+    FleetSettings,
+    LevelSettings,
+    SearchSettings,
+    StepSettings,
+    WaitSettings,
+)
 from headgate.cli.flags import takes_settings
 from headgate.cli.help import Application
-from headgate.cli.output import write_json
-from headgate.cli.pages import Json, Outputs, Report, resting_on, said_to, save_page, tell
-from headgate.cli.plan_capacity import capacity
-from headgate.cli.plan_fluid import fluid
-from headgate.cli.plan_wait import wait
-from headgate.cli.progress import bar
-from headgate.cli.searches import Levels, asked
-from headgate.core.errors import InputError
-from headgate.experiment.settings import Experiment
+from headgate.cli.output import Json, Outputs, Report, bar, resting_on, said_to, save_page, tell, write_json
+from headgate.core.errors import InputError, unknown
+from headgate.experiment.settings import NAMED, POLICY, Experiment
+
+if TYPE_CHECKING:
+    from headgate.advisor.capacity.plan import CapacityPlan
+    from headgate.advisor.capacity.traffic import Level
+    from headgate.advisor.fewest_engines import EnginesPlan, Way
+    from headgate.advisor.set_up import OtherTimes
+
 
 plan = Application(
     help="Plan thresholds, flags of plain vLLM, capacity and fleets.",
@@ -67,8 +79,7 @@ def threshold(
     """Plan it."""
     from headgate.advisor.situation import situation
     from headgate.advisor.threshold import plan_threshold
-    from headgate.experiment.assumed import SATURATED, arrivals_said, assumed
-    from headgate.experiment.probe import MIXED, outside_said
+    from headgate.experiment.run import MIXED, SATURATED, arrivals_said, assumed, outside_said
     from headgate.report.plans.threshold import threshold_page
 
     outputs = Outputs(json, report).checked()
@@ -84,6 +95,18 @@ def threshold(
     tell(page, found.as_dict(), outputs, setup, lost, [outside])
 
 
+# -- What commands that search have in common: the promise, the policies, and where answers go ----------
+
+
+def flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
+    """An option of a search."""
+    option: typer.models.OptionInfo = typer.Option(help=help, rich_help_panel=panel)
+    return option
+
+
+Levels = Annotated[list[str] | None, flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
+
+
 @plan.command()
 @takes_settings
 def flags(
@@ -96,8 +119,7 @@ def flags(
 ) -> None:
     """Advise."""
     from headgate.advisor.flags import check_flags, plan_flags
-    from headgate.experiment.assumed import SATURATED, arrivals_said, assumed
-    from headgate.experiment.probe import MIXED, outside_said
+    from headgate.experiment.run import MIXED, SATURATED, arrivals_said, assumed, outside_said
     from headgate.report.plans.flags import check_section, flags_page
     from headgate.report.terminal import show
 
@@ -133,8 +155,7 @@ def _promised(
     """The same for a promise: the budget by formula, and what a search says of it."""
     from headgate.advisor.budget_search import search_flags
     from headgate.advisor.flags import plan_flags
-    from headgate.experiment.assumed import assumed, tried_arrivals
-    from headgate.experiment.probe import MIXED, outside_said
+    from headgate.experiment.run import MIXED, assumed, outside_said, tried_arrivals
     from headgate.report.plans.flags import promised_page
 
     if check or words.tpot or words.ttft:
@@ -149,11 +170,219 @@ def _promised(
     tell(page, document, outputs, setup, tried.lost, [outside])
 
 
+# -- `headgate plan capacity`: the largest rate each policy sustains, or the fewest engines for a load --
+
+RATE, ENGINES = "rate", "engines"
+Find = Annotated[str, flag("rate: of one engine; engines: how few bear the load")]
+Routers = Annotated[list[str] | None, flag("with --find engines (default: least-loaded); may be repeated")]
+Policies = Annotated[list[str] | None, flag(f"{NAMED} or all; may be repeated", POLICY)]
+Cache = Annotated[str | None, flag("folder of answers from before; none: use none")]
+
+
+@takes_settings
+def capacity(
+    words: Experiment,
+    search: SearchSettings,
+    slo: Levels = None,
+    policy: Policies = None,
+    find: Find = RATE,
+    router: Routers = None,
+    cache: Cache = None,
+    json: Json = None,
+    report: Report = None,
+) -> None:
+    """Search."""
+    from headgate.advisor.flags import with_graphs
+
+    outputs = Outputs(json, report).checked()
+    asks = asked("plan capacity", words, search, slo, policy, cache)
+    asks = asks._replace(policies=asks.policies or [words.policy])
+    words = with_graphs(words, asks.levels)
+    if find not in (RATE, ENGINES):
+        raise unknown("thing to --find", find, (RATE, ENGINES))
+    if find == ENGINES:
+        find_engines(words, router or [], asks, outputs)
+        return
+    if router:
+        raise InputError("--router is about fleets; say --find engines, or drop it")
+    _find_rate(words, asks, outputs)
+
+
+def _outside(words: Experiment, found: CapacityPlan) -> str:
+    """What the card did not measure, at the rate of the best policy."""
+    from headgate.experiment.run import outside_said
+
+    best = None if found.declined else found.best
+    return "" if best is None else outside_said(words, best.policy, best.rate.value)
+
+
+def _other_times(words: Experiment, asks: Asked, found: CapacityPlan) -> OtherTimes | None:
+    """The best policy with the other arrival times."""
+    from headgate.advisor.capacity.plan import choose
+    from headgate.advisor.set_up import other_question, other_rate
+
+    best = found.best
+    if best is None or not best.rate.value or found.interrupted or found.declined:
+        return None
+    question = other_question(words, asks.options, found.requests)
+    if question is None:
+        return None
+    chosen, _ = choose([best.policy], words, found.engine)
+    named = best.policy, best.rate.value
+    return other_rate(question, asks.levels, named, chosen[best.policy], bar, asks.folder)
+
+
+def _find_rate(words: Experiment, asks: Asked, outputs: Outputs) -> None:
+    """Search, show, and write JSON and a report where asked."""
+    from headgate.advisor.capacity.plan import plan_capacity
+    from headgate.experiment.run import assumed, tried_arrivals
+    from headgate.report.plans.capacity import apart_said, capacity_page
+
+    found = plan_capacity(words, asks.policies, asks.levels, asks.options, bar, asks.folder)
+    other = _other_times(words, asks, found)
+    setup = assumed(words, tried_arrivals(asks.options.as_recorded))
+    alarms = apart_said(other, "sustains"), _outside(words, found)
+    document = found.as_dict() | ({"other_times": other._asdict()} if other else {})
+    tell(capacity_page(found, sys.argv[1:]), document, outputs, setup, found.lost, alarms)
+    if found.interrupted:
+        raise KeyboardInterrupt
+
+
+# -- `headgate plan capacity --find engines`: how few engines bear a load under service levels ----------
+
+
+def find_engines(words: Experiment, routers: list[str], asks: Asked, outputs: Outputs) -> None:
+    """Search, show, and write JSON and a report where asked; levels that no fleet keeps are refused then."""
+    from headgate.advisor.fewest_engines import Serving, make_ways, out_of_reach, plan_engines
+    from headgate.experiment.run import DEFAULT_ROUTER, assumed, tried_arrivals
+    from headgate.report.plans.capacity import apart_said, engines_page
+
+    wanted = routers or list(words.routers) or [words.router or DEFAULT_ROUTER]
+    ways = make_ways(wanted, asks.policies, words)
+    found = plan_engines(words, ways, asks.levels, asks.options, Serving.of(words), bar, folder=asks.folder)
+    other = _engines_at_other_times(words, asks, ways, found)
+    setup = assumed(words, tried_arrivals(asks.options.as_recorded, found.rate), fleet=True)
+    alarms = apart_said(other, "needs", "engines"), _engines_outside(words, found)
+    document = found.as_dict() | ({"other_times": other._asdict()} if other else {})
+    tell(engines_page(found, sys.argv[1:]), document, outputs, setup, found.lost, alarms)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    if advice := out_of_reach(found):
+        raise InputError(advice)
+
+
+def _engines_at_other_times(
+    words: Experiment, asks: Asked, ways: dict[str, Way], found: EnginesPlan
+) -> OtherTimes | None:
+    """The smallest fleet with the other arrival times; None where no fleet is enough."""
+    from headgate.advisor.fewest_engines import Serving, plan_engines
+    from headgate.advisor.set_up import OtherTimes, other_question
+
+    best = found.best
+    question = None if found.interrupted else other_question(words, asks.options, found.requests)
+    if question is None or best is None or best.engines is None:
+        return None
+    settings, others, own = question
+    way, rate = {best.name: ways[best.name]}, {"rate": found.rate, "scale_rate": None}
+    settings = settings.model_copy(update=rate)  # its first requests alone may be faster or slower
+    plan = plan_engines(settings, way, asks.levels, others, Serving.of(words), bar, folder=asks.folder)
+    (again,) = plan.found
+    if again.engines is None:
+        return None
+    return OtherTimes(best.name, others.as_recorded, best.engines, again.engines, found.rate / own)
+
+
+def _engines_outside(words: Experiment, found: EnginesPlan) -> str:
+    """What the card did not measure, on one engine of the smallest fleet that does."""
+    from headgate.experiment.run import outside_said
+
+    best = found.best
+    return outside_said(words, best.policy, found.rate / best.engines) if best and best.engines else ""
+
+
+class Asked(NamedTuple):
+    """A question, checked before any work."""
+
+    levels: tuple[Level, ...]
+    policies: list[str]
+    options: SearchSettings
+    cache: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """Of answers from before."""
+        from headgate.advisor.capacity.memory import chosen_folder
+
+        return chosen_folder(self.cache)
+
+
+def asked(
+    command: str,
+    words: Experiment,
+    search: SearchSettings,
+    slo: list[str] | None,
+    policies: Sequence[str] | None = None,
+    cache: str | None = None,
+) -> Asked:
+    """There is a promise, and jobs are as many as cores unless told."""
+    from headgate.advisor.capacity.traffic import parse_levels
+
+    if not slo:
+        raise InputError(f"{command} needs a promise, such as --slo ttft=1s@p95,tbt=100ms@p99")
+    options = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
+    return Asked(parse_levels(slo), list(policies or words.policies), options, cache)
+
+
 plan.command()(capacity)
+
+
+@takes_settings
+def fluid(
+    words: Experiment,
+    fleet: FleetSettings,
+    steps: StepSettings,
+    levels: LevelSettings,
+    json: Json = None,
+    report: Report = None,
+) -> None:
+    """Plan it."""
+    from headgate.advisor.fluid_plan import make_fluid_plan
+    from headgate.experiment.run import MIXED, arrivals_said, assumed, outside_said
+    from headgate.report.plans.fluid import fluid_page
+
+    outputs = Outputs(json, report).checked()
+    found = make_fluid_plan(words, fleet, steps, levels)
+    setup = "" if steps.costs else assumed(words, arrivals_said(words, "rates of the classes"), run=False)
+    described = not (steps.costs or fleet.classes or fleet.from_log)  # by settings that a run can take
+    outside = outside_said(words, MIXED, found.per_engine) if described else ""
+    page, lost = fluid_page(found, levels.frontier, sys.argv[1:]), found.demand.lost
+    tell(page, found.as_dict(), outputs, setup, lost, [outside])
+
+
 plan.command()(fluid)
+
+
+@takes_settings
+def wait(
+    words: Experiment,
+    wishes: WaitSettings,
+    json: Json = None,
+    report: Report = None,
+) -> None:
+    """Plan it."""
+    from headgate.advisor.wait_plan import plan_wait
+    from headgate.experiment.run import MIXED, arrivals_said, assumed, outside_said
+    from headgate.report.plans.wait import wait_page
+
+    outputs = Outputs(json, report).checked()
+    found = plan_wait(words, wishes)
+    setup = assumed(words, arrivals_said(words, "a share of what the card carries"), run=False)
+    outside = outside_said(words, MIXED, min(found.mix.rate, found.most))
+    page = wait_page(found, sys.argv[1:])
+    tell(page, found.as_dict(), outputs, setup, found.lost, [outside, found.alarm])
+
+
 plan.command()(wait)
-threshold.__doc__ = THRESHOLD
-flags.__doc__ = FLAGS
 
 
 def _bound(text: str | None) -> float | None:
@@ -165,3 +394,124 @@ def _bound(text: str | None) -> float | None:
     if not seconds > 0:
         raise InputError(f"--max-gap {text}: it must be above 0, or left out for no bound")
     return seconds
+
+
+threshold.__doc__ = THRESHOLD
+flags.__doc__ = FLAGS
+# -- `headgate advise`: from a trace and a promise to a command line ------------------------------------
+
+ADVISE_HELP = """Say which policy, flags and engines keep your latency promises.
+
+Prints the lines to paste. Tries policies (mixed, keep, slai and eb+ unless --policy names others) with
+several max_num_seqs and max_num_batched_tokens on short runs, then the best flags of each on long ones, and
+the fewest engines where one does not bear the load: a trace's own, --scale-rate or --rate. Plain vLLM at
+its own best flags and at its defaults stands beside the answer. Answers are kept under ~/.cache/headgate,
+so that a second question is quick. A level is METRIC=TIME@STATISTIC:CLASS, as for `headgate plan capacity`.
+
+\b
+Examples:
+  headgate advise --trace azure-conv --slo ttft=1s@p95,tbt=100ms@p99
+  headgate advise --trace azure-conv --scale-rate 10 --slo ttft=1s@p95,tbt=100ms@p99 --engines-at-most 32
+  headgate advise --prompt 1000 --output 200 --rate 15 --slo ttft=500ms@p95 --policy keep --policy slai
+"""
+
+EnginesAtMost = Annotated[
+    int | None, typer.Option(min=1, help="look no further (default: 32)", rich_help_panel=SEARCH)
+]
+Model = Annotated[str | None, typer.Option(help="the model, for the lines to paste (default: the card's)")]
+MOST_ENGINES = 32
+
+
+@takes_settings
+def advise(
+    words: Experiment,
+    search: SearchSettings,
+    slo: Levels = None,
+    policy: Policies = None,
+    engines_at_most: EnginesAtMost = None,
+    model: Model = None,
+    cache: Cache = None,
+    json: Json = None,
+    report: Report = None,
+) -> None:
+    """Advise."""
+    from headgate.advisor.advice import POLICIES
+    from headgate.advisor.advice import advise as find
+    from headgate.experiment.run import assumed, tried_arrivals
+    from headgate.report.plans.advise import advice_page, other_said
+
+    outputs = Outputs(json, report).checked()
+    asks = asked("advise", words, search, slo, policy, cache)
+    told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
+    options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
+    found = find(words, asks.policies or list(POLICIES), asks.levels, options, bar, asks.folder)
+    setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
+    page = advice_page(found, model, sys.argv[1:])
+    tell(page, found.as_dict(), outputs, setup, found.start.traffic.lost, [other_said(found)])
+
+
+advise.__doc__ = ADVISE_HELP
+CAPACITY_HELP = """The largest rate or the fewest engines for service levels.
+
+λ* is the rate beyond which every policy falls behind. Each policy is simulated
+at rates between zero and λ*, by bracketing, with several seeds in parallel.
+With --find engines the load is given (a trace's own, --scale-rate or --rate)
+and fleets are simulated at token level, from load / λ* engines up, under every
+--router with every --policy.
+A level is METRIC=TIME@STATISTIC:CLASS with the metrics ttft, tbt (every gap
+between two tokens), tpot and e2e, the statistics p50, p99, ... mean and max,
+and a class or all requests. Without a statistic it is a promise that policies
+know of and nobody checks.
+
+\b
+Examples:
+  headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99 \\
+      --policy mixed --policy v0 --prompt 1000 --output 200
+  headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99:paying,tbt=500ms:free \\
+      --classes paying=5%,free=95% --trace sharegpt-8k --policy sarathi --policy slai \\
+      --card pub-rtx-ada-6000-mistral-7b --slots 128 --budget 512
+  headgate plan capacity --slo e2e=20s@p95 --policy all --trace azure-conv --seeds 2
+  headgate plan capacity --find engines --slo ttft=500ms@p95,tpot=40ms@p95 \\
+      --trace azure-conv --scale-rate 30 --router least-loaded --policy mixed --policy eb+
+"""
+capacity.__doc__ = CAPACITY_HELP
+# -- `headgate plan fluid`: how a fleet should split its engines, whom to serve, and what that is worth -
+
+FLUID_HELP = """Split a fleet between prompts and decodes; what an engine adds.
+
+Says which requests to serve. Solves the steady-state linear program of gate-and-route for classes of
+requests: --class flags, the classes of an experiment file with --rate, a trace cut into classes by prompt
+and output length, or the log of a router. Rates are those of the whole fleet. One percent of a price, a
+seat or a step time: what it changes.
+
+\b
+Examples:
+  headgate plan fluid --engines 20 --mixed-fixed 17.4ms \\
+      --mixed-per-token 6.2e-5 --solo-step 22ms --patience 10s \\
+      --class code:prompt=300,output=1000,rate=10 \\
+      --class paper:prompt=3000,output=400,rate=10
+  headgate plan fluid --engines 8 --trace azure-conv --scale-rate 30 --clusters 4
+  headgate plan fluid --engines 8 --slots 128 --trace azure-code --scale-rate 20 \\
+      --tpot 30ms --frontier tpot
+  headgate plan fluid --engines 8 --from-log router.jsonl
+"""
+fluid.__doc__ = FLUID_HELP
+
+
+# -- `headgate plan wait`: thresholds of WAIT and Nested WAIT, and the memory they need -----------------
+
+WAIT_HELP = """Thresholds of WAIT and Nested WAIT, and the memory they need.
+
+Prints the fluid equilibrium, thresholds per stage (fractional and, where
+they fit, whole), segments for outputs nobody can predict, and the memory
+that is enough with probability 1 - MISS. Types are the classes of a mix.
+Needs a rate: --rate, a trace's own times, or --load.
+
+\b
+Examples:
+  headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 \\
+      --rate 20
+  headgate plan wait --trace azure-conv --scale-rate 2 --types 3 --every 60s
+  headgate plan wait --prompt 512 --output 256 --load 0.8 --segments 4
+"""
+wait.__doc__ = WAIT_HELP

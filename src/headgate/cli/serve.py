@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from shlex import join, quote
 from typing import Annotated, Any
@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import typer
 
 from headgate.cli.flags import takes_settings
-from headgate.cli.reaper import Reaper
 from headgate.core.errors import InputError
 from headgate.live.engine.settings import AUTO, PANEL, Settings, check_words, merge
 from headgate.live.vllm import VLLM
@@ -127,7 +126,7 @@ def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
 
     What a file of vLLM's own settings says is left to the engine.
     """
-    from headgate.cost.model_names import differ
+    from headgate.cost.card import differ
     from headgate.live.engine.policy import load_named
 
     card = load_named(settings.card)
@@ -174,7 +173,7 @@ def _graphs_said(settings: Settings, rest: list[str]) -> str:
     """What would help a promise between tokens, unless the command line says how graphs are captured."""
     if not (settings.tbt or any(each.tbt for each in settings.classes.values())):
         return ""
-    from headgate.advisor.graph_size import FLAG, LARGEST, graph_flag
+    from headgate.advisor.flags import FLAG, LARGEST, graph_flag
 
     own = {FLAG, "--compilation-config", "-O", "--cudagraph-capture-sizes", "--enforce-eager"}
     if own & {word.partition("=")[0].replace("_", "-") for word in rest}:
@@ -279,6 +278,57 @@ def _wait(command: list[str], environment: dict[str, str], folder: Path) -> int:
             signal.signal(number, handler)
         reaper.close()
     return code if code >= 0 else 128 - code
+
+
+# -- Ends vLLM and removes its temporary folder when `headgate serve` is killed and cannot do so itself -
+
+GRACE = 60  # seconds vLLM has to end by itself
+# Reads the group, then waits: a second line says that all is done, the end of the pipe that its writer died.
+WATCH = """
+read -r group
+read -r finished && exit 0
+if [ -n "$group" ]; then
+    kill -TERM "-$group" 2>/dev/null
+    waited=0
+    while kill -0 "-$group" 2>/dev/null && [ "$waited" -lt "$2" ]; do sleep 1; waited=$((waited + 1)); done
+    kill -KILL "-$group" 2>/dev/null
+fi
+rm -rf -- "$1"
+"""
+
+
+class Reaper:
+    """A small shell that outlives this process, whatever happens to it; without a shell nothing watches."""
+
+    def __init__(self, folder: str, grace: int = GRACE) -> None:
+        ours, theirs = os.pipe()
+        self._pipe = theirs
+        try:
+            self._child: subprocess.Popen[bytes] | None = subprocess.Popen(
+                ["/bin/sh", "-c", WATCH, "headgate-reaper", folder, str(grace)],
+                stdin=ours,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # signals of the terminal do not reach it
+            )
+        except OSError:
+            self._child = None
+        os.close(ours)
+
+    def watch(self, group: int) -> None:
+        """This process group ends with us."""
+        self._say(str(group))
+
+    def close(self) -> None:
+        """All is done: nothing to end, nothing to remove."""
+        self._say("done")
+        os.close(self._pipe)
+        if self._child is not None:
+            self._child.wait()
+
+    def _say(self, line: str) -> None:
+        with suppress(OSError):  # somebody ended it: then nothing is watched
+            os.write(self._pipe, f"{line}\n".encode())
 
 
 serve.__doc__ = EXAMPLES

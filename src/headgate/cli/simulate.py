@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from headgate.cli.flags import option, takes_fleet_settings
-from headgate.cli.output import check_json, check_report, ended_early, run_folder, save, write_json
-from headgate.cli.pages import Report, said_to, save_page
-from headgate.cli.progress import bar
-from headgate.core.errors import InputError
-from headgate.experiment.settings import Experiment
+from headgate.cli.output import (
+    REPORT,
+    Report,
+    bar,
+    check_json,
+    check_report,
+    ended_early,
+    run_folder,
+    said_to,
+    save,
+    save_page,
+    summed_up,
+    write_json,
+)
+from headgate.core.errors import InputError, RunError, RunInterruptedError, unknown
+from headgate.experiment.settings import Experiment, experiment
+from headgate.experiment.workers import ON, Workers
 
 if TYPE_CHECKING:
-    from headgate.experiment.run import Prepared
+    from headgate.experiment.run import Maker, Prepared
+    from headgate.experiment.sweep import Over, Task
+    from headgate.record.tables import Run
+    from headgate.report.runs.scenes import Scene
     from headgate.stats.measured import Measured
 
-EXAMPLES = """Serve a workload under one policy, in virtual time.
+
+SIMULATE_HELP = """Serve a workload under one policy, in virtual time.
 
 Writes a run folder (tables as plain numpy columns, run.json, bench.json in the schema of
 `vllm bench serve`) and prints the figures with units.
@@ -86,7 +106,7 @@ def _one_policy(flags: list[str] | None, words: Experiment) -> str:
 
 def _one_router(flags: list[str] | None, prepared: Prepared) -> tuple[str, dict[str, Any]] | None:
     """The router of a fleet, made once so that a mistake in it costs nothing."""
-    from headgate.experiment.routing import choose_routers
+    from headgate.experiment.run import choose_routers
 
     if flags is not None and len(flags) > 1:
         raise InputError("simulate runs one router; drop a --router or use headgate compare")
@@ -100,7 +120,7 @@ def _report(
     found: Measured, folder: Path, outputs: tuple[str | None, str | None], detailed: bool, say: IO[str]
 ) -> None:
     """Figures on the terminal, and as JSON and HTML where asked."""
-    from headgate.experiment.coverage import warning
+    from headgate.experiment.run import warning
     from headgate.report.runs.page import runs_page
     from headgate.report.runs.scenes import scene_of
     from headgate.report.terminal import show
@@ -118,4 +138,425 @@ def _report(
     write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict(), **more})
 
 
-simulate.__doc__ = EXAMPLES
+simulate.__doc__ = SIMULATE_HELP
+
+
+# -- `headgate compare`: several policies on the same requests ------------------------------------------
+
+
+class Chosen(NamedTuple):
+    """What one of the runs compared is made of; without a router there is one engine."""
+
+    policy: str  # its name in headgate
+    settings: dict[str, Any]
+    make: Maker
+    router: tuple[str, dict[str, Any]] | None = None
+
+
+MOST_SEEDS = 10_000
+
+COMPARE_HELP = """Serve the same requests under several policies, side by side.
+
+Prints paired differences with intervals. The first policy is the baseline. With several seeds, runs are
+paired by seed; with one, by request. With --engines, routers are compared in the same way, or every router
+with every policy.
+
+\b
+Examples:
+  headgate compare --policy mixed --policy v0 --policy eb:refill=48 --clients 1024 --slots 512
+  headgate compare --policy mixed --policy eb:refill=16 --trace azure-conv --scale-rate 4
+  headgate compare --policy mixed --policy eb:refill=64 --workload geometric --rate 20 --seeds 5
+  headgate compare --engines 8 --router round-robin --router power-of-two --trace azure-conv --scale-rate 30
+"""
+
+
+@takes_fleet_settings
+def compare(
+    words: Experiment,
+    policy: Annotated[list[str] | None, option(Experiment, "policies", "--policy")] = None,
+    router: Annotated[list[str] | None, option(Experiment, "routers", "--router")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on")] = 1,
+    out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-compare)")] = None,
+    overwrite: Annotated[bool, typer.Option(help="replace run folders that exist")] = False,
+    json: Annotated[str | None, typer.Option(help="the comparison as JSON, to a file or -")] = None,
+    report: Report = None,
+) -> None:
+    """Run them."""
+    from headgate.experiment.run import Prepared
+    from headgate.report.runs.page import runs_page
+    from headgate.report.runs.scenes import scene_of
+    from headgate.report.terminal import show
+    from headgate.stats.comparison import Comparison
+
+    check_json(json)
+    check_report(report)
+    prepared = Prepared(words)
+    chosen = choose_all(words, policy, router, prepared)
+    if seeds > 1 and prepared.requests(words.seed) == prepared.requests(words.seed + 1):
+        raise InputError("these requests are the same for every seed (nothing is drawn); drop --seeds")
+    say = said_to(json)
+    with run_folder(out, "compare", overwrite) as folder:
+        for note in prepared.notes():
+            print(f"note: {note}", file=say)
+        runs = run_all(prepared, chosen, seeds, folder, overwrite)
+    scene = scene_of(runs)
+    if not isinstance(scene.comparison, Comparison):
+        raise InputError(str(scene.comparison))
+    page = runs_page([scene], sys.argv[1:])
+    show(page.chapters[0], say)
+    for line in extrapolations(runs):
+        show(f"note: {line}", say)
+    print(f"run folders: {folder}", file=say)
+    save_page(page, report or str(folder / REPORT), say)
+    fleets = {name: one.fleet.as_dict() for name, one in scene.first.items() if one.fleet is not None}
+    write_json(json, scene.comparison.as_dict() | ({"fleets": fleets} if fleets else {}))
+
+
+def extrapolations(runs: Mapping[str, list[Measured]]) -> list[str]:
+    """Which of the runs lean on the card beyond what it measured."""
+    from headgate.experiment.run import warning
+
+    return [line for each in runs.values() if (line := warning(each[0].run))]
+
+
+def choose_all(
+    words: Experiment, policy: list[str] | None, router: list[str] | None, prepared: Prepared
+) -> dict[str, Chosen]:
+    """What is compared: policies, routers, or every router with every policy."""
+    from headgate.experiment.run import choose_routers
+
+    wanted = list(words.policies) if policy is None else policy
+    routers = choose_routers(list(words.routers) if router is None else router, prepared)
+    if len(wanted) * max(1, len(routers)) < 2 and len(routers) < 2:
+        also = ", or --router round-robin --router split" if prepared.words.engines else ""
+        raise InputError(
+            f"compare needs at least two different policies; pass --policy mixed --policy v0{also}"
+        )
+    policies = choose(wanted or [words.policy], prepared)
+    if not routers:
+        return policies
+    if len(routers) == 1:
+        (routed,) = routers.values()
+        return {text: each._replace(router=routed) for text, each in policies.items()}
+    return {
+        name if len(policies) == 1 else f"{name} {text}": each._replace(router=routed)
+        for name, routed in routers.items()
+        for text, each in policies.items()
+    }
+
+
+def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
+    """Every policy by what the user called it. A setting of all goes to those that have such a parameter.
+
+    All are made once here: a mistake in the last should not cost the others' time.
+    """
+    from headgate.methods.make import policy_parameters, split_name
+
+    chosen: dict[str, Chosen] = {}
+    common = prepared.words.set
+    known: set[str] = set()
+    made: list[tuple[str, dict[str, Any]]] = []
+    for text in policies:
+        name, settings = split_name(text)
+        own = policy_parameters(name)
+        known |= set(own)
+        settings = {key: value for key, value in common.items() if key in own} | settings
+        make = prepared.maker(name, settings)
+        same = (name, make.parameters)
+        if same in made:
+            raise InputError(f"compare needs different policies; {text!r} is there twice, drop one")
+        made.append(same)
+        chosen[text] = Chosen(name, settings, make)
+    for setting in common:
+        if setting not in known:
+            raise unknown("parameter of any of these policies", setting, known)
+    return chosen
+
+
+def run_all(
+    prepared: Prepared, chosen: Mapping[str, Chosen], seeds: int, folder: Path, overwrite: bool = False
+) -> dict[str, list[Measured]]:
+    """Every policy on every seed, each into its own run folder."""
+    from headgate.experiment.run import carry_out
+    from headgate.record.tables import refuse_full
+    from headgate.stats.measured import Measured
+
+    first = prepared.words.seed
+    runs: dict[str, list[Measured]] = {text: [] for text in chosen}
+    places = {
+        (text, seed): folder / (_file_name(text) + (f"-seed{seed}" if seeds > 1 else ""))
+        for text in chosen
+        for seed in range(first, first + seeds)
+    }
+    for place in places.values():
+        refuse_full(place, overwrite)
+    for (text, seed), place in places.items():
+        name, settings, make, router = chosen[text]
+        with bar(f"{text} seed {seed}", len(prepared.workload)) as progress:
+            run = carry_out(prepared, name, settings, seed, text, progress, router, make)
+        found = Measured(run)
+        save(found, place, overwrite)
+        if run.meta["outcome"] != "finished":
+            raise ended_early(run, f"{text}: the run", place)
+        runs[text].append(found)
+    return runs
+
+
+def _file_name(text: str) -> str:
+    """A policy as part of a path."""
+    return re.sub(r"[^\w.+=-]+", "-", text)[:200]
+
+
+compare.__doc__ = COMPARE_HELP
+# -- `headgate demo`: the five-minute experience --------------------------------------------------------
+
+POLICIES = ["mixed", "v0", "eb:refill=4", "eb:refill=16", "eb:refill=64", "eb+"]
+SCENES: dict[str, tuple[str, dict[str, int]]] = {
+    "as-recorded": ("at the rate it was recorded, 5.2 requests/s", {}),
+    "saturated": ("as fast as the engine can: 320 clients in a closed loop", {"clients": 320}),
+}
+TITLE = "Ten minutes of real conversations on one GPU"
+AGAIN = "--trace azure-conv --clients 320 --policy mixed --policy eb:refill=16"
+
+
+def demo(
+    out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-demo)")] = None,
+    report: Report = None,
+) -> None:
+    """Ten minutes of real traffic under several policies; no GPU.
+
+    Serves a bundled slice of the Azure 2023 conversation trace with Qwen3-8B step times measured on an H200:
+    mixed batching (vLLM's default), prefill-first (vLLM v0), exclusive batches with three thresholds, and
+    EB+, which chooses by itself. Prints two tables and writes one HTML report beside the run folders.
+
+    Example: headgate demo --out my-demo
+    """
+    from headgate.experiment.run import Prepared
+    from headgate.report.document import SHOWN
+    from headgate.report.runs.page import runs_page, scene_chapter
+    from headgate.report.runs.scenes import scene_of
+    from headgate.report.terminal import show
+
+    check_report(report)
+    scenes = []
+    with run_folder(out, "demo", overwrite=False) as folder:
+        for scene, (load, flags) in SCENES.items():
+            prepared = Prepared(experiment({"trace": "azure-conv", **flags}))
+            title = f"{len(prepared.workload)} conversations on {prepared.card.name}, {load}"
+            print(f"\n{title}")
+            runs = run_all(prepared, choose(POLICIES, prepared), 1, folder / scene)
+            scenes.append(scene_of(runs, title))
+            show(replace(scene_chapter(scenes[-1]), title=""), depth=SHOWN)
+            for note in extrapolations(runs):
+                show(f"note: {note}")
+    print(f"\nRun folders: {folder}. Every difference with its interval:")
+    print(f"  {os.path.relpath(sys.argv[0])} compare {AGAIN}")
+    save_page(runs_page(scenes, sys.argv[1:], TITLE), report or str(folder / REPORT), sys.stdout)
+
+
+# -- `headgate sweep`: a grid of runs on all local cores ------------------------------------------------
+
+MOST_SWEPT_SEEDS = 1000
+LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, so these come first
+RECORD = "sweep.json"  # marks a folder that a sweep may go on in
+
+SWEEP_HELP = """Run a grid of settings, policies and seeds on all cores.
+
+--over takes any setting of a run (rate, clients, scale-rate, slots, budget, prompt, ...) or a parameter of
+the policies (refill, ...). The load, else the first setting, is the x-axis of the report. An interrupted
+sweep goes on when the same command names its folder with --out.
+
+\b
+Examples:
+  headgate sweep --policy mixed --policy eb+ --over rate=4,8,12,16,20 --requests 2000
+  headgate sweep --policy eb --over refill=4,16,64 --over clients=64,256,512 --seeds 3
+  headgate sweep --policy mixed --trace azure-conv --over scale-rate=1,2,4 --over slots=64,256 --out grid
+  headgate sweep --policy mixed --policy eb+ --over rate=4,8,12,16,20 --seeds 50 --on ray:10.0.0.1:6379
+"""
+
+Many = Annotated[list[str] | None, typer.Option("--over", help="NAME=VALUE,VALUE,...; may be repeated")]
+
+
+@takes_fleet_settings
+def sweep(
+    words: Experiment,
+    over: Many = None,
+    policy: Annotated[list[str] | None, option(Experiment, "policies", "--policy")] = None,
+    router: Annotated[list[str] | None, option(Experiment, "routers", "--router")] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=MOST_SWEPT_SEEDS, help="so many seeds, from --seed on")
+    ] = 1,
+    jobs: Annotated[int | None, typer.Option(min=1, help="processes (default: one per core)")] = None,
+    on: Annotated[str, typer.Option(help=ON)] = "",
+    out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-sweep)")] = None,
+    json: Annotated[str | None, typer.Option(help="every point as JSON, to a file or -")] = None,
+    report: Report = None,
+) -> None:
+    """Run it."""
+    from headgate.experiment.run import warning
+    from headgate.experiment.sweep import by_place, is_word, parse_grid
+    from headgate.report.runs.load import load_grid
+    from headgate.report.runs.page import runs_page, setup
+    from headgate.report.runs.scenes import swept
+    from headgate.report.terminal import show
+
+    check_json(json)
+    check_report(report)
+    workers = Workers(jobs or os.cpu_count() or 1, on).checked()
+    axes = sorted(parse_grid(over or []), key=lambda axis: axis.word not in LOADS)
+    if not axes:
+        raise InputError("sweep needs something to sweep over; pass --over rate=2,4,8")
+    tasks = make_tasks(words, axes, policy, router, seeds)
+    say = said_to(json)
+    _notes(tasks, say)
+    going_on = out is not None and (Path(out) / RECORD).is_file()
+    with run_folder(out, "sweep", going_on) as folder:
+        runs = sweep_all(tasks, folder, workers, say)
+    first = next((axis for axis in axes if is_word(axis)), None)
+    scenes = {at: swept(own, first.word if first else "", at) for at, own in by_place(runs).items()}
+    summed_up(list(scenes.values()))
+    show(setup(list(scenes.values())), say)
+    print(file=say)
+    show(load_grid(list(scenes.values())), say)
+    for line in dict.fromkeys(line for _, run in runs if (line := warning(run))):
+        show(f"note: {line}", say)
+    print(f"run folders: {folder}", file=say)
+    page = runs_page(list(scenes.values()), sys.argv[1:])
+    save_page(page, report or str(folder / REPORT), say)
+    write_json(json, _document(scenes, axes))
+    _all_ended_well(runs, folder)
+
+
+def _notes(tasks: Sequence[Task], say: Any) -> None:
+    """What the runs leave out, each said once."""
+    from headgate.cost.card import load_card, renamed
+    from headgate.cost.likeness import error_bar
+    from headgate.experiment.run import partly
+    from headgate.experiment.settings import renamed_promise
+
+    kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
+    notes = [renamed(card) for card, _ in kinds]
+    notes += [note for card, _ in kinds for note in error_bar(load_card(card))]
+    notes += [note for task in tasks for note in renamed_promise(task.words)]
+    notes += [note for (card, fleet), each in kinds.items() for note in partly(each, load_card(card), fleet)]
+    for note in dict.fromkeys(filter(None, notes)):
+        print(f"note: {note}", file=say)
+
+
+def _all_ended_well(runs: Sequence[tuple[Task, Run]], folder: Path) -> None:
+    """A run that failed is no reason to lose the others, but one to say so."""
+    failed = [(task, run) for task, run in runs if run.meta["outcome"] != "finished"]
+    if failed:
+        task, run = failed[0]
+        place = folder / _place(task)
+        raise RunError(f"{len(failed)} of {len(runs)} runs did not end; {place}: {run.meta['outcome']}")
+
+
+def make_tasks(
+    words: Experiment, axes: Sequence[Over], policy: list[str] | None, router: list[str] | None, seeds: int
+) -> list[Task]:
+    """The whole grid; every policy is made once at every point, so that mistakes cost nothing."""
+    from headgate.experiment.run import Prepared
+    from headgate.experiment.sweep import MOST, Task, expand_policies, is_word, variants, with_value
+
+    of_runs = [axis for axis in axes if is_word(axis)]
+    texts = expand_policies(
+        policy or list(words.policies) or [words.policy], [a for a in axes if not is_word(a)]
+    )
+    places: list[tuple[Any, Experiment]] = [(None, words)]
+    if of_runs:
+        places = [(value, with_value(words, of_runs[0], value)) for value in of_runs[0].values]
+    tasks: list[Task] = []
+    for at, here in places:
+        for suffix, own in variants(here, of_runs[1:]).items():
+            prepared = Prepared(own)
+            for text, chosen in _chosen(own, texts, router, prepared).items():
+                name, settings, routed = chosen.policy, chosen.settings, chosen.router
+                each = range(words.seed, words.seed + seeds)
+                tasks += [Task(at, text + suffix, own, name, settings, routed, seed) for seed in each]
+            if len(tasks) > MOST:
+                raise InputError(f"more than {MOST:,} runs; take fewer values or seeds")
+    return tasks
+
+
+def _chosen(
+    words: Experiment, texts: list[str], router: list[str] | None, prepared: Prepared
+) -> dict[str, Chosen]:
+    """As for compare, but one of a kind is enough."""
+    from headgate.experiment.run import choose_routers
+
+    routers = choose_routers(list(words.routers) if router is None else router, prepared)
+    if len(texts) > 1 or len(routers) > 1:
+        return choose_all(words, texts, router, prepared)
+    routed = next(iter(routers.values()), None)
+    return {text: each._replace(router=routed) for text, each in choose(texts, prepared).items()}
+
+
+def sweep_all(tasks: Sequence[Task], folder: Path, workers: Workers, say: Any) -> list[tuple[Task, Run]]:
+    """Every run that is not there yet, each into its own folder as soon as it ends."""
+    from headgate.experiment.sweep import carry_out_all
+
+    places = {task.fingerprint: folder / _place(task) for task in tasks}
+    (folder / RECORD).write_text('{"runs": %d}\n' % len(tasks), encoding="utf-8")  # noqa: UP031
+    there = {task.fingerprint for task in tasks if _finished(places[task.fingerprint], task)}
+    left = [task for task in tasks if task.fingerprint not in there]
+    if there:
+        print(f"{len(there)} of {len(tasks)} runs are there already", file=say)
+    try:
+        with bar("sweep", len(left)) as progress:
+            for done, (task, run) in enumerate(carry_out_all(left, workers, sys.argv[1:]), 1):
+                save(run, places[task.fingerprint], overwrite=True)
+                progress(done)
+                if run.meta["outcome"] == "interrupted":
+                    raise KeyboardInterrupt
+    except (KeyboardInterrupt, RunInterruptedError):
+        here = sum(_finished(place, task) for task, place in zip(tasks, places.values(), strict=True))
+        said = f"interrupted: {here} of {len(tasks)} runs stand in {folder}"
+        raise RunInterruptedError(f"{said}; the same command with --out {folder} goes on") from None
+    return _load(tasks, places)
+
+
+def _load(tasks: Sequence[Task], places: dict[str, Path]) -> list[tuple[Task, Run]]:
+    from headgate.record.tables import Run
+
+    return [(task, Run.load(places[task.fingerprint])) for task in tasks]
+
+
+def _place(task: Task) -> str:
+    """Where on the grid, as a path."""
+    import re
+
+    name = re.sub(r"[^\w.+=-]+", "-", task.label)[:120]
+    return f"{'' if task.at is None else f'{task.at}/'}{name}-seed{task.seed}"
+
+
+def _finished(place: Path, task: Task) -> bool:
+    """Whether the run stands there, whole. Another run in its place is refused rather than replaced."""
+    from headgate.record.tables import Run
+
+    if not (place / "run.json").is_file():
+        return False
+    meta = Run.load(place).meta
+    if meta.get("sweep") != task.fingerprint:
+        raise InputError(f"{place} holds a run of another sweep; choose another folder with --out")
+    return bool(meta.get("outcome") == "finished")
+
+
+def _document(scenes: dict[Any, Scene], axes: Sequence[Over]) -> dict[str, Any]:
+    """Every run with all its figures."""
+    points = [
+        {
+            "at": at,
+            "label": label,
+            "seed": one.run.meta.get("seed"),
+            "outcome": one.run.meta["outcome"],
+            "metrics": one.metrics.as_dict(),
+        }
+        for at, scene in scenes.items()
+        for label, own in scene.runs.items()
+        for one in own
+    ]
+    return {"over": {axis.word: list(axis.values) for axis in axes}, "points": points}
+
+
+sweep.__doc__ = SWEEP_HELP

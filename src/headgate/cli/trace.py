@@ -11,7 +11,9 @@ import typer
 from headgate.cli.flags import option
 from headgate.cli.output import check_json, run_folder, save, write_json
 from headgate.core.errors import InputError
+from headgate.experiment.build import make_workload
 from headgate.experiment.settings import Experiment, experiment
+from headgate.workloads.traces import write_mooncake
 
 CONVERT = "convert"
 
@@ -54,8 +56,6 @@ def trace(
         "sort": sort,
     }
     if file == CONVERT:
-        from headgate.cli.trace_convert import convert
-
         named = {name: value for name, value in given.items() if value}
         convert(files or [], experiment({"trace": "", **named}), overwrite)
         return
@@ -100,6 +100,24 @@ def notes(meta: dict[str, object]) -> list[str]:
         assert isinstance(lines, list)
         found += [told.format(**line) for line in lines]
     return found
+
+
+# -- `headgate trace convert IN OUT`: any trace that headgate reads, as Mooncake's JSON lines -----------
+
+
+def convert(names: list[str], settings: Experiment, overwrite: bool) -> None:
+    """Read, write, and say what was written."""
+    if len(names) != 2:
+        raise InputError("trace convert takes two files; write headgate trace convert IN OUT.jsonl")
+    source, target = names
+    if Path(target).exists() and not overwrite:
+        raise InputError(f"{target} exists; choose another name or pass --overwrite")
+    workload, bad = make_workload(settings.model_copy(update={"trace": source}))
+    write_mooncake(workload, target)
+    if "times" in workload.origin:
+        print(f"note: {workload.origin['times']}", file=sys.stderr)
+    left = f", {bad.count} bad rows left out" if bad.count else ""
+    print(f"{target}: {len(workload):,} requests in Mooncake's format{left}")
 
 
 trace.__doc__ = EXAMPLES

@@ -17,8 +17,8 @@ class Decodes(Enum):
     NONE = "none"  # keep their KV, give them no token
 
 
-ALL: Final = Decodes.ALL
 NONE: Final = Decodes.NONE
+ALL: Final = Decodes.ALL
 
 
 class Until(NamedTuple):
@@ -161,3 +161,43 @@ def _bad_rejections(plan: Plan, view: Ledger) -> list[str]:
 def _some(ids: list[int]) -> str:
     """The first few of them."""
     return str(ids) if len(ids) <= SHOWN else f"{ids[:SHOWN]} and {len(ids) - SHOWN} more"
+
+
+# -- The lease of the plan in force: counters that run down, and whether one of them has ended it -------
+
+
+class Lease:
+    """Counts down what `Until` promised. `ended` is all a driver asks; drivers may also set it."""
+
+    __slots__ = ("arrivals", "ended", "finishes", "prefills", "steps", "time")
+
+    def __init__(self) -> None:
+        self.steps = self.time = self.arrivals = self.prefills = self.finishes = inf
+        self.ended = True
+
+    def begin(self, until: Until) -> None:
+        """A new plan is in force from now on."""
+        self.steps, self.time, self.arrivals, self.prefills, self.finishes = until
+        self.ended = False
+
+    def arrival(self) -> None:
+        self.arrivals -= 1
+        if self.arrivals <= 0:
+            self.ended = True
+
+    def prefill(self) -> None:
+        """One prompt has been completed."""
+        self.prefills -= 1
+        if self.prefills <= 0:
+            self.ended = True
+
+    def finish(self) -> None:
+        self.finishes -= 1
+        if self.finishes <= 0:
+            self.ended = True
+
+    def ran(self, steps: int, now: float) -> None:
+        """That many steps have run, and the clock shows `now`."""
+        self.steps -= steps
+        if self.steps <= 0 or now >= self.time:
+            self.ended = True

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from headgate.cost.laws.host import HostTerms
+    from headgate.cost.laws.terms import HostTerms
 
 LARGEST = 1e6  # of any coefficient, in seconds: no step takes days, and no sum overflows
 

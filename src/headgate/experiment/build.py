@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,20 +14,24 @@ from headgate.core.durations import slice_text
 from headgate.core.errors import InputError, unknown
 from headgate.core.request import MEAN, Slo
 from headgate.cost.card import Card
-from headgate.experiment.conflicts import at_once, refuse_conflicts
-from headgate.experiment.replay import as_workload
-from headgate.experiment.settings import ClassSettings, Experiment, Lengths, StageSettings
+from headgate.experiment.settings import (
+    ClassSettings,
+    Experiment,
+    Lengths,
+    StageSettings,
+    at_once,
+    refuse_conflicts,
+)
 from headgate.record.live_trace import is_live_trace, read_live_trace
-from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.of_card import DEFAULT_BUDGET, DEFAULT_SLOTS, engine_of_card
-from headgate.workloads.arrivals import ArrivalProcess, arrival_process
-from headgate.workloads.bundled import BUNDLED, bundled
+from headgate.record.tables import Run
+from headgate.sim.engine.engine import DEFAULT_BUDGET, DEFAULT_SLOTS, Engine, engine_of_card
+from headgate.sim.engine.replica import Residents
+from headgate.workloads.arrivals import ArrivalProcess, arrival_process, spread, tick_of
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.sessions import as_sessions, shared_prefix
 from headgate.workloads.streams import stream
 from headgate.workloads.synthetic import Share, Stage, generate
-from headgate.workloads.ticked import spread, tick_of
-from headgate.workloads.traces import BadRows, read_trace
+from headgate.workloads.traces import BUNDLED, BadRows, bundled, read_trace
 from headgate.workloads.workload import Kind, Workload
 
 __all__ = ["DEFAULT_BUDGET", "DEFAULT_SLOTS", "make_engine", "make_workload", "too_long"]
@@ -220,4 +225,113 @@ def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
         raise unknown("trace", trace, BUNDLED)
     return read_trace(
         trace, words.format, words.skip_bad_rows, words.sort, words.columns or "", words.times or ""
+    )
+
+
+# -- The requests of a live engine's trace as a workload: when they came, their lengths, what its cache -
+#    had
+
+
+def as_workload(run: Run, path: Path) -> Workload:
+    """Requests that broke off have the mean output of their class, as they would have gone on.
+
+    Prompts are not in a trace, so what requests share is not known. Their hits are, and are replayed.
+    """
+    rows = run.requests
+    done, kind = run.completed(), rows["kind"].astype(np.int64)
+    if not done.any():
+        raise InputError(f"trace {path}: no request was served to its end; let the engine serve some first")
+    output = np.maximum(rows["output"], 1)
+    for place in np.unique(kind[~done]).tolist():
+        mine = kind == place
+        mean = output[done & mine if (done & mine).any() else done].mean()
+        output = np.where(mine & ~done, np.maximum(output, round(mean)), output)
+    order = np.argsort(rows["arrival"], kind="stable")
+    kinds = [
+        Kind(
+            str(each["name"]),
+            Slo(**{**Slo()._asdict(), **{name: each[name] for name in Slo._fields if name in each}}),
+        )
+        for each in run.kinds
+    ]
+    columns = {
+        "arrival": rows["arrival"] - rows["arrival"].min(),
+        "kind": kind,
+        "priority": rows["priority"],
+        "cached": np.clip(rows["cached"], 0, rows["prompt"] - 1),
+    }
+    return Workload.of(
+        rows["prompt"][order],
+        output[order],
+        kinds=kinds,
+        name=path.name.split(".")[0],
+        origin={"trace": path.name, "format": "headgate-serve"},
+        **{name: values[order] for name, values in columns.items()},
+    )
+
+
+# -- What a run's record says of its requests -----------------------------------------------------------
+
+
+def cache_record(engines: Sequence[Residents]) -> dict[str, object]:
+    """Blocks that each one's prefix cache evicted, where they had any."""
+    evicted = [engine.cache.evicted for engine in engines if engine.cache is not None]
+    return {"prefix_evicted": evicted} if evicted else {}
+
+
+def described(workload: Workload) -> dict[str, object]:
+    """Name, size, load and classes of the requests, for run.json."""
+    load = "closed" if workload.closed else "open" if np.ptp(workload.arrival) else "all-at-once"
+    return {
+        "workload": {"name": workload.name, "requests": len(workload), **workload.origin},
+        "load": load,
+        "clients": int(workload.clients.max()) or None,
+        "kinds": [{"name": kind.name, **kind.slo._asdict()} for kind in workload.kinds],
+    }
+
+
+# -- Requests that no engine of this size can serve: counted, named with the remedy, left out of promises
+
+
+class Unservable(NamedTuple):
+    """How many of how many requests do not fit, and the prompt from which on none does."""
+
+    number: int = 0
+    total: int = 0
+    longest: int = 0
+
+    @property
+    def said(self) -> str:
+        """One sentence with the remedy, "" where all fit."""
+        if not self.number:
+            return ""
+        return (
+            f"Cannot be served: {self.number:,} of {self.total:,} requests "
+            f"({100 * self.number / self.total:.3g} %) have prompts of {self.longest:,} tokens or more, "
+            "which is all that model length or KV allow. They are left out of every figure but their count; "
+            "raise --model-len (vLLM: --max-model-len) or cut prompts with --cap-prompt."
+        )
+
+    def before(self, document: dict[str, Any]) -> dict[str, Any]:
+        """A document for JSON with the same as its first entry, where there is something to say."""
+        if not self.number:
+            return document
+        lost = {"requests": self.number, "of": self.total, "prompt_tokens_from": self.longest}
+        return {"cannot_be_served": {**lost, "said": self.said}, **document}
+
+
+ALL_FIT = Unservable()
+
+
+def unservable(workload: Workload, engine: Engine) -> Unservable:
+    """Those that do not fit; an error where none does."""
+    return Unservable(too_long(workload, engine), len(workload), engine.longest)
+
+
+def servable(workload: Workload, engine: Engine) -> Workload:
+    """The requests that fit; an error where there are none."""
+    return (
+        workload.subset(np.asarray(workload.prompt < engine.longest))
+        if too_long(workload, engine)
+        else workload
     )

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headgate.core.errors import InputError, RunError
+from headgate.core.fleet import RoutePolicy
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
-from headgate.experiment.worlds import World, world
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.experiment.fleet import FleetSetup
+from headgate.kv.transfer import Transfer
 from headgate.methods.make import make_policy
 from headgate.methods.mixed.mixed import Mixed
+from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import Replica
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.stingy_engine import serve_stingily
+from headgate.workloads.workload import Kind, Workload
 
 Make = Callable[[], BatchPolicy]  # a fresh policy for the world in hand
 TOOK_OVER = 12  # the most steps before a fresh policy takes over
@@ -119,6 +125,37 @@ def take_over(make: Make, at: World) -> None:
     _everybody(diary, at)
 
 
+def _served(policy: BatchPolicy, at: World, leases: bool = True) -> Diary:
+    Simulator(at.engine, policy, at.workload, (diary := Diary(),), leases=leases).run()
+    return diary
+
+
+def _everybody(diary: Diary, at: World) -> None:
+    if diary.gone != len(at.workload):
+        raise BrokenLawError(f"{diary.gone} of {len(at.workload)} requests were served or left")
+
+
+def _alike(one: list[Any], other: list[Any], what: str) -> None:
+    for first, second in zip_longest(one, other):
+        if first != second:
+            raise BrokenLawError(f"{what} differ: {first} and {second}")
+
+
+class World(NamedTuple):
+    """An engine and who comes to it; the same for the same number."""
+
+    number: int
+    engine: Engine
+    workload: Workload
+
+    def __str__(self) -> str:
+        engine = self.engine
+        return (
+            f"world {self.number}: {len(self.workload)} requests, {engine.running} seats, "
+            f"{engine.batch_tokens} tokens a step, {engine.kv_tokens} KV tokens"
+        )
+
+
 LAWS: dict[str, Callable[[Make, World], None]] = {
     "ends": ends,
     "same again": same_again,
@@ -215,17 +252,133 @@ def _try_all(
                 return
 
 
-def _served(policy: BatchPolicy, at: World, leases: bool = True) -> Diary:
-    Simulator(at.engine, policy, at.workload, (diary := Diary(),), leases=leases).run()
-    return diary
+# -- The laws every router must keep, tried on one router before small random fleets --------------------
+
+MOST_ENGINES, MOST_KINDS = 4, 3
+TRANSFER = Transfer(0.4, 0.01)
 
 
-def _everybody(diary: Diary, at: World) -> None:
-    if diary.gone != len(at.workload):
-        raise BrokenLawError(f"{diary.gone} of {len(at.workload)} requests were served or left")
+class FleetWorld(NamedTuple):
+    """Engines under mixed batching, and the requests that come to them; the same for the same number."""
+
+    setup: FleetSetup
+    workload: Workload
+    alone: World
+
+    def __str__(self) -> str:
+        return f"{self.alone}, {self.setup.engines} engines, {len(self.workload.kinds)} kinds"
+
+    def router(self, name: str, settings: dict[str, Any]) -> RoutePolicy:
+        """A fresh router with what it wants to know: a plan, the engines, chance."""
+        return self.setup.router(name, settings, self.workload, self.alone.number)[0]
+
+    def serve(self, router: RoutePolicy) -> Run:
+        """The whole run; one that ends early breaks a law."""
+        engine = self.setup.engine
+
+        def policy(role: str) -> BatchPolicy:
+            return Mixed(engine.running, engine.batch_tokens)
+
+        run = self.setup.run(policy, router, self.workload)
+        outcome = str(run.meta["outcome"])
+        if outcome == "interrupted":
+            raise KeyboardInterrupt
+        if outcome != "finished":
+            raise BrokenLawError(outcome.removeprefix("failed: "))
+        return run
 
 
-def _alike(one: list[Any], other: list[Any], what: str) -> None:
-    for first, second in zip_longest(one, other):
-        if first != second:
-            raise BrokenLawError(f"{what} differ: {first} and {second}")
+def fleet_world(number: int) -> FleetWorld:
+    """The fleet of that number."""
+    alone = world(number)
+    draw = np.random.default_rng((number, 1))
+    engine = alone.engine
+    running = max(2, engine.running)  # a prompt beside a decode
+    engine = engine._replace(running=running, batch_tokens=max(running, engine.batch_tokens))
+    kinds = tuple(Kind(f"kind{place}") for place in range(int(draw.integers(1, MOST_KINDS + 1))))
+    requests = len(alone.workload)
+    workload = replace(alone.workload, kinds=kinds, kind=draw.integers(0, len(kinds), requests))
+    setup = FleetSetup(engine, int(draw.integers(1, MOST_ENGINES + 1)), TRANSFER)
+    return FleetWorld(setup, workload, alone)
+
+
+MakeRouter = Callable[[], RoutePolicy]  # a fresh router for the fleet in hand
+
+
+def router_ends(make: MakeRouter, at: FleetWorld) -> None:
+    """Every move makes sense; every request is served or leaves."""
+    run = at.serve(make())
+    left = int((run.requests["how"] < 0).sum())
+    if left:
+        raise BrokenLawError(f"{left} of {len(at.workload)} requests neither served nor gone")
+
+
+def router_same_again(make: MakeRouter, at: FleetWorld) -> None:
+    """The same history gives the same moves."""
+    first, second = at.serve(make()).requests, at.serve(make()).requests
+    for column, values in first.items():
+        if not np.array_equal(values, second[column], equal_nan=values.dtype.kind == "f"):
+            raise BrokenLawError(f"two runs of the same requests differ in {column}")
+
+
+ROUTER_LAWS: dict[str, Callable[[MakeRouter, FleetWorld], None]] = {
+    "ends": router_ends,
+    "same again": router_same_again,
+}
+
+
+def try_router_laws(
+    name: str,
+    settings: dict[str, Any],
+    worlds: int,
+    seed: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Trial:
+    """Every law in fleets `seed`, `seed + 1`, ..."""
+
+    def make(at: FleetWorld) -> RoutePolicy:
+        return at.router(name, settings)
+
+    return try_worlds(Trial(name, worlds, seed), ROUTER_LAWS, fleet_world, make, progress)
+
+
+# -- Small random worlds to try a policy in: engines short of KV, and clients who give up ---------------
+
+COST = LinearCost(
+    DecodeTerms(constant=1.0, per_decode=0.05, per_context=0.001),
+    PrefillTerms(constant=0.4, per_token=0.01),
+    MixedTerms(constant=1.2, per_prefill=0.012, per_decode=0.06, per_context=0.001),
+)
+MOST_REQUESTS, MOST_SEATS, MOST_TOKENS = 25, 8, 64
+LONGEST_PROMPT = 60
+NEVER = np.inf
+
+
+def world(number: int) -> World:
+    """The world of that number."""
+    draw = np.random.default_rng(number)
+    seats = int(draw.integers(1, MOST_SEATS + 1))
+    engine = Engine(
+        cost=COST,
+        kv_tokens=int(draw.integers(20, 120) if draw.random() < 0.5 else draw.integers(64, 600)),
+        max_model_len=int(draw.choice([50, 100, 10_000])),
+        batch_tokens=int(draw.integers(seats, MOST_TOKENS + 1)),
+        running=seats,
+        block=int(draw.choice([1, 4, 16])),
+    )
+    return World(number, engine, _workload(draw))
+
+
+def _workload(draw: np.random.Generator) -> Workload:
+    """A few requests, open or closed loop, with ties in time; in every second world some give up."""
+    count = int(draw.integers(1, MOST_REQUESTS + 1))
+    columns: dict[str, Any] = {"limit": draw.choice([2**31 - 1, 1, 7], count)}
+    if draw.random() < 0.5:
+        columns["clients"] = draw.integers(1, 9, count)
+    else:
+        columns["arrival"] = np.cumsum(draw.choice([0.0, 0.0, 0.3, 1.7, 12.25, 60.5], count))
+    if draw.random() < 0.5:
+        columns["patience"] = draw.choice([NEVER, 0.1, 0.5, 2.5, 20.0], count)
+        columns["abort"] = draw.choice([NEVER, NEVER, 0.1, 3.5, 30.0], count)
+    prompts = draw.integers(1, LONGEST_PROMPT + 1, count)
+    return Workload.of(prompts, draw.choice([1, 2, 3, 9, 30, 140], count), **columns)

@@ -10,10 +10,9 @@ from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
-from headgate.experiment.asynchrony import composes_ahead
-from headgate.experiment.build import make_engine
-from headgate.experiment.described import cache_record, described
+from headgate.experiment.build import cache_record, described, make_engine
 from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+from headgate.experiment.run import composes_ahead
 from headgate.experiment.settings import ManyEngines, experiment
 from headgate.kv.transfer import Transfer
 from headgate.methods import make
@@ -226,7 +225,7 @@ def compare(
         >>> found.rows[0].metric, found.rows[0].others["v0"].verdict
         ('request throughput', 'worse')
     """
-    from headgate.stats import comparison  # intervals take scipy, which takes a while to import
+    from headgate.stats import comparison
 
     if not isinstance(runs, Mapping):
         raise InputError(

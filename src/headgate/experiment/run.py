@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from headgate.core.errors import RunError
+from headgate.core.durations import duration
+from headgate.core.errors import InputError, RunError, unknown
 from headgate.core.policy import BatchPolicy
 from headgate.core.version import VERSION
 from headgate.cost.card import Card, load_card, renamed
-from headgate.cost.error_bar import error_bar
-from headgate.experiment.assumed import arrivals_said
-from headgate.experiment.asynchrony import composes_ahead, partly
-from headgate.experiment.build import make_engine, make_workload, too_long
-from headgate.experiment.conflicts import renamed_promise
-from headgate.experiment.coverage import outside
-from headgate.experiment.described import cache_record, described
+from headgate.cost.laws.terms import HostTerms
+from headgate.cost.likeness import error_bar, throughput_error
+from headgate.experiment.build import (
+    DEFAULT_CLIENTS,
+    cache_record,
+    described,
+    make_engine,
+    make_workload,
+    too_long,
+)
 from headgate.experiment.fleet import FleetSetup, prices_of, transfer_time
-from headgate.experiment.outages import parse_outages
-from headgate.experiment.settings import Experiment
-from headgate.methods.make import make_policy
+from headgate.experiment.settings import Experiment, at_once, renamed_promise
+from headgate.methods.make import make_policy, router_parameters, split_name
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
+from headgate.sim.fleet.outage import Outage, check_outages
 from headgate.workloads.workload import Workload
 
 DEFAULT_ROUTER = "least-loaded"
@@ -210,3 +214,225 @@ def _meta(
         **about,
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
     }
+
+
+# -- Whether a simulated engine composes its steps ahead, as vLLM's does, and how much of that a run has
+
+IN_FLEETS = (
+    "--asynchronous in a fleet is a part of it: arrivals and seats are known a step late, but tokens are "
+    "seen and KV comes free at once; one engine without --engines has all of it"
+)
+WITHOUT_HOST = (
+    "--asynchronous: card {} does not say how long the host takes, so tokens are seen as soon as the GPU has "
+    "them; the cal-... cards and those of headgate calibrate say it"
+)
+
+
+def composes_ahead(asked: bool | None, host: HostTerms | None) -> bool:
+    """As asked; where nobody says, as vLLM does if the card knows its host, for only then is it measured."""
+    return host is not None if asked is None else asked
+
+
+def engine_kind(asynchronous: bool, fleet: bool) -> str:
+    """What the first lines of an answer call the engine."""
+    if not asynchronous:
+        return "synchronous engine"
+    return "engines asynchronous in part" if fleet else "asynchronous engine"
+
+
+def partly(settings: Experiment, card: Card, fleet: bool) -> list[str]:
+    """A note where an asynchronous engine was asked for and the run has less than all of it."""
+    if not settings.asynchronous:
+        return []
+    if fleet:
+        return [IN_FLEETS]
+    return [] if card.host else [WITHOUT_HOST.format(card.name)]
+
+
+# -- What an answer rests on, said in its first lines: card, engine, longest request, arrivals ----------
+
+FORMULAS = "formulas of step times, no run"
+CLOSED = f"{DEFAULT_CLIENTS} clients in a closed loop"
+SATURATED = "a queue that never empties"
+
+
+def arrivals_said(settings: Experiment, otherwise: str = CLOSED) -> str:
+    """How requests come; `otherwise` where no setting says so."""
+    if settings.stages:
+        return "a load that changes from stage to stage"
+    if at_once(settings):
+        return "all requests there at the start"
+    if settings.clients:
+        return f"{settings.clients:,} clients in a closed loop"
+    if settings.rate:
+        name = settings.arrivals or ("gamma" if settings.burstiness else "poisson")
+        law = {"poisson": "Poisson", "constant": "evenly spaced"}.get(name, f"{name}")
+        return f"{law} arrivals, {settings.rate:,.4g} requests/s"
+    if settings.trace:
+        faster = f", {settings.scale_rate:g} times as fast" if settings.scale_rate else ""
+        return f"arrivals as recorded{faster}"
+    return otherwise
+
+
+def tried_arrivals(as_recorded: bool, rate: float | None = None) -> str:
+    """How requests come in a search: at one rate, or at the rates it tries."""
+    law = "arrivals as recorded, faster or slower" if as_recorded else "Poisson arrivals"
+    return f"{law}, {'at the rates tried' if rate is None else f'{rate:,.4g} requests/s'}"
+
+
+def assumed(
+    settings: Experiment, arrivals: str, *, fleet: bool = False, run: bool = True, limits: bool = True
+) -> str:
+    """One line for a plan. Without `run` nothing is simulated; without `limits` they are its answer."""
+    card = load_card(settings.card)
+    engine = make_engine(settings, card)
+    kind = engine_kind(composes_ahead(settings.asynchronous, card.host), fleet) if run else FORMULAS
+    return said([card_said(card)], [kind], [engine.limits], [arrivals], limits, renamed(settings.card))
+
+
+def card_said(card: Card) -> str:
+    """Its name, its model and its GPU, and how far off it may be where it was not measured."""
+    off = f"; derived, throughput ±{100 * throughput_error(card):.0f} %" if card.expected_error else ""
+    return f"{card.name} ({card.model} on {card.gpu}{off})"
+
+
+def said(
+    cards: Iterable[str],
+    kinds: Iterable[str],
+    engines: Iterable[Mapping[str, Any]],
+    arrivals: Iterable[str],
+    limits: bool = True,
+    renaming: str = "",
+) -> str:
+    """The line, with every value that occurs where runs differ."""
+    each = list(engines)
+    names = {"running": "seats", "batch_tokens": "tokens a step", "max_model_len": "tokens a request at most"}
+    parts = [_either(cards), _either(kinds)]
+    for key, word in names.items():
+        if limits or key == "max_model_len":
+            value = _either(f"{one[key]:,}" for one in each if isinstance(one.get(key), int))
+            parts.append(f"{value} {word}" if value else "")
+    shown = ", ".join(filter(None, parts))
+    if not shown:
+        return ""
+    come = _either(arrivals)
+    return f"Card {shown}{f'; {come}' if come else ''}.{f' Note: {renaming}.' if renaming else ''}"
+
+
+def _either(values: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(value for value in values if value))
+
+
+# -- How much of a run lies outside what its cost card was measured on ----------------------------------
+
+WORTH_SAYING = 0.05  # share of the time in steps
+WORDS = {"behind": "prompt tokens already computed"}  # where a feature's name says too little
+
+
+def outside(run: Run, card: Card) -> dict[str, float]:
+    """For each feature of a step, the share of the time in steps in which it lay outside; only where > 0.
+
+    Where a card does not say how many tokens stood before the chunks it timed, they cannot have been more
+    than its longest request; the simulator prices more by the product of chunk and start (`per_attention`).
+    """
+    steps = run.steps
+    region = {name: getattr(card.region, name) for name in ("decodes", "context", "prefill")}
+    region["behind"] = card.region.behind or (0, card.max_model_len)
+    total = float(steps["seconds"].sum())
+    found: dict[str, float] = {}
+    for name, (low, high) in region.items():
+        values = steps[name]
+        if name == "context":  # it grows along the row; its middle stands for the row
+            values = values + steps["decodes"] * (steps["count"] - 1) // 2
+        missed = (values > 0) & ((values < low) | (values > high))
+        share = float(steps["seconds"][missed].sum()) / total if total else 0.0
+        if share > 0:
+            found[name] = round(share, 4)
+    return found
+
+
+def warning(run: Run) -> str | None:
+    """One line for the user when a good part of the run is extrapolation."""
+    shares: dict[str, float] = run.meta.get("outside_card", {})
+    much = {name: share for name, share in shares.items() if share > WORTH_SAYING}
+    if not much:
+        return None
+    told = ", ".join(
+        f"{WORDS.get(name, name)} in {100 * share:.0f} % of the step time" for name, share in much.items()
+    )
+    return f"{run.meta['label']}: outside what card {run.meta['card']} measured: {told}; extrapolated there"
+
+
+# -- Outages of a fleet's engines, as `--outages` says them ---------------------------------------------
+
+FORM = "write ENGINE:START:END, with :drain if requests there may end, such as 0:30s:60s,2:40s:50s:drain"
+
+
+def parse_outages(text: str | None, engines: int) -> tuple[Outage, ...]:
+    """From ENGINE:START:END[:drain], separated by commas."""
+    found = tuple(_outage(part.strip()) for part in text.split(",")) if text else ()
+    check_outages(found, engines)
+    return found
+
+
+def _outage(text: str) -> Outage:
+    parts = text.split(":")
+    if len(parts) not in (3, 4) or (len(parts) == 4 and parts[3] != "drain"):
+        raise InputError(f"outages: {text!r} is not an outage; {FORM}")
+    try:
+        return Outage(int(parts[0]), duration(parts[1]), duration(parts[2]), len(parts) == 4)
+    except ValueError:
+        raise InputError(f"outages: {text!r} is not an outage; {FORM}") from None
+
+
+# -- A short run at the rate a plan found: how much of its step time lies outside what the card measured
+
+OTHER_LOADS = ("scale_rate", "clients", "arrivals", "burstiness", "engines")
+MIXED = "mixed"  # what plans without a policy of their own are probed with
+REQUESTS = 500  # enough to see long prompts, few enough to take no time
+
+
+def outside_said(settings: Experiment, policy: str, rate: float) -> str:
+    """One sentence where it is a good part of it, else ""; of one engine, without promises."""
+    if not rate > 0:
+        return ""
+    load = dict.fromkeys(OTHER_LOADS) | {"rate": rate, "all_at_once": False, "stages": ()}
+    words = settings.model_copy(update={**load, "requests": None if settings.trace else REQUESTS})
+    prepared = Prepared(words)
+    prepared.keep_first(REQUESTS)
+    name, values = split_name(policy)
+    said = warning(carry_out(prepared, name, {**words.set, **values}, label=policy))
+    return f"Not measured: {said}." if said else ""
+
+
+# -- Which routers a command should run: from flags or a file, each made once so that mistakes cost -----
+#    nothing
+
+
+def choose_routers(texts: list[str], prepared: Prepared) -> dict[str, Routed]:
+    """Every router by what the user called it; none where there is one engine.
+
+    A setting of all (`--set-router`) goes to those that have such a parameter.
+    """
+    words, setup = prepared.words, prepared.fleet()
+    if setup is None:
+        if texts:
+            raise InputError(f"--router {texts[0]} needs engines to choose from; give --engines or drop it")
+        return {}
+    chosen: dict[str, Routed] = {}
+    known: set[str] = set()
+    made: list[tuple[str, dict[str, Any]]] = []
+    for text in texts or [words.router or DEFAULT_ROUTER]:
+        name, own = split_name(text, "router")
+        parameters = router_parameters(name)
+        known |= set(parameters)
+        settings = {key: value for key, value in words.set_router.items() if key in parameters} | own
+        same = name, setup.router(name, settings, prepared.workload, words.seed)[1]
+        if same in made:
+            raise InputError(f"compare needs different routers; {text!r} is there twice, drop one")
+        made.append(same)
+        chosen[text] = name, settings
+    for setting in words.set_router:
+        if setting not in known:
+            raise unknown("parameter of any of these routers", setting, known)
+    return chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 MOST_BYTES = 1 << 20  # of a settings file
 MOST_CARD_BYTES = 1 << 24
@@ -26,3 +27,20 @@ def read_regular(path: str, most: int = MOST_BYTES) -> bytes:
             if len(data) > most:  # it grows, or its size is not told (as in /proc)
                 raise OSError(0, f"more than {most:,} bytes", path)
     return bytes(data)
+
+
+# -- The limit of open files of a server process --------------------------------------------------------
+
+FILES = 65_536  # wanted
+
+
+def more_files() -> None:
+    """As many open files as the system allows: every connection is one."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

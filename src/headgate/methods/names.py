@@ -59,9 +59,9 @@ BATCH: Names[BatchPolicy] = Names(
         "request-level": "eb.exclusive:RequestLevel",
         "sarathi": "mixed.sarathi:Sarathi",
         "sarathi-spf": "mixed.sarathi:ShortestFirst",
-        "slai": "slai.slai:Slai",
-        "rad": "rad.rad:Rad",
-        "rad-smooth": "rad.two_phase:TwoPhaseRad",
+        "slai": "slai:Slai",
+        "rad": "rad:Rad",
+        "rad-smooth": "rad:TwoPhaseRad",
         "wait": "wait.wait:Wait",
         "nested-wait": "wait.wait:NestedWait",
         "look-ahead": "mixed.lookahead:LookAhead",
@@ -88,7 +88,7 @@ ROUTE: Names[RoutePolicy] = Names(
         "service-level": "fluid.gates:ServiceLevelRoute",
         "service-level-general": "fluid.gates:GeneralRoute",
         "density-first": "fluid.gates:DensityFirst",
-        "density-deep": "fluid.density_deep:DensityDeep",
+        "density-deep": "fluid.online:DensityDeep",
         "online": "fluid.online:Online",
     }
 )

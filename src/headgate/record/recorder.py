@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.build import compiled, mypyc_attr
+from headgate.core.listeners import StepCounter
 from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End
 from headgate.core.request import RECORDED, Request
-from headgate.core.step_counter import StepCounter
 from headgate.record.rows import PLANS, REQUESTS, STAYS, STEPS
 
 if compiled():

@@ -7,6 +7,8 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -14,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, unknown
 from headgate.core.policy import End
 
 Columns = dict[str, NDArray[Any]]
@@ -121,8 +123,6 @@ class Run:
             library: "polars", "pandas" or "numpy" (a dictionary of columns); the first one installed when
                 left out.
         """
-        from headgate.record.frames import to_dataframe
-
         return to_dataframe(self, table, library)
 
     def save(
@@ -233,3 +233,48 @@ def _read_columns(path: Path) -> Columns:
         raise InputError(f"cannot read {path}: {error.strerror or error}; run it again") from error
     except (ValueError, EOFError, TypeError, BadZipFile) as error:
         raise InputError(f"{path} is not a table of numbers: {error}; run it again") from error
+
+
+# -- A file that appears whole or not at all ------------------------------------------------------------
+
+
+def write_whole(target: str | Path, text: str) -> None:
+    """Replace a file, or leave what was there as it was: a full disk must not cost what somebody kept."""
+    path = Path(target)
+    if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()
+    with tempfile.TemporaryDirectory(prefix=f".{path.name[:100]}-", dir=path.parent) as scratch:
+        whole = Path(scratch, "whole")
+        whole.write_text(text, encoding="utf-8")
+        os.replace(whole, path)
+
+
+# -- A table of a run as a data frame of the library that is installed ----------------------------------
+
+LIBRARIES = ("polars", "pandas", "numpy")  # the first that is installed is taken
+
+
+def to_dataframe(run: Run, table: str, library: str | None = None) -> Any:
+    """One of the run's four tables; classes and ends of requests by their names instead of numbers."""
+    if table not in COLUMNS:
+        raise unknown("table of a run", table, COLUMNS)
+    columns: Columns = dict(getattr(run, table))
+    if table == "requests":
+        columns |= _names(run)
+    name = library or next(each for each in LIBRARIES if find_spec(each))
+    if name not in LIBRARIES:
+        raise unknown("library for data frames", name, LIBRARIES)
+    if name == "numpy":
+        return columns
+    if find_spec(name) is None:
+        raise InputError(f"{name} is not installed; pip install {name}, or take another library")
+    return import_module(name).DataFrame(columns)
+
+
+def _names(run: Run) -> Columns:
+    """The columns `kind` and `how` as text; how is "" for a request that had not left."""
+    kinds = np.array([str(kind.get("name", "")) for kind in run.kinds])
+    ends = np.array([*(end.value for end in ENDS), ""])  # -1 is the last
+    return {"kind": kinds[run.requests["kind"]], "how": ends[run.requests["how"]]}

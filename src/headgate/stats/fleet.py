@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from headgate.record.tables import Floats, Integers, Run
+from headgate.stats.flow import Window
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import without_nan
-from headgate.stats.windows import Window
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headgate.record.tables import Floats, Run
+import numpy as np
+
+from headgate.core.request import MEAN
+from headgate.record.tables import Flags, Floats, Run
 from headgate.stats import flow
+from headgate.stats.flow import Window, choose
 from headgate.stats.gaps import Gaps, Sample
-from headgate.stats.promises import Latencies, Promises
-from headgate.stats.windows import Window, choose
 
 if TYPE_CHECKING:
     from headgate.stats.fleet import FleetFigures
@@ -80,3 +83,86 @@ class Measured:
         from headgate.stats.fleet import compute_fleet
 
         return compute_fleet(self)
+
+
+# -- What each request's user saw: its latencies, and whether its promises were kept --------------------
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Per request, in seconds; NaN where there is none (yet).
+
+    `ttft` for everybody who got a token; the others only for requests served to their end, because
+    when the last token of an aborted request came is not known.
+    """
+
+    ttft: Floats
+    e2e: Floats
+    decode: Floats  # from the first token to the last
+    gaps: Floats  # how many gaps that time holds: output tokens less one
+    tpot: Floats  # the mean of those gaps; needs two tokens
+
+    @classmethod
+    def of(cls, run: Run) -> Latencies:
+        """The latencies of every request."""
+        requests, done = run.requests, run.completed()
+        ttft = requests["first_token"] - requests["arrival"]
+        e2e = np.where(done, requests["finished"] - requests["arrival"], np.nan)
+        decode = np.where(done, requests["finished"] - requests["first_token"], np.nan)
+        gaps = np.where(done, requests["output"] - 1.0, np.nan)
+        tpot = np.where(gaps > 0, decode / np.maximum(gaps, 1.0), np.nan)
+        return cls(ttft, e2e, decode, gaps, tpot)
+
+
+@dataclass(frozen=True)
+class Promises:
+    """Which requests can be judged, and which of them kept every promise to their user."""
+
+    judged: Flags
+    met: Flags
+
+    @classmethod
+    def of(cls, run: Run, latencies: Latencies, longest: Floats) -> Promises | None:
+        """None when nothing was promised; `longest` is the longest gap of each request.
+
+        A request is met when it was served to its end with its TTFT and every gap between its tokens (where
+        the mean was promised: its TPOT) within what its kind was promised. One that was aborted, abandoned
+        or refused is not met; one that no engine of this size can serve is not judged. One still in the
+        system counts only when it has already broken a promise: the rest is not known.
+        """
+        if not any(promised(kind) for kind in run.kinds):
+            return None
+        requests, kind = run.requests, run.requests["kind"].astype(np.int64)
+        first, between = (
+            np.array([np.inf if row.get(name) is None else row[name] for row in run.kinds])[kind]
+            for name in ("first_token", "between_tokens")
+        )
+        so_far = run.span()[1] - requests["arrival"]
+        late = np.where(np.isnan(latencies.ttft), so_far, latencies.ttft) > first
+        slow = np.nan_to_num(between_tokens(run, latencies, longest), nan=0.0) > between
+        judged = ((requests["how"] >= 0) | late | slow) & ~unservable_rows(run)
+        return cls(judged, run.completed() & ~late & ~slow)
+
+
+def between_tokens(run: Run, latencies: Latencies, longest: Floats) -> Floats:
+    """What the promise between tokens of each request is compared with: its longest gap, or their mean."""
+    means = np.array([by_mean(kind) for kind in run.kinds])[run.requests["kind"].astype(np.int64)]
+    return np.where(means, latencies.tpot, longest)
+
+
+def by_mean(kind: dict[str, Any]) -> bool:
+    """Whether this kind was promised a mean time per token, not every gap."""
+    return kind.get("between_kind") == MEAN
+
+
+def unservable_rows(run: Run) -> Flags:
+    """Requests whose prompt alone is longer than model or KV allow: they were refused at the door."""
+    longest = run.meta.get("longest")
+    if not isinstance(longest, int):
+        return np.zeros(len(run.requests["id"]), bool)
+    return np.asarray(run.requests["prompt"] >= longest)
+
+
+def promised(kind: dict[str, Any]) -> bool:
+    """Whether this kind of user was promised anything."""
+    return kind.get("first_token") is not None or kind.get("between_tokens") is not None

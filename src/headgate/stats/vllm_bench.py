@@ -10,8 +10,7 @@ import numpy as np
 from headgate.record.tables import ENDS, Flags, Floats, Run
 from headgate.stats.figures import Figures, figures
 from headgate.stats.gaps import Gaps
-from headgate.stats.measured import Measured
-from headgate.stats.promises import Latencies
+from headgate.stats.measured import Latencies, Measured
 
 BACKEND = "headgate-sim"
 MILLISECONDS = 1000.0

@@ -11,7 +11,7 @@ from headgate.workloads.arrivals import (
     Poisson,
     arrival_process,
 )
-from headgate.workloads.bundled import BUNDLED, bundled
+from headgate.workloads.columns import Lengths, Summary
 from headgate.workloads.formats import FORMATS
 from headgate.workloads.lengths import (
     Empirical,
@@ -25,9 +25,8 @@ from headgate.workloads.lengths import (
     length_law,
 )
 from headgate.workloads.streams import stream
-from headgate.workloads.summary import Lengths, Summary
 from headgate.workloads.synthetic import Share, Stage, generate
-from headgate.workloads.traces import BadRows, read_trace, write_mooncake
+from headgate.workloads.traces import BUNDLED, BadRows, bundled, read_trace, write_mooncake
 from headgate.workloads.workload import Kind, Workload
 
 __all__ = [

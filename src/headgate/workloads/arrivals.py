@@ -9,6 +9,7 @@ import numpy as np
 
 from headgate.core.errors import InputError, unknown
 from headgate.workloads.columns import Real
+from headgate.workloads.streams import stream
 
 
 class ArrivalProcess(Protocol):
@@ -74,6 +75,11 @@ class AllAtOnce:
         return np.zeros(count)
 
 
+def _positive(what: str, value: float) -> None:
+    if not 0 < value < np.inf:
+        raise InputError(f"{what} of arrivals is {value:g}; give a number above 0")
+
+
 Rated = Poisson | GammaArrivals | Constant
 
 NAMES = ("poisson", "gamma", "constant", "all-at-once")
@@ -102,6 +108,26 @@ def arrival_process(name: str, rate: float | None = None, burstiness: float | No
     return Poisson(rate) if name == "poisson" else Constant(rate)
 
 
-def _positive(what: str, value: float) -> None:
-    if not 0 < value < np.inf:
-        raise InputError(f"{what} of arrivals is {value:g}; give a number above 0")
+# -- Arrivals that were written down in coarse ticks: noticed, and spread over their tick ---------------
+
+LEAST_TICK = 0.5  # seconds; below, an engine's own steps are as coarse
+LEAST_REQUESTS = 20
+SHARED = 3.0  # requests at one moment, on average, from which on arrivals are bursts
+ALIKE = 0.9  # of the distances between moments are whole multiples of the smallest
+
+
+def tick_of(arrival: Real) -> float:
+    """The tick in seconds, 0.0 where there is none."""
+    moments = np.unique(arrival)
+    if len(arrival) < LEAST_REQUESTS or len(moments) < 3 or len(arrival) < SHARED * len(moments):
+        return 0.0
+    gaps = np.diff(moments)
+    tick = float(gaps.min())
+    whole = np.abs(gaps / tick - np.rint(gaps / tick)) < 0.01
+    return tick if tick >= LEAST_TICK and whole.mean() >= ALIKE else 0.0
+
+
+def spread(arrival: Real, tick: float, seed: int) -> Real:
+    """Each request somewhere in its tick, drawn evenly; order stays by time."""
+    draws = stream(seed, "ticks").random(len(arrival)) * tick
+    return np.sort(arrival + draws)

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import math
+import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError, unknown
-from headgate.workloads.benchmark_files import AIPERF, GUIDELLM, VLLM, recognised, requests_of
-from headgate.workloads.text import nanoseconds, seconds
-from headgate.workloads.times import as_written
+from headgate.workloads.columns import LONGEST
+
+
+def seconds(value: object, what: str) -> float:
+    """A time of at least zero."""
+    number = _number(value, what)
+    if number < 0:
+        raise BadFieldError(f"{what} is {value}, before the start")
+    return number
 
 
 class Format(NamedTuple):
@@ -55,6 +68,67 @@ class Format(NamedTuple):
         if not self.lengths_only:
             needed.insert(0, self.arrival)
         return needed + [name for name in (self.client, self.mark) if name]
+
+
+# -- Result files of benchmark tools as traces: when each request was sent, and how long it was ---------
+
+VLLM, AIPERF, GUIDELLM = "vllm-bench", "aiperf", "guidellm"
+
+
+def as_written(value: object, what: str) -> float:
+    """A number as it stands; a date, such as 2023-11-16T18:15:46Z, in nanoseconds since 1970."""
+    try:
+        return seconds(value, what)
+    except BadFieldError:
+        if not isinstance(value, str) or not value.strip()[:4].isdigit():
+            raise
+    return nanoseconds(value.strip().replace("Z", "+00:00"), what)
+
+
+_EPOCH = datetime(1970, 1, 1)
+_EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class BadFieldError(ValueError):
+    """Why one field of one row cannot be used."""
+
+
+def nanoseconds(value: object, what: str) -> int:
+    """A calendar time, such as 2023-11-16 18:15:46.6805900, since 1970; without a zone it counts as UTC.
+
+    Whole nanoseconds keep every published digit; `datetime` alone stops at microseconds.
+    """
+    moment, _, rest = str(value).strip().partition(".")
+    zone = rest.lstrip("0123456789")
+    fraction = rest[: len(rest) - len(zone)][:9].ljust(9, "0")
+    try:
+        return _whole_seconds(moment + zone) * 1_000_000_000 + int(fraction)
+    except ValueError:
+        shown = str(value)[:40]
+        raise BadFieldError(f"{what} is {shown!r}, not a time such as 2023-11-16 18:15:46.68") from None
+
+
+@lru_cache(maxsize=64)
+def _whole_seconds(moment: str) -> int:
+    """Seconds since 1970; kept for a while, as neighbouring rows of a trace share their second."""
+    when = datetime.fromisoformat(moment)
+    since = when - (_EPOCH if when.tzinfo is None else _EPOCH_UTC)
+    return since.days * 86_400 + since.seconds
+
+
+def _number(value: object, what: str) -> float:
+    """A finite number from text or JSON; true and false are not numbers here."""
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise BadFieldError(
+            f"{what} is {value!r}, not a number" if value is not None else f"{what} is missing"
+        )
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise BadFieldError(f"{what} is {str(value)[:40]!r}, not a number") from None
+    if not math.isfinite(number):
+        raise BadFieldError(f"{what} is {str(value)[:40]}, not a finite number")
+    return number
 
 
 FORMATS: dict[str, Format] = {
@@ -257,3 +331,196 @@ def _separator(header: str) -> str:
 
 def _stripped(cells: Sequence[str]) -> list[str]:
     return [cell.strip().strip('"') for cell in cells]
+
+
+STARTS = ("request_start_time", "start_time")  # of a request, by GuideLLM's releases
+Triple = tuple[int, object, object, object]  # number, arrival in seconds or nanoseconds, prompt, output
+
+
+def recognised(text: str) -> str | None:
+    """Which of these tools wrote it; None: none of them."""
+    first = text.lstrip()[:1]
+    if first != "{":
+        return None
+    line = _table(_loaded(text.lstrip().split("\n", 1)[0]))
+    if "request_start_ns" in _table(line.get("metadata")):  # a failed request has no metrics
+        return AIPERF
+    if not any(word in text for word in ('"input_lens"', '"request_throughput"', '"benchmarks"')):
+        return None
+    whole = _loaded(text) or line  # --append-result writes an object per line
+    if not isinstance(whole, dict):
+        return None
+    if "input_lens" in whole or "request_throughput" in whole:
+        return VLLM
+    return GUIDELLM if isinstance(whole.get("benchmarks"), list) else None
+
+
+def requests_of(path: str, text: str, name: str) -> Iterator[Triple]:
+    """Every request of such a file, in the file's order."""
+    if name == AIPERF:
+        yield from _aiperf(text)
+        return
+    whole = _loaded(text)
+    if not isinstance(whole, dict):
+        raise InputError(f"{path}: not one JSON object; keep one result of {name} in the file")
+    yield from (_vllm(path, whole) if name == VLLM else _guidellm(path, whole))
+
+
+def _vllm(path: str, whole: Mapping[str, Any]) -> Iterator[Triple]:
+    columns = [whole.get(name) for name in ("start_times", "input_lens", "output_lens")]
+    if not all(isinstance(column, list) for column in columns) or len({len(c) for c in columns if c}) > 1:
+        raise InputError(f"{path}: no start_times, input_lens and output_lens; run it with --save-detailed")
+    for number, (start, prompt, output) in enumerate(zip(*columns, strict=True), 1):
+        yield number, start, prompt, output
+
+
+def _aiperf(text: str) -> Iterator[Triple]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        record = _table(_loaded(line))
+        metrics = _table(record.get("metrics"))
+        prompt, output = (
+            _table(metrics.get(f"{which}_sequence_length")).get("value") for which in ("input", "output")
+        )
+        yield number, _table(record.get("metadata")).get("request_start_ns"), prompt, output
+
+
+def _guidellm(path: str, whole: Mapping[str, Any]) -> Iterator[Triple]:
+    runs = whole["benchmarks"]
+    if len(runs) != 1:
+        raise InputError(f"{path}: {len(runs)} benchmarks, at different loads; keep one of them in the file")
+    run = _table(runs[0])
+    done = _table(run.get("requests")).get("successful")
+    if not isinstance(done, list):
+        raise InputError(f"{path}: no benchmarks[0].requests.successful; write it with all requests")
+    counted = _table(run.get("request_totals") or _table(run.get("metrics")).get("request_totals"))
+    every = counted.get("successful")
+    if isinstance(every, int) and every > len(done):
+        raise InputError(
+            f"{path}: a sample of {len(done)} of {every} requests, too few for their rate; run GuideLLM "
+            "without sampling of requests"
+        )
+    for number, each in enumerate(map(_table, done), 1):
+        start = next((each[name] for name in STARTS if name in each), None)
+        yield number, start, each.get("prompt_tokens"), each.get("output_tokens")
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+# -- Arrival times in an unknown unit: which one it is, told by their size and spacing ------------------
+
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
+WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+SINCE_1970 = {"ns": 1e17, "us": 1e14, "ms": 1e11, "s": 1e9}  # the least number of each unit from 1973 on
+# Mean distance of whole numbers from which on they are read as a smaller unit: no trace is that slow
+LEAST_GAP = {"ns": 1e9, "us": 1e6, "ms": 10.0}
+
+
+class Unit(NamedTuple):
+    """The unit of a column of times, whether it is a calendar's, and why we think so ("": nothing to say)."""
+
+    name: str
+    calendar: bool = False
+    said: str = ""
+
+    @property
+    def ticks(self) -> float:
+        """Units in a second."""
+        return UNITS[self.name]
+
+
+def unit_of(times: Sequence[float], wanted: str = "") -> Unit:
+    """The unit the user names, or the one that these times tell."""
+    least, most = min(times), max(times)
+    since = next((name for name, start in SINCE_1970.items() if least >= start), None)
+    if wanted:
+        if wanted not in UNITS:
+            raise unknown("unit of time", wanted, UNITS)
+        return Unit(wanted, since is not None)
+    if since is not None:
+        unit = "" if since == "ns" else f", {WORDS[since]} since 1970"
+        return Unit(since, True, f"arrivals are read as dates{unit}")
+    gap = (most - least) / max(len(times) - 1, 1)
+    name = next((name for name, least in LEAST_GAP.items() if gap >= least), "s")
+    if name == "s" or any(time != int(time) for time in times):
+        return Unit("s")
+    rate = f"as seconds they would be {1 / gap:.2g} requests/s"
+    return Unit(name, False, f"arrivals are read as {WORDS[name]}: {rate}; --times s says otherwise")
+
+
+# -- Text files of numbers: reading them, plain or gzip, and reading one field --------------------------
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file, unpacked when it is gzip (detected by its content, not by its name)."""
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; check the path") from None
+    except IsADirectoryError:
+        if any(Path(path).glob("chunk-*-trace.csv")):
+            raise InputError(
+                f"{path}: a client pool of ServeGen holds laws of arrivals and lengths, not requests; "
+                "generate a workload with ServeGen, save it as CSV, and read that with --columns"
+            ) from None
+        raise InputError(f"{path}: is a directory; name a file in it") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read, {reason}; check the path and its permissions") from None
+    if not content.startswith(_GZIP_MAGIC):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error):
+        raise InputError(f"{path}: damaged gzip file; fetch it again") from None
+
+
+def as_text(path: str | os.PathLike[str], content: bytes) -> str:
+    """The content as text; the path is for the error alone."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise InputError(f"{path}: not a text file; give CSV or JSON lines, plain or gzip")
+    if not text.strip():
+        raise InputError(f"{path}: the file is empty; give one with requests in it")
+    return text
+
+
+def tokens_or_none(value: object, what: str) -> int:
+    """A number of tokens, 0 included."""
+    return 0 if value in (0, "0") else tokens(value, what)
+
+
+def tokens(value: object, what: str) -> int:
+    """A length of at least one token; whole numbers written as 512.0 are taken too."""
+    # Almost every field is plain digits, and a trace has many of them: try that first.
+    try:
+        count = int(value) if isinstance(value, str) else _whole(value, what)
+    except BadFieldError:
+        raise
+    except ValueError:
+        count = _whole(value, what)
+    if not 1 <= count <= LONGEST:
+        raise BadFieldError(f"{what} is {count}, not a length from 1 to {LONGEST}")
+    return count
+
+
+def _whole(value: object, what: str) -> int:
+    number = _number(value, what)
+    if number != math.floor(number):
+        raise BadFieldError(f"{what} is {value}, not a whole number")
+    return int(number)

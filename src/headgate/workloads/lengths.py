@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from headgate.core.errors import InputError, unknown
 from headgate.workloads.columns import LENGTHS, LONGEST, Whole, column
-from headgate.workloads.text import BadFieldError, as_text, read_bytes, tokens
+from headgate.workloads.formats import BadFieldError, as_text, read_bytes, tokens
 
 WIDEST = 20  # of sigma: beyond, almost every length is 1 and the mean lies in draws that never come
 

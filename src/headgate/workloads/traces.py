@@ -5,20 +5,31 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, unknown
 from headgate.workloads.columns import Real
-from headgate.workloads.formats import FORMATS, Fields, Format, choose, is_json_lines, rows
-from headgate.workloads.own_columns import named_as_roles, own_format
-from headgate.workloads.sharing import checked_sharing, shared_contents
-from headgate.workloads.text import BadFieldError, as_text, read_bytes, tokens
-from headgate.workloads.times import unit_of
-from headgate.workloads.workload import Kind, Workload
+from headgate.workloads.formats import (
+    FORMATS,
+    BadFieldError,
+    Fields,
+    Format,
+    as_text,
+    as_written,
+    choose,
+    header_of,
+    is_json_lines,
+    read_bytes,
+    rows,
+    tokens,
+    tokens_or_none,
+    unit_of,
+)
+from headgate.workloads.workload import PRIVATE, Contents, Kind, Piece, Workload, of_hashes
 
 # How many bad rows are kept to be shown; the others are only counted.
 SHOWN = 5
@@ -204,3 +215,161 @@ def _kinds(clients: Sequence[str], classes: bool) -> tuple[list[Kind], list[int]
     place = {client: number for number, client in enumerate(names)}
     prefix = "" if classes else "client-"
     return [Kind(prefix + name if name else "") for name in names], [place[client] for client in clients]
+
+
+# -- A trace with columns of any name, as a user names them: --------------------------------------------
+#    arrival=ts,prompt=input,output=out,class=tenant
+
+ROLES = ("arrival", "prompt", "output", "class")
+FORM = "write arrival=COLUMN,prompt=COLUMN,output=COLUMN[,class=COLUMN]"
+
+
+def named_as_roles(text: str) -> str:
+    """The list of columns of a CSV file whose header names the roles themselves; "" for any other file."""
+    columns = [] if is_json_lines(text) else header_of(text)
+    here = [role for role in ROLES if role in columns]
+    return ",".join(f"{role}={role}" for role in here) if {"arrival", "prompt", "output"} <= set(here) else ""
+
+
+def own_format(text: str, json: bool) -> Format:
+    """The format that a list of columns describes; without an arrival it is one of lengths alone."""
+    named: dict[str, str] = {}
+    for part in text.split(","):
+        role, equals, column = (each.strip() for each in part.partition("="))
+        if not equals or not column:
+            raise InputError(f"--columns {part.strip()!r} is not ROLE=COLUMN; {FORM}")
+        if role not in ROLES:
+            raise unknown("role in --columns", role, ROLES)
+        if role in named:
+            raise InputError(f"--columns names {role} twice; drop one of the two")
+        named[role] = column
+    for role in ("prompt", "output"):
+        if role not in named:
+            raise InputError(f"--columns names no {role}; {FORM}")
+    return Format(
+        json,
+        named.get("arrival", "arrival"),
+        named["prompt"],
+        named["output"],
+        clock=as_written,
+        lengths_only="arrival" not in named,
+        client=named.get("class", ""),
+        classes=True,
+        unsorted=True,
+        any_unit=True,
+    )
+
+
+# -- What rows of a trace say about shared content: hash ids, parents in a conversation, prefixes, ------
+#    sessions
+
+MOST_IDS = 1_000_000  # hash ids of one request
+
+
+def checked_sharing(row: Mapping[str, object]) -> Mapping[str, object]:
+    """The same, or a BadFieldError that names the column."""
+    ids = row.get("hash_ids", [])
+    if not isinstance(ids, list) or not all(isinstance(id, int | str) for id in ids):
+        raise BadFieldError("hash_ids is not a list of ids")
+    if len(ids) > MOST_IDS:
+        raise BadFieldError(f"hash_ids has {len(ids)} ids, more than {MOST_IDS}")
+    for name in ("prefix", "session", "chat_id", "parent_chat_id"):
+        if not isinstance(row.get(name, ""), int | str):
+            raise BadFieldError(f"{name} is neither a number nor a name")
+    if "cached" in row:
+        row = {**row, "cached": tokens_or_none(row["cached"], "cached")}
+    if "prefix" in row:
+        return {**row, "prefix_tokens": tokens(row.get("prefix_tokens"), "prefix_tokens")}
+    return row
+
+
+def shared_contents(
+    rows: Sequence[Mapping[str, object]], prompts: Sequence[int], outputs: Sequence[int], hashed: int
+) -> Contents | None:
+    """The contents of all requests; None: no row says anything about them."""
+    if any("prefix" in row or "session" in row for row in rows):
+        return _named(rows, prompts)
+    ids: list[list[object]] = [row.get("hash_ids", []) for row in rows]  # type: ignore[misc]
+    if not hashed or not any(ids):
+        return None
+    return of_hashes(*_continued(rows, ids, prompts, outputs, hashed), hashed)
+
+
+def _named(rows: Sequence[Mapping[str, object]], prompts: Sequence[int]) -> Contents:
+    """A prefix of so many tokens, then the session's own tokens, which its outputs continue."""
+    keys: dict[tuple[str, object], int] = {}
+
+    def pieces(row: Mapping[str, object], prompt: int) -> list[Piece]:
+        made: list[Piece] = []
+        if "prefix" in row:
+            shared = min(prompt, int(str(row["prefix_tokens"])))
+            made.append((keys.setdefault(("prefix", row["prefix"]), len(keys)), shared))
+            prompt -= shared
+        if "session" in row:
+            return [*made, (keys.setdefault(("session", row["session"]), len(keys)), prompt)]
+        return [*made, (PRIVATE, prompt)]
+
+    return Contents.of(pieces(row, prompt) for row, prompt in zip(rows, prompts, strict=True))
+
+
+def _continued(
+    rows: Sequence[Mapping[str, object]],
+    ids: Sequence[list[object]],
+    prompts: Sequence[int],
+    outputs: Sequence[int],
+    block: int,
+) -> tuple[list[list[object]], list[int]]:
+    """Ids and the tokens they cover: a request whose next turn is known has that turn's ids for its output.
+
+    Only where the turn's prompt holds the parent's prompt and output and begins with the parent's ids. Any
+    other output has no ids, and the next turn's copy of it is a miss.
+    """
+    longer, spans = list(ids), list(prompts)
+    chats = {row["chat_id"]: number for number, row in enumerate(rows) if "chat_id" in row}
+    for number, row in enumerate(rows):
+        parent = chats.get(row.get("parent_chat_id"))
+        if parent is None or parent == number or spans[parent] != prompts[parent]:
+            continue
+        whole, full = prompts[parent] + outputs[parent], prompts[parent] // block
+        turn = ids[number]
+        if whole <= min(prompts[number], len(turn) * block) and turn[:full] == ids[parent][:full]:
+            longer[parent], spans[parent] = turn[: -(-whole // block)], whole
+    return longer, spans
+
+
+# -- The traces that ship with the package --------------------------------------------------------------
+
+BUNDLED: dict[str, str] = {
+    "azure-conv": (
+        "ten minutes of Azure's 2023 conversations: 3,118 requests, 5.2 per second, mean 1,153 in and 246 out"
+    ),
+    "azure-code": (
+        "ten minutes of Azure's 2023 code completion: 2,146 requests, 3.6 per second in bursts, "
+        "mean 1,972 in and 28 out"
+    ),
+    "sharegpt-8k": (
+        "lengths of ShareGPT conversations below 8k tokens, without arrivals (give --rate): 30,731 requests, "
+        "mean 2,340 in and 439 out"
+    ),
+}
+
+_FOLDER = Path(__file__).parent.parent / "data"
+_FILES = {  # and the format of each
+    "azure-conv": ("azure_conv_10min.csv.gz", "azure"),
+    "azure-code": ("azure_code_10min.csv.gz", "azure"),
+    "sharegpt-8k": ("sharegpt_8k_lengths.csv.gz", "vidur"),
+}
+
+
+def bundled(name: str) -> Workload:
+    """The bundled trace of this name; see BUNDLED."""
+    if name not in _FILES:
+        raise unknown("bundled trace", name, BUNDLED)
+    file, format = _FILES[name]
+    workload, _ = read_trace(_FOLDER / file, format=format)
+    return replace(workload, name=name)
+
+
+def bundled_format(name: str) -> str:
+    """The format in which a bundled trace is kept."""
+    return _FILES[name][1]

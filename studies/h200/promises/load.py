@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headgate.core.errors import InputError, unknown
-from headgate.workloads.bundled import BUNDLED, bundled
+from headgate.workloads.traces import BUNDLED, bundled
 
 MOONCAKE = Path(__file__).parents[1] / "data" / "mooncake_conversation_lengths.csv.gz"
 WORKLOADS = (*BUNDLED, "mooncake", "batch")

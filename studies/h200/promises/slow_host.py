@@ -21,7 +21,7 @@ import numpy as np
 
 from headgate.advisor.capacity.search import Search
 from headgate.cost.card import load_card
-from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Shape
 from studies.h200.promises.load import SEED, draw, parse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.advisor.gap_budget import FILLED, gap_budget
+from headgate.advisor.flags import FILLED, gap_budget
 from headgate.cost.card import load_card
 from headgate.cost.model import Shape
-from headgate.workloads.bundled import bundled
+from headgate.workloads.traces import bundled
 
 COST = load_card("cal-h200-qwen3-8b").cost
 

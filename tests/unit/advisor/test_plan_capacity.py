@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from headgate.advisor.capacity.plan import plan_capacity
-from headgate.advisor.capacity.slo import parse_levels
-from headgate.advisor.capacity.traffic import make_traffic, parse_classes
+from headgate.advisor.capacity.traffic import make_traffic, parse_classes, parse_levels
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.experiment.settings import experiment

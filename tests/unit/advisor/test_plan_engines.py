@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.advisor.capacity.search import Fewest
-from headgate.advisor.capacity.slo import measure, parse_levels
-from headgate.advisor.engines.out_of_reach import out_of_reach
-from headgate.advisor.engines.plan import plan_engines
-from headgate.advisor.engines.trials import Way, utilisation
+from headgate.advisor.capacity.traffic import measure, parse_levels
+from headgate.advisor.fewest_engines import Way, out_of_reach, plan_engines, utilisation
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card

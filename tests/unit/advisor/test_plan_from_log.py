@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headgate.advisor.fluid.from_log import logged_demand
+from headgate.advisor.fluid_plan import logged_demand
 from headgate.cli import app
 from headgate.core.errors import InputError
 from router_logs import line, written

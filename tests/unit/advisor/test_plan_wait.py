@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from headgate.advisor.settings import WaitSettings
-from headgate.advisor.wait.plan import plan_wait
+from headgate.advisor.wait_plan import plan_wait
 from headgate.cli import app, main
-from headgate.cli.plan_wait import EXAMPLES
+from headgate.cli.plan import WAIT_HELP
 from headgate.core.errors import InputError
 from headgate.experiment.settings import experiment
-from headgate.methods.wait.iteration import kv_work
+from headgate.methods.wait.inventory import kv_work
 from headgate.settings_base import checked
 
 CARD = {"card": "pub-a100-llama-7b", "block": 1, "slots": 4096}
@@ -150,7 +150,7 @@ def run(*words: str) -> str:
 
 
 def examples() -> list[list[str]]:
-    lines = EXAMPLES.replace("\\\n", " ").splitlines()
+    lines = WAIT_HELP.replace("\\\n", " ").splitlines()
     return [line.split()[3:] for line in lines if line.strip().startswith("headgate plan wait")]
 
 

@@ -10,8 +10,7 @@ from headgate.advisor.settings import CostSettings
 from headgate.advisor.situation import Held, Load, Situation, held, plain_cost, situation
 from headgate.advisor.threshold import ALIKE, _longest, plan_threshold, refill_gap
 from headgate.core.errors import InputError
-from headgate.estimators.hazard import LinearHazard
-from headgate.estimators.survival import geometric_survival
+from headgate.estimators.hazard import LinearHazard, geometric_survival
 from headgate.experiment.run import Prepared, carry_out
 from headgate.experiment.settings import experiment
 from headgate.methods.eb.costs import Lengths

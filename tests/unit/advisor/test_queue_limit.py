@@ -3,7 +3,7 @@
 import numpy as np
 
 from headgate import Workload, card_engine, simulate
-from headgate.advisor.queue_limit import QueueLimited
+from headgate.advisor.flags import QueueLimited
 from headgate.core.policy import End
 from headgate.record.tables import ENDS
 

@@ -6,12 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from headgate.advisor.capacity.found import given_up, put_together
-from headgate.advisor.capacity.plan import choose, plan_capacity
-from headgate.advisor.capacity.race import HOPELESS, Race
+from headgate.advisor.capacity.plan import choose, given_up, plan_capacity, put_together
 from headgate.advisor.capacity.search import Search
-from headgate.advisor.capacity.slo import parse_levels
-from headgate.advisor.capacity.trials import Case, Task
+from headgate.advisor.capacity.traffic import parse_levels
+from headgate.advisor.capacity.trials import HOPELESS, Case, Race, Task
 from headgate.advisor.set_up import set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.experiment.settings import experiment

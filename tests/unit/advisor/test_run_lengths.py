@@ -7,10 +7,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from headgate.advisor.capacity import lengthening
-from headgate.advisor.capacity.found import at_the_edge, put_together
+from headgate.advisor.capacity import plan as lengthening
+from headgate.advisor.capacity.plan import at_the_edge, put_together
 from headgate.advisor.capacity.search import Search
-from headgate.advisor.capacity.slo import parse_levels
+from headgate.advisor.capacity.traffic import parse_levels
 from headgate.advisor.capacity.trials import Answer
 from headgate.cli import app
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.advisor.capacity.search import Search
-from headgate.advisor.capacity.slo import Level, measure, parse_levels, promise
+from headgate.advisor.capacity.traffic import Level, measure, parse_levels, promise
 from headgate.core.errors import InputError, RunError
 from headgate.core.request import Slo
 from headgate.experiment.library import simulate

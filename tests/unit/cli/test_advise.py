@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from headgate.advisor.advise.plan import Advice, Advised
-from headgate.advisor.capacity.found import CARRIES, WIDE, Found, apart, declined, half_width
+from headgate.advisor.advice import Advice, Advised
+from headgate.advisor.capacity.plan import CARRIES, WIDE, Found, apart, declined, half_width
 from headgate.advisor.capacity.trials import Case
 from headgate.cost.card import load_card
 from headgate.report.plans.advise import answer

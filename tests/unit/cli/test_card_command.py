@@ -12,7 +12,7 @@ from headgate.cost.laws.work import WorkCost
 from headgate.experiment.library import simulate
 from headgate.live.engine.trace import Trace
 from headgate.methods.mixed.mixed import Mixed
-from headgate.sim.engine.of_card import engine_of_card
+from headgate.sim.engine.engine import engine_of_card
 from headgate.sim.engine.simulator import Simulator
 from headgate.stats.vllm_bench import bench_result
 from headgate.workloads import Uniform, generate

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fleet_worlds import ROUTERS
-from headgate.cli import checkup
+from headgate.cli import doctor as checkup
 from headgate.live.vllm import seams
 
 

@@ -17,15 +17,10 @@ from headgate.advisor.settings import (
     StepSettings,
     WaitSettings,
 )
-from headgate.cli.compare import compare
 from headgate.cli.flags import takes_settings
-from headgate.cli.plan import threshold
-from headgate.cli.plan_capacity import capacity
-from headgate.cli.plan_fluid import fluid
-from headgate.cli.plan_wait import wait
+from headgate.cli.plan import capacity, fluid, threshold, wait
 from headgate.cli.serve import serve
-from headgate.cli.simulate import simulate
-from headgate.cli.sweep import sweep
+from headgate.cli.simulate import compare, simulate, sweep
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
 from headgate.live.vllm.settings import VllmSettings

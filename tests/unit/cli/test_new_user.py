@@ -43,7 +43,7 @@ def own_csv(tmp_path):
 def test_demo(told, monkeypatch, tmp_path):
     """The demo itself on fewer conversations; README shows all of it, and a test runs that."""
     scenes = {"idle": ("idle", {"requests": 200}), "full": ("full", {"clients": 320, "requests": 800})}
-    module = sys.modules["headgate.cli.demo"]  # the package has the command of that name
+    module = sys.modules["headgate.cli.simulate"]  # the package has the command of that name
     monkeypatch.setattr(module, "SCENES", scenes)
     monkeypatch.setattr(module, "POLICIES", ["mixed", "eb:refill=16"])
     said = told("demo")

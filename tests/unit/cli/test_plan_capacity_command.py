@@ -7,7 +7,7 @@ import json
 import pytest
 
 from headgate.advisor.capacity.trials import Case
-from headgate.advisor.engines.trials import FleetCase
+from headgate.advisor.fewest_engines import FleetCase
 
 WORDS = ("plan", "capacity", "--requests", 60, "--prompt", 200, "--output", 20, "--slots", 16, "--jobs", 1)
 

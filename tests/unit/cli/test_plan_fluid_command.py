@@ -6,9 +6,9 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
-from headgate.advisor.fluid.demand import named_apart
+from headgate.advisor.fluid_plan import named_apart
 from headgate.cli import app
-from headgate.cli.plan_fluid import EXAMPLES
+from headgate.cli.plan import FLUID_HELP
 from headgate.methods.fluid.flows import Flow
 from router_logs import written
 
@@ -33,7 +33,7 @@ def document(*words: str) -> dict:
 
 
 def examples() -> list[list[str]]:
-    lines = EXAMPLES.replace("\\\n", " ").splitlines()
+    lines = FLUID_HELP.replace("\\\n", " ").splitlines()
     return [shlex.split(line)[3:] for line in lines if line.strip().startswith("headgate plan fluid")]
 
 

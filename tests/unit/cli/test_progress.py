@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 
-from headgate.cli import progress
+from headgate.cli import output as progress
 
 
 class Terminal(io.StringIO):

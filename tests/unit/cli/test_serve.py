@@ -211,8 +211,8 @@ def test_killed_outright_it_leaves_nothing_behind(vllm, tmp_path, deaf):
     code = (
         "import sys\n"
         "from headgate.cli import main\n"
-        "from headgate.cli import reaper\n"
-        "reaper.Reaper.__init__.__defaults__ = (1,)\n"
+        "from headgate.cli import serve\n"
+        "serve.Reaper.__init__.__defaults__ = (1,)\n"
         f"sys.executable = {str(tmp_path / 'bin' / 'python')!r}\n"
         f"sys.argv = ['headgate', 'serve', 'm', *{EB!r}]\n"
         "main()\n"

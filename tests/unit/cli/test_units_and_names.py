@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.advisor.capacity.slo import parse_levels
+from headgate.advisor.capacity.traffic import parse_levels
 
 SMALL = ("--requests", 30, "--rate", 4, "--prompt", 64, "--output", 16)
 

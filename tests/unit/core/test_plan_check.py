@@ -6,9 +6,8 @@ from math import inf
 
 import pytest
 
-from headgate.core.lease import Lease
 from headgate.core.ledger import Entry, Ledger
-from headgate.core.plan import ALL, EACH_STEP, NONE, Plan, Until, check
+from headgate.core.plan import ALL, EACH_STEP, NONE, Lease, Plan, Until, check
 from headgate.core.view import Limits
 
 

@@ -6,8 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from headgate.cost.fit.about import About
-from headgate.cost.fit.steps import StepTable
+from headgate.cost.fit.steps import About, StepTable
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape
 

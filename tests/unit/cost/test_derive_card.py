@@ -6,14 +6,10 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card, parse_card
-from headgate.cost.derive.derived_card import derive_card
-from headgate.cost.derive.host import SUM_CONSTANT, SUM_PER_REQUEST
-from headgate.cost.derive.memory import most_running
-from headgate.cost.derive.models import MODELS
-from headgate.cost.derive.named import card_named, parse
-from headgate.cost.derive.wanted import Wanted
-from headgate.cost.error_bar import error_bar, throughput_error
-from headgate.cost.likeness import Likeness, doubts, refusals
+from headgate.cost.derive.derived_card import card_named, derive_card, parse
+from headgate.cost.derive.transformer import MODELS
+from headgate.cost.derive.wanted import SUM_CONSTANT, SUM_PER_REQUEST, Wanted, most_running
+from headgate.cost.likeness import Likeness, doubts, error_bar, refusals, throughput_error
 from headgate.cost.model import Shape
 
 LLAMA = "derived:llama-3.1-70b@h100-sxm:tp4"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from headgate.cost.card import load_card
-from headgate.cost.derive.expected import DATA_SHEET, HELD_OUT, OTHER_GPU, OVER_PCIE
+from headgate.cost.derive.derived_card import DATA_SHEET, HELD_OUT, OTHER_GPU, OVER_PCIE
 from headgate.cost.fit.family import seconds
-from headgate.cost.fit.quality import measure
-from headgate.sim.engine.of_card import engine_of_card
+from headgate.cost.fit.fit import measure
+from headgate.sim.engine.engine import engine_of_card
 from studies.cards.derived import (
     CALIBRATED,
     DEGREES,

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.cost.derive.corrections import NONE, Corrections
 from headgate.cost.derive.gpus import GPUS, H100, H200, TABLE, UNGRAPHED, left_out
-from headgate.cost.derive.models import MODELS, model_named
-from headgate.cost.derive.operators import all_reduce, gemm, joined
-from headgate.cost.derive.step import Deployment, step_seconds
+from headgate.cost.derive.step import NONE, Corrections, Deployment, all_reduce, gemm, joined, step_seconds
+from headgate.cost.derive.transformer import MODELS, model_named
 from headgate.cost.model import Chunk
 
 MS, US = 1e-3, 1e-6

@@ -11,8 +11,8 @@ from made_up import table, timed
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card, parse_card
-from headgate.cost.fit.host import fit_host
-from headgate.cost.laws.host import HostTerms
+from headgate.cost.fit.fit import fit_host
+from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape
 

@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.cost.fit.cuts import LONGEST, TOGETHER, cut, single
-from headgate.cost.fit.steps import COLUMNS, DECODE, MIXED, NOTHING, PREFILL, StepTable, concat
+from headgate.cost.fit.steps import (
+    COLUMNS,
+    DECODE,
+    LONGEST_PIECE,
+    MIXED,
+    NOTHING,
+    PREFILL,
+    TOGETHER,
+    StepTable,
+    concat,
+    cut,
+    single,
+)
 
 PLAIN = {
     "seconds": [0.01, 0.02, 0.03, 0.01],
@@ -146,7 +157,7 @@ def kinds(text: str, parts: str | None = None) -> StepTable:
             [0, 1, 2, 2],
         ),  # and belongs to the part that took most of the time
         ("pppppp", "001122", [0, 2, 4], [0, 1, 2]),  # bursts of two parts are cut
-        ("m" * (LONGEST + 3), None, [0, LONGEST], [0, 0]),
+        ("m" * (LONGEST_PIECE + 3), None, [0, LONGEST_PIECE], [0, 0]),
     ],
 )
 def test_where_a_log_is_cut(steps: str, parts: str | None, starts: list[int], owners: list[int]) -> None:

@@ -3,9 +3,8 @@
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.cost.card import load_card
-from headgate.cost.derive.models import MODELS
-from headgate.cost.model_names import differ, hub_name
+from headgate.cost.card import differ, hub_name, load_card
+from headgate.cost.derive.transformer import MODELS
 
 
 @pytest.mark.parametrize(

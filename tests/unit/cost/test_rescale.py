@@ -10,7 +10,7 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card, parse_card
-from headgate.cost.derive.grid import shapes, table
+from headgate.cost.derive.correct import shapes, table
 from headgate.cost.derive.rescale import rescale
 from headgate.cost.fit.family import seconds
 from headgate.cost.fit.steps import StepTable

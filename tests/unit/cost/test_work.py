@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.policy import BatchPolicy
-from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.methods.eb.exclusive import Exclusive

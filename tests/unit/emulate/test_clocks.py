@@ -13,8 +13,8 @@ from headgate.core.errors import InputError
 from headgate.experiment.library import card_engine
 from headgate.live.emulate import answer, emulated
 from headgate.live.emulate.clock import Alarm, WallClock
-from headgate.live.emulate.serve import warn_when_late
-from headgate.live.emulate.tally import Histogram, token_bounds
+from headgate.live.emulate.engine import Histogram, token_bounds
+from headgate.live.emulate.server import warn_when_late
 from headgate.methods.make import make_policy
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.simulator import Simulator

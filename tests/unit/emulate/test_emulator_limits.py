@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 from calls_of_emulator import FAST, SMALL, events_of, post, run, session, stream, text_of, until
 
-from headgate.live.emulate import answer, answers, chat_answer, emulated
+from headgate.live.emulate import answer, chat_answer, emulated
+from headgate.live.emulate import api as answers
 
 LONG = {"prompt": "a long one", "max_tokens": 4000, "ignore_eos": True}
 HANG_UP = 0.3

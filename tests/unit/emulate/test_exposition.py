@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from headgate.live.emulate.exposition import Buckets, Counter, Gauge
+from headgate.live.emulate.metrics import Buckets, Counter, Gauge
 
 NAMES, VALUES = ["model_name", "engine"], ['a "model"\\ \n', "0"]
 ROWS, SUM = [("0.5", 2.0), ("+Inf", 3.0)], 12.25

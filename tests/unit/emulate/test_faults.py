@@ -7,7 +7,8 @@ import pytest
 from calls_of_emulator import FAST, events_of, post, run, session, stream, text_of, until
 
 from headgate.core.errors import InputError
-from headgate.live.emulate import answer, completions, emulated
+from headgate.live.emulate import answer, emulated
+from headgate.live.emulate import service as completions
 from headgate.live.emulate.faults import Faults, read_fault
 
 BODY = {"prompt": "hello", "max_tokens": 20}

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from headgate.experiment.library import card_engine
 from headgate.live.emulate.clock import VirtualClock
-from headgate.live.emulate.engine import EmulatedEngine
-from headgate.live.emulate.job import Job
+from headgate.live.emulate.engine import EmulatedEngine, Job
 from headgate.live.emulate.text import Text
 from headgate.methods.make import make_policy
 from headgate.record.recorder import Recorder

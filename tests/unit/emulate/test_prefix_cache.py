@@ -7,7 +7,7 @@ import pytest
 from calls_of_emulator import FAST, post, run, served, session, stream
 
 from headgate.live.emulate import emulated
-from headgate.live.emulate.content import content
+from headgate.live.emulate.text import content
 
 PROMPT = list(range(100, 140))  # two full blocks and a half
 TOLD = {"prompt_tokens_details": True}

@@ -7,7 +7,8 @@ import pytest
 from aiohttp.web_protocol import RequestHandler
 from calls_of_emulator import FAST, run, until
 
-from headgate.live.emulate import emulated, silent
+from headgate.live.emulate import emulated
+from headgate.live.emulate import server as silent
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -10,9 +10,18 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from headgate.core.errors import InputError
-from headgate.estimators.hazard import LinearHazard, OutputHazard, fit_curve, fit_hazard, guarded
-from headgate.estimators.survival import curve_survival, life_table, sample_survival
-from headgate.estimators.trend import hazard_trend, mann_kendall
+from headgate.estimators.hazard import (
+    LinearHazard,
+    OutputHazard,
+    curve_survival,
+    fit_curve,
+    fit_hazard,
+    guarded,
+    hazard_trend,
+    life_table,
+    mann_kendall,
+    sample_survival,
+)
 from headgate.methods.eb.thresholds import paper_share
 
 W = [1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 10, 11, 12, 12, 13, 15, 20]

@@ -5,9 +5,9 @@ import pytest
 
 from fleet_worlds import ROUTERS
 from fluid_worlds import instance
-from headgate.advisor.fluid.demand import cluster
+from headgate.advisor.fluid_plan import cluster
 from headgate.core.errors import InputError
-from headgate.experiment.routers import make_router
+from headgate.experiment.fleet import make_router
 from headgate.methods.fluid.planner import plan_fluid
 from headgate_papers.network.run import run_network
 

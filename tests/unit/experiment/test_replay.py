@@ -12,9 +12,8 @@ from headgate.core.errors import InputError
 from headgate.experiment.build import make_workload
 from headgate.experiment.settings import experiment
 from headgate.live.engine.trace import Trace
-from headgate.workloads.contents import Contents
 from headgate.workloads.sessions import SharedPrefix, as_sessions
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Contents, Workload
 
 ENGINE = headgate.card_engine("cal-h200-qwen3-8b", slots=16)
 HEADER = {"headgate": "0", "policy": "mixed", "parameters": {}, "card": None, "kv_tokens": 100}

@@ -8,8 +8,8 @@ import pytest
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import ANY, CLOSED, DECODE, STAY, Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
-from headgate.live.route.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, State
-from headgate.live.route.gate_engines import assign, live_room
+from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, State
+from headgate.live.route.gate.queue import assign, live_room
 from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.split.split import Split
 from still_loop import Still, placed

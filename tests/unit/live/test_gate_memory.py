@@ -11,7 +11,7 @@ import pytest
 from fleet_worlds import draws, make_router
 from headgate.core.fleet import Stage
 from headgate.core.policy import End
-from headgate.live.route.gate import ClassLimits, EngineState, Gate, State
+from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, State
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
 from headgate.methods.fluid.planner import plan_fluid
 from still_loop import Still, placed

@@ -14,8 +14,7 @@ from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.view import View
 from headgate.cost.card import load_card
 from headgate.experiment.library import simulate
-from headgate.live.calibrate.probe import FEED, Cell, Move, Pool, Probe, Walk
-from headgate.live.calibrate.probe_grid import Ground, grid
+from headgate.live.calibrate.probe import FEED, Cell, Ground, Move, Pool, Probe, Walk, grid
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Kind, Workload

@@ -20,7 +20,7 @@ from headgate.methods.orders import (
     ShortestPrompt,
     order_of,
 )
-from headgate.methods.slai.slai import Slai
+from headgate.methods.slai import Slai
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import Line, Log, run

@@ -11,21 +11,20 @@ from headgate.core.policy import End
 from headgate.core.view import Limits
 from headgate.cost.laws.linear import LinearCost
 from headgate.cost.laws.terms import DecodeTerms, MixedTerms, PrefillTerms
-from headgate.estimators.survival import Survival
+from headgate.estimators.hazard import Survival
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.costs import Lengths, phase_costs
 from headgate.methods.eb.prediction import exclusive_rate, exclusive_throughput, mixed_rate, whole_steps
 from headgate.methods.eb.thresholds import Seats, Threshold, stationary_plan
 from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.mixed import Mixed
-from headgate.methods.slai.slai import Slai
-from headgate.methods.wait.iteration import Line
+from headgate.methods.slai import Slai
+from headgate.methods.wait.inventory import Line
 from headgate.methods.wait.traffic import Seen
 from headgate.methods.wait.wait import Wait
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
-from headgate.workloads.contents import Contents
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Contents, Workload
 
 FLAT = LinearCost(  # no price of context: then only tokens that are computed cost time
     DecodeTerms(0.01, 1e-4), PrefillTerms(0.02, 1e-5), MixedTerms(0.01, per_prefill=1e-5, per_decode=1e-4)

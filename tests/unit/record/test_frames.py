@@ -7,7 +7,7 @@ import pytest
 
 import headgate
 from headgate.core.errors import InputError
-from headgate.record import frames
+from headgate.record import tables as frames
 from headgate.record.tables import COLUMNS
 
 

@@ -12,8 +12,7 @@ from headgate.core.plan import NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import load_card
 from headgate.experiment.library import simulate
-from headgate.live.calibrate.bench_steps import steps_of_bench
-from headgate.live.calibrate.trace_steps import steps_of_trace
+from headgate.live.calibrate.steps import steps_of_bench, steps_of_trace
 from headgate.live.engine.trace import Trace
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.mixed.mixed import Mixed

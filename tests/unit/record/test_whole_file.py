@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.record.whole_file import write_whole
+from headgate.record.tables import write_whole
 
 
 def test_it_is_replaced_and_nothing_is_left_beside_it(tmp_path):

@@ -7,12 +7,23 @@ import numpy as np
 import pytest
 from check_html import Reader
 
-from headgate.report.charts.bars import Bar, Bars
-from headgate.report.charts.chart import LOG, TAIL, Axis, Chart, Mark, Series, style_of
-from headgate.report.charts.marks import draw_marks
-from headgate.report.charts.scales import Scale, labels, nice
-from headgate.report.html.markup import embedded, tag
-from headgate.report.runs.gauges import gauge_blocks
+from headgate.report.charts import (
+    LOG,
+    TAIL,
+    Axis,
+    Bar,
+    Bars,
+    Chart,
+    Mark,
+    Scale,
+    Series,
+    draw_marks,
+    labels,
+    nice,
+    style_of,
+)
+from headgate.report.html.page import embedded, tag
+from headgate.report.runs.timeline import gauge_blocks
 
 
 def test_markup_escapes_text_and_attributes():

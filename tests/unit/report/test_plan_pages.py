@@ -7,11 +7,10 @@ from check_html import Reader, read
 
 from as_text import as_text
 from headgate.advisor.capacity.plan import plan_capacity
-from headgate.advisor.capacity.slo import parse_levels
-from headgate.advisor.engines.plan import plan_engines
-from headgate.advisor.engines.ways import Serving, make_ways
+from headgate.advisor.capacity.traffic import parse_levels
+from headgate.advisor.fewest_engines import Serving, make_ways, plan_engines
 from headgate.advisor.flags import plan_flags
-from headgate.advisor.fluid.plan import make_fluid_plan
+from headgate.advisor.fluid_plan import make_fluid_plan
 from headgate.advisor.settings import (
     FleetSettings,
     LevelSettings,
@@ -21,7 +20,7 @@ from headgate.advisor.settings import (
 )
 from headgate.advisor.situation import situation
 from headgate.advisor.threshold import plan_threshold
-from headgate.advisor.wait.plan import plan_wait
+from headgate.advisor.wait_plan import plan_wait
 from headgate.experiment.settings import experiment
 from headgate.report.document import Chapter, Drawn, Facts, Grid, Page, Section
 from headgate.report.html.page import render

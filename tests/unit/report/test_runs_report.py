@@ -9,10 +9,10 @@ import pytest
 from check_html import read
 from some_runs import ENGINE, empty_run, long_run, served
 
-from headgate.experiment.fleet_plan import decode_targets, recorded_path
+from headgate.experiment.fleet import decode_targets, recorded_path
 from headgate.record.tables import Run
+from headgate.report.document import change, number
 from headgate.report.html.page import render, write
-from headgate.report.numbers import change, number
 from headgate.report.runs.page import runs_page
 from headgate.report.runs.scenes import Scene, gather, load_of, scene_of, swept
 from headgate.stats.comparison import compare

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from some_runs import empty_run, long_run, served
 
-from headgate.report.charts.thinning import changes, distribution, over_time
+from headgate.report.charts import changes, distribution, over_time
 from headgate.report.runs.timeline import timeline
 
 

@@ -9,7 +9,7 @@ import pytest
 from headgate.core.errors import InputError
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.view import Limits
-from headgate.cost.laws.host import HostTerms
+from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.experiment.library import simulate

@@ -8,7 +8,7 @@ from fleet_worlds import Listed, Watched, draws
 from fluid_worlds import instance
 from headgate.core.errors import InputError
 from headgate.core.fleet import MIXED
-from headgate.experiment.routers import make_router
+from headgate.experiment.fleet import make_router
 from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.fluid.online import Online
 from headgate.methods.fluid.planner import plan_fluid

@@ -11,8 +11,7 @@ from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
-from headgate.workloads.contents import Contents
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Contents, Workload
 from worlds import Line
 
 APART = 1000.0  # seconds between requests that are to be alone

@@ -28,9 +28,8 @@ from headgate.cost.model import StepCost
 from headgate.methods.eb.exclusive import PrefillFirst, RequestLevel
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
-from headgate.methods.rad.rad import Rad
-from headgate.methods.rad.two_phase import TwoPhaseRad
-from headgate.methods.slai.slai import Slai
+from headgate.methods.rad import Rad, TwoPhaseRad
+from headgate.methods.slai import Slai
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine

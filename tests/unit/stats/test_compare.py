@@ -8,9 +8,9 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.stats.comparison import compare
-from headgate.stats.intervals import half_width
+from headgate.stats.figures import half_width
+from headgate.stats.flow import choose
 from headgate.stats.metrics import rate_spread, summarise
-from headgate.stats.windows import choose
 from small_runs import make_run, open_run, request
 
 

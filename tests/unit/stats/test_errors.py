@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from headgate.stats.intervals import Order, alike, correlation, half_width, widening
+from headgate.stats.figures import Order, alike, correlation, half_width, widening
 
 SEEDS = 400
 

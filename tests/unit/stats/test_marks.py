@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headgate.stats.comparison import Bars, _row
+from headgate.stats.comparison import METRICS, Bars, _row
 from headgate.stats.figures import Spread
-from headgate.stats.pairing import METRICS
 
 TTFT = next(metric for metric in METRICS if metric.name == "p99 TTFT")
 

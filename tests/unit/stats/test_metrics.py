@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.stats.flow import little, peak, queue_length, stationary
+from headgate.stats.flow import choose, little, peak, queue_length, stationary
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import summarise
-from headgate.stats.windows import choose
 from small_runs import make_run, naive_run, open_run, request
 
 KINDS = [

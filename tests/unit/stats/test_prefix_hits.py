@@ -9,9 +9,8 @@ import pytest
 
 import headgate
 from headgate.cost.model import Chunk, Shape
-from headgate.stats.metrics import summarise
-from headgate.stats.prefix_hits import prefix_hits
-from headgate.workloads.contents import Contents
+from headgate.stats.metrics import prefix_hits, summarise
+from headgate.workloads.workload import Contents
 
 CARD = "cal-h200-qwen3-8b"
 

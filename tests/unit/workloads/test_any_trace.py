@@ -6,7 +6,7 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.workloads import read_trace
-from headgate.workloads.times import unit_of
+from headgate.workloads.formats import unit_of
 
 COLUMNS = "arrival=ts,prompt=input,output=out,class=tenant"
 

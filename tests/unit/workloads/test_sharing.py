@@ -9,13 +9,11 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.workloads.arrivals import arrival_process
-from headgate.workloads.contents import Contents
 from headgate.workloads.lengths import length_law
-from headgate.workloads.reuse import found_again
-from headgate.workloads.sessions import SharedPrefix, as_sessions, shared_prefix
+from headgate.workloads.sessions import SharedPrefix, as_sessions, found_again, shared_prefix
 from headgate.workloads.synthetic import generate
 from headgate.workloads.traces import read_trace
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Contents, Workload
 
 
 def mooncake(tmp_path, *rows):

@@ -5,7 +5,7 @@ import pytest
 
 from headgate.experiment.build import make_workload
 from headgate.experiment.settings import experiment
-from headgate.workloads.ticked import spread, tick_of
+from headgate.workloads.arrivals import spread, tick_of
 
 TICKS = np.repeat(np.arange(30) * 3.0, 9)
 

@@ -15,11 +15,11 @@ from headgate.workloads import (
     Poisson,
     Uniform,
     Workload,
-    bundled,
     generate,
     read_trace,
     write_mooncake,
 )
+from headgate.workloads.traces import bundled
 
 DATA = Path(__file__).parents[2] / "data"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

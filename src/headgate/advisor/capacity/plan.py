@@ -3,33 +3,70 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from headgate.advisor.capacity.found import Declined, Found, at_the_edge, given_up
-from headgate.advisor.capacity.lengthening import REQUESTS, Lengthening
-from headgate.advisor.capacity.search import Progress
-from headgate.advisor.capacity.slo import Level
-from headgate.advisor.capacity.trials import Chosen, Contender
-from headgate.advisor.graph_size import graphs_said, small_graphs
-from headgate.advisor.set_up import set_up
+import numpy as np
+
+from headgate.advisor.capacity.search import ROUGH, Progress, Search
+from headgate.advisor.capacity.traffic import Level, Traffic
+from headgate.advisor.capacity.trials import (
+    HOPELESS,
+    Answers,
+    Case,
+    Chosen,
+    Contender,
+    Race,
+    Searches,
+    remembered,
+)
+from headgate.advisor.flags import graphs_said, small_graphs
+from headgate.advisor.set_up import SetUp, set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
-from headgate.cost.error_bar import throughput_error
+from headgate.cost.likeness import throughput_error
+from headgate.experiment.build import ALL_FIT, Unservable
 from headgate.experiment.settings import Experiment
-from headgate.experiment.unservable import ALL_FIT, Unservable
-from headgate.methods.bounds.capacity import Bound
+from headgate.methods.bounds import Bound
 from headgate.methods.make import make_policy, policy_parameters, split_name
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
+from headgate.stats.figures import Estimate, Spread
 from headgate.stats.metrics import without_nan
 
 ALL = "all"
 INTERRUPTED = (
     "interrupted with {} of {} searches unfinished: their rates are what was known then, often too low"
 )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one policy sustains. `values` are the levels that are checked, at the highest sustained rate."""
+
+    policy: str
+    rate: Estimate
+    share: float  # of λ*
+    by_seed: tuple[float, ...]
+    limited_by: str  # the level that gives way first, "" when the bound is reached
+    values: dict[str, float]
+    runs: int
+    at_edge: int = 0  # seeds whose search ended at λ*, the highest rate there is to try
+    dropped: int = 0  # requests of the run, with one seed, after which it was given up; 0: it was not
+
+
+class Declined(NamedTuple):
+    """Why runs do not carry an answer, and about how many requests each would need."""
+
+    why: str
+    requests: int
+
+    def __str__(self) -> str:
+        return f"{self.why}; about {self.requests:,} requests each would: take --requests {self.requests}"
 
 
 @dataclass(frozen=True)
@@ -153,3 +190,254 @@ def _needs(name: str) -> list[str]:
     free = inspect.Parameter.empty
     known = ("slots", "budget")
     return [key for key, each in policy_parameters(name).items() if each.default is free and key not in known]
+
+
+# -- The searches of all seeds put together: the rate one policy sustains, its interval, what gives way -
+
+STAYS = 10  # a run should last so many times as long as the longest request stays
+WIDE, CARRIES = 0.2, 0.1  # half of an interval, as a share of the rate: too much, and what runs should reach
+
+
+def half_width(rate: Estimate) -> float:
+    """Half of the interval as a share of the rate; 0 where there is none."""
+    if rate.low is None or rate.high is None or not rate.value:
+        return 0.0
+    return max(rate.high - rate.value, rate.value - rate.low) / rate.value
+
+
+def apart(one: Found, other: Found) -> bool:
+    """Whether their rates differ significantly: by differences paired by seed, for all serve the same
+    requests. One seed has no interval, so they must differ by more than a bracket; one that was dropped is
+    judged by its bracket.
+    """
+    if len(one.by_seed) != len(other.by_seed):
+        low, high = sorted((one.rate, other.rate), key=lambda each: each.value)
+        return low.high is None or high.low is None or low.high < high.low
+    pairs = np.array(one.by_seed) - np.array(other.by_seed)
+    gap = Spread.of_values(pairs).estimate()
+    if gap.low is None or gap.high is None:
+        return abs(gap.value) > ROUGH * max(one.rate.value, other.rate.value)
+    return gap.low * gap.high > 0
+
+
+def declined(
+    found: Found, requests: int, stay: float, load: float | None = None, lasting: bool = False
+) -> Declined | None:
+    """None where the rate may be told: its interval is narrow enough, or both of its ends say that the load
+    needs equally many engines.
+
+    With every seed an engine served a run, as promised, while it arrived and the longest `stay` of a request:
+    it can do so again and again. So few seeds do not make the low end lower than that, and where every search
+    ended at λ*, without an interval, it is the low end. With `lasting`, for runs that may be longer, only
+    the interval counts, and at λ* only rates at which a run lasts long enough.
+    """
+    rate, worst = found.rate, min(found.by_seed, default=0.0)
+    served = requests / (requests / worst + stay) if worst and not lasting else 0.0
+    edge = 0 < len(found.by_seed) == found.at_edge and STAYS * stay > 0
+    if edge:
+        known = requests / (STAYS * stay) if lasting else served
+        rate = Estimate(rate.value, min(rate.value, known), rate.value)
+    half, low, high = half_width(rate), rate.low or 0.0, rate.high or 0.0
+    sure = max(low, served)
+    if half <= WIDE or (load is not None and sure > 0 and ceil(load / sure) == ceil(load / high)):
+        return None
+    if edge:
+        need, why = 0.0, f"runs of {requests:,} requests end before {found.policy} could fall behind"
+    else:
+        need, span = requests * (half / CARRIES) ** 2, f"from {low:.4g} to {high:.4g} requests/s"
+        why = f"the rate of {found.policy} is {span}, which runs of {requests:,} requests do not tell better"
+    return Declined(why, ceil(max(need, STAYS * stay * rate.value) / 100) * 100)
+
+
+def at_the_edge(found: Sequence[Found]) -> list[str]:
+    """One line where searches ended at their upper edge: their rates are then not measured but the bound."""
+    stuck = [f"{each.policy} ({each.at_edge} of {len(each.by_seed)})" for each in found if each.at_edge]
+    if not stuck:
+        return []
+    return [
+        f"searches that ended at λ*, their upper edge: {'; '.join(stuck)}. These runs are too short to "
+        "overload the engine; take more --requests"
+    ]
+
+
+def given_up(found: Sequence[Found]) -> list[str]:
+    """One line for each length of runs after which policies were dropped."""
+    lengths = sorted({each.dropped for each in found if each.dropped})
+    names = {n: ", ".join(each.policy for each in found if each.dropped == n) for n in lengths}
+    return [
+        f"dropped after runs of {length:,} requests with one seed, for they miss a level at "
+        f"{100 * HOPELESS:.0f} % of what the best sustains: {dropped}. Their intervals are the brackets "
+        "then; name one with --policy to search it to the end"
+        for length, dropped in names.items()
+    ]
+
+
+def put_together(
+    text: str,
+    searches: Searches,
+    answers: Answers,
+    top: float,
+    levels: tuple[Level, ...],
+    dropped: int = 0,
+) -> Found:
+    """The rates of all seeds put together, and what gave way. One that was `dropped` has its bracket."""
+    mine = {seed: search for (policy, seed), search in searches.items() if policy == text}
+    rates = np.array([search.answer for search in mine.values()])
+    reasons, kept = Counter[str](), []
+    for seed, search in mine.items():
+        if search.missed <= top:
+            reasons[answers[text, seed, search.missed].worst] += 1
+        if search.sustained:
+            kept.append(answers[text, seed, search.sustained].values)
+    if dropped:
+        (only,) = mine.values()
+        rate = Estimate(only.answer, only.sustained, only.missed)
+    else:
+        rate = _no_finer_than_searched(Spread.of_values(rates).estimate().cut(), list(mine.values()))
+    names = [str(level) for level in levels if level.statistic]
+    return Found(
+        policy=text,
+        rate=rate,
+        share=rate.value / top,
+        by_seed=tuple(rates.tolist()),
+        limited_by=reasons.most_common(1)[0][0] if reasons else "",
+        values=dict(zip(names, np.mean(kept, axis=0).tolist(), strict=True)) if kept else {},
+        runs=sum(len(search.tried) for search in mine.values()),
+        at_edge=sum(search.sustained >= search.top for search in mine.values()),
+        dropped=dropped,
+    )
+
+
+def _no_finer_than_searched(rate: Estimate, searches: Sequence[Search]) -> Estimate:
+    """Seeds that end in the same bracket agree by the grid, not by what they measured: the interval of the
+    mean is never narrower than the brackets in which the answers were interpolated. It ends at λ*.
+    """
+    if rate.low is None or rate.high is None:
+        return rate
+    if all(search.sustained >= search.top for search in searches):
+        return Estimate(rate.value)  # all at the edge of the search: nothing was measured
+    below = float(np.mean([search.sustained for search in searches]))
+    above = float(np.mean([min(search.missed, search.top) for search in searches]))
+    return replace(rate, low=min(rate.low, below), high=min(max(rate.high, above), searches[0].top))
+
+
+# -- Runs long enough for the answer: longer ones until the rates neither change nor scatter ------------
+
+REQUESTS, MOST = 1500, 24_000  # of the first runs and of the longest, unless told otherwise
+TIGHT = 0.02  # half of an interval, and what twice the length may change, as shares of the rate
+
+
+class Searched(NamedTuple):
+    """What runs of one length gave."""
+
+    traffic: Traffic
+    found: tuple[Found, ...]
+    left: int  # searches that were interrupted
+    stay: float  # the longest, in seconds, of a request at a sustained rate
+
+    def declined(self, found: Found, load: float | None = None, lasting: bool = False) -> Declined | None:
+        """Why nothing can be said of it, or of the engines that the load needs."""
+        return declined(found, self.traffic.requests, self.stay, load, lasting)
+
+
+@dataclass(frozen=True)
+class Lengthening:
+    """Searches with runs of `REQUESTS`, then of twice as many from where the last ones ended, and so on.
+
+    A short run flatters every policy: an engine that falls behind is not seen to, and seeds agree on it.
+    So an interval is not enough; the answer must also stay when runs get longer. A policy that was dropped
+    is not in the longer runs.
+    """
+
+    start: SetUp
+    chosen: Chosen
+    levels: tuple[Level, ...]
+    top: float
+    droppable: frozenset[str] = frozenset()
+    folder: Path | None = None  # of answers from before
+    known: Mapping[str, float] = field(default_factory=dict)  # rates that shorter runs gave
+    brief: bool = False  # no longer than it takes to have an answer at all
+    load: float | None = None  # that the answer is for
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the user, or the trace, says how long runs are."""
+        return self.start.settings.requests is not None or self.start.traffic.recorded
+
+    def search(self, progress: Progress) -> Searched:
+        """The first length that is enough, or the longest."""
+        traffic, before = self.start.traffic, None
+        while True:
+            found = self._at(traffic, before, progress)
+            enough = self.fixed or found.left or traffic.requests >= MOST
+            if enough or self._done(before, found):
+                return found
+            wanted = max([2 * traffic.requests, *map(ceil, [] if self.brief else self._stays(found))])
+            traffic, before = replace(traffic, requests=min(MOST, wanted)), found
+
+    def _done(self, before: Searched | None, found: Searched) -> bool:
+        """Whether the answer is as good as it is wanted."""
+        if self.brief:
+            best = max(found.found, key=lambda each: each.rate.value)
+            return found.declined(best, self.load, lasting=True) is None
+        return before is not None and not self._lacks(found) and not _moved(before.found, found.found)
+
+    def not_enough(self, found: Searched) -> list[str]:
+        """What a reader must know where no length was enough, or the user's own is not."""
+        lacks = self._lacks(found)
+        return [f"{lack}; take more --requests or --seeds" for lack in lacks]
+
+    def _lacks(self, found: Searched) -> list[str]:
+        hopeful = [each for each in found.found if not each.dropped]
+        wide = [
+            f"{each.policy} ±{100 * half:.1f} %"
+            for each in hopeful
+            if (half := half_width(each.rate)) > TIGHT
+        ]
+        lacks = [f"not within ±{100 * TIGHT:.0f} %: {', '.join(wide)}"] if wide else []
+        need = max(self._stays(found), default=0.0)
+        if found.traffic.requests < need:
+            lacks.append(
+                f"runs of {found.traffic.requests:,} requests last less than {STAYS} times the longest stay "
+                f"({found.stay:.0f} s) and flatter every rate: {ceil(need / 100) * 100:,} requests would do"
+            )
+        return lacks
+
+    def _stays(self, found: Searched) -> list[float]:
+        """Requests that make a run long enough, for each policy."""
+        return [STAYS * found.stay * each.rate.value for each in found.found if not each.dropped]
+
+    def _at(self, traffic: Traffic, before: Searched | None, progress: Progress) -> Searched:
+        start, options = self.start, self.start.options
+        earlier = {each.policy: each for each in before.found} if before else {}
+        chosen = {
+            text: own for text, own in self.chosen.items() if text not in earlier or not earlier[text].dropped
+        }
+        case = Case(start.engine, traffic, start.settings.watchdog, start.asynchronous)
+        race = Race(
+            case=case,
+            top=self.top,
+            precision=options.precision if not before else min(options.precision, TIGHT),
+            seeds=start.seeds,
+            droppable=self.droppable,
+            workers=options.workers,
+            progress=progress,
+            memory=remembered(self.folder, case),
+        )
+        known = {text: each.rate.value for text, each in earlier.items()} if before else self.known
+        searches, answers, dropped = race.run(chosen, known)
+        left = sum(search.next() is not None for (text, _), search in searches.items() if text not in dropped)
+        tried = {key: search for key, search in searches.items() if search.tried}
+        found = {text: each for text, each in earlier.items() if each.dropped}
+        for text in dict.fromkeys(text for text, _ in tried):
+            length = traffic.requests if text in dropped else 0
+            found[text] = put_together(text, tried, answers, self.top, self.levels, length)
+        kept = [each for (text, *_), each in answers.items() if text not in dropped and each.ratio <= 1]
+        stay = max((each.stay for each in kept), default=0.0)
+        return Searched(traffic, tuple(found[text] for text in self.chosen if text in found), left, stay)
+
+
+def _moved(before: Sequence[Found], found: Sequence[Found]) -> bool:
+    """Whether some rate changed by more than it should."""
+    pairs = zip(before, found, strict=False)
+    return any(abs(new.rate.value - old.rate.value) > TIGHT * new.rate.value for old, new in pairs)

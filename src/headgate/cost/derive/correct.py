@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
+from scipy.optimize import least_squares, nnls  # type: ignore[import-untyped]
 
 from headgate.core.errors import InputError
 from headgate.cost.card import Card
-from headgate.cost.derive.corrections import MOST, OF_H200, SCALES, Corrections, corrections
 from headgate.cost.derive.gpus import Gpu
-from headgate.cost.derive.grid import shapes
-from headgate.cost.derive.step import Deployment, step_seconds
+from headgate.cost.derive.step import (
+    MOST,
+    OF_H200,
+    SCALES,
+    Corrections,
+    Deployment,
+    corrections,
+    step_seconds,
+)
 from headgate.cost.derive.transformer import Transformer
-from headgate.cost.fit.steps import Floats
-from headgate.cost.model import Shape
+from headgate.cost.fit.family import LEAST_TOKENS, PER_EXPERT, Law, gpu_columns
+from headgate.cost.fit.steps import Floats, StepTable
+from headgate.cost.laws.work import WorkTerms
+from headgate.cost.model import Chunk, Shape
 
 JITTER = 0.05  # errors beyond it count less
 
@@ -75,3 +84,91 @@ def _inside(card: Card) -> Iterator[Shape]:
     for step in shapes(card.kv_tokens, card.max_running, card.max_batch_tokens):
         if not card.region.misses(step):
             yield step
+
+
+# -- The steps a derived card is made from and compared on: those of a calibration, on paper ------------
+
+DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)  # of one decode
+PROMPTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+BEHIND = (4096, 8192, 14336)
+MIXED = ((16, 64, 128, 256, 512), (256, 1024, 2048, 8192), (512, 2048))  # decodes, prompt, context
+
+
+def shapes(kv_tokens: int, running: int, budget: int) -> list[Shape]:
+    """Decodes alone within KV and seats, prompts alone (one, four, a piece behind KV), both."""
+    return [*_decodes(kv_tokens, running), *_prompts(budget), *_mixed(kv_tokens, running, budget)]
+
+
+def _decodes(kv_tokens: int, running: int) -> Iterator[Shape]:
+    for decodes in DECODES:
+        for context in CONTEXTS:
+            if decodes <= running and (decodes * context <= kv_tokens or decodes == 1):
+                yield Shape(decodes, decodes * context)
+
+
+def _prompts(budget: int) -> Iterator[Shape]:
+    for tokens in PROMPTS:
+        if tokens <= budget:
+            yield _shape(0, 0, [Chunk(0, tokens)])
+        if 4 * tokens <= budget:
+            yield _shape(0, 0, [Chunk(0, tokens)] * 4)
+    for start in BEHIND:
+        yield _shape(0, 0, [Chunk(start, min(2048, budget))])
+
+
+def _mixed(kv_tokens: int, running: int, budget: int) -> Iterator[Shape]:
+    for decodes in MIXED[0]:
+        for tokens in MIXED[1]:
+            for context in MIXED[2]:
+                fits = decodes * context <= kv_tokens and decodes + tokens <= budget and decodes <= running
+                if fits:
+                    yield _shape(decodes, decodes * context, [Chunk(0, tokens)])
+
+
+def _shape(decodes: int, context: int, chunks: list[Chunk]) -> Shape:
+    tokens, behind = sum(chunk.tokens for chunk in chunks), sum(chunk.start for chunk in chunks)
+    return Shape(decodes, context, tokens, behind, tuple(chunks))
+
+
+def table(steps: Sequence[Shape], seconds: Sequence[float]) -> StepTable:
+    """Those steps as if they had been timed."""
+    pairs = [sum(chunk.tokens * (chunk.start + chunk.tokens / 2) for chunk in step.chunks) for step in steps]
+    columns = {name: np.array([getattr(step, name) for step in steps]) for name in Shape._fields[:4]}
+    prompts = np.array([len(step.chunks) for step in steps])
+    return StepTable.from_columns(
+        {**columns, "seconds": np.array(seconds), "prompts": prompts, "attention": np.array(pairs)}
+    )
+
+
+# -- Laws of operators become a card's law of work, which simulations can sum over many steps at once ---
+
+EXTRAS = ("per_context", "per_attention", "prompt_constant", "mixed_constant", "mixed_per_context")
+TILES = (1, 16, 64, 128)
+
+
+def distil(
+    steps: Sequence[Shape], seconds: Sequence[float], experts: tuple[int, int] = (0, 0)
+) -> tuple[WorkTerms, Floats]:
+    """The law of the family nearest to these times, and its relative errors.
+
+    The family's terms are given instead of chosen: times from laws have no noise, so there is nothing to
+    overfit. Sizes of tile and least batch are the best of those tried.
+    """
+    timed = table(steps, seconds)
+    real = timed.seconds
+    extras = (*EXTRAS, PER_EXPERT) if experts[0] else EXTRAS
+    best: tuple[float, Law, Floats, Floats] | None = None
+    for tile in TILES:
+        for least in (0, *LEAST_TOKENS):
+            law = Law(extras, least, tile, experts=experts)
+            relative = gpu_columns(timed, law) / real[:, None]
+            scale = np.linalg.norm(relative, axis=0)
+            scale[scale == 0] = 1.0
+            found, left = nnls(relative / scale, np.ones(len(real)))
+            if best is None or left < best[0]:
+                best = left, law, found / scale, relative @ (found / scale) - 1
+    assert best is not None
+    _, law, found, errors = best
+    terms = law.terms(found)
+    return (terms if terms.per_expert else replace(terms, experts=0, experts_per_token=0)), errors

@@ -11,11 +11,10 @@ from scipy.optimize import lsq_linear  # type: ignore[import-untyped]
 
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, ExpectedError, Number, Provenance
-from headgate.cost.fit.cuts import Cuts, cut
 from headgate.cost.fit.family import seconds
-from headgate.cost.fit.quality import measure
-from headgate.cost.fit.steps import DECODE, KINDS, Floats, Rows, StepTable
-from headgate.cost.laws.host import HostTerms
+from headgate.cost.fit.fit import measure
+from headgate.cost.fit.steps import DECODE, KINDS, Cuts, Floats, Rows, StepTable, cut
+from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import HOST, WorkTerms
 
 GROUPS: Mapping[str, tuple[str, ...]] = {

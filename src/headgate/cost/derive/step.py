@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from headgate.cost.derive.corrections import OF_H200, Corrections
-from headgate.cost.derive.gpus import Gpu
-from headgate.cost.derive.operators import (
-    all_reduce,
-    decode_attention,
-    gemm,
-    prompt_attention,
-    routed_experts,
-)
+from headgate.cost.derive.gpus import UNGRAPHED, Gpu
 from headgate.cost.derive.transformer import Transformer
 from headgate.cost.model import Chunk
 
@@ -45,6 +37,30 @@ class Deployment:
     def kv_heads(self) -> float:
         """On one GPU; fewer heads than GPUs are copied."""
         return max(1.0, self.model.kv_heads / self.tensor)
+
+
+# -- What an engine loses against operators timed alone: five numbers from a calibrated card ------------
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """`compute` stretches matrix products, `kv` the reading of KV, `mixed` that reading beside prompts again.
+
+    `per_layer` and `constant` are seconds for what has no law: norms, rotations, gaps between kernels.
+    """
+
+    compute: float = 1.0
+    kv: float = 1.0
+    mixed: float = 1.0
+    per_layer: float = 14e-6
+    constant: float = 0.04e-3
+
+    def values(self) -> list[float]:
+        """In the order of the fields."""
+        return [self.compute, self.kv, self.mixed, self.per_layer, self.constant]
+
+
+OF_H200 = Corrections(1.18, 0.955, 1.32)  # from cal-h200-qwen3-8b
 
 
 def step_seconds(
@@ -158,3 +174,84 @@ def _gemm(at: Deployment, tokens: int, rows: float, columns: float, lost: Correc
 
 def _peak(at: Deployment) -> float:
     return 2 * at.gpu.peak if at.fp8 else at.gpu.peak
+
+
+# -- How long one operator takes on a GPU, in seconds: matrix products, attention, experts, all-reduce --
+
+
+def joined(first: float, second: float, q: float) -> float:
+    """Between the longer of two and their sum: the larger q, the nearer to the longer."""
+    largest = max(first, second)
+    if largest == 0.0:
+        return 0.0
+    return float(largest * ((first / largest) ** q + (second / largest) ** q) ** (1 / q))
+
+
+def gemm(
+    gpu: Gpu, m: int, n: float, k: float, compute: float = 1.0, weight_bytes: float = 2.0, peak: float = 0.0
+) -> float:
+    """M tokens times an n x k matrix; tokens are computed in tiles of 16."""
+    law = gpu.gemm
+    read = (weight_bytes * n * k + 2 * (m * k + m * n)) / (gpu.bandwidth * law.eb)
+    work = 2 * 16 * -(-m // 16) * n * k * compute / ((peak or gpu.peak) * law.ef)
+    return law.c0 + joined(read, work, law.q)
+
+
+def decode_attention(
+    gpu: Gpu, decodes: int, context: float, kv_heads: float, head: int, kv: float = 1.0, kv_bytes: float = 2.0
+) -> float:
+    """Decodes that read `context` tokens together; `kv` stretches the reading."""
+    if not decodes:
+        return 0.0
+    law = gpu.decode
+    read = 2 * kv_bytes * kv_heads * head * context * kv / (gpu.bandwidth * law.e)
+    return law.c0 + joined(law.c1 * decodes * kv_heads, read, law.q)
+
+
+def prompt_attention(gpu: Gpu, tokens: int, pairs: float, heads: float, head: int) -> float:
+    """Prompt tokens with `pairs`, the sum of tokens * (start + tokens / 2) over pieces of prompts."""
+    if not tokens:
+        return 0.0
+    law = gpu.prompt
+    return law.c0 + law.c1 * tokens * heads + 4 * heads * head * pairs / (gpu.peak * law.e)
+
+
+def routed_experts(
+    gpu: Gpu,
+    tokens: int,
+    of: tuple[int, int, int],
+    sizes: tuple[int, float],
+    compute: float = 1.0,
+    weight_bytes: float = 2.0,
+    peak: float = 0.0,
+) -> float:
+    """The experts of a layer: (experts, each token's, GPUs that share them whole), (hidden, inner).
+
+    Tokens draw experts alike, so `met` of them are read.
+    """
+    experts, each, share = of
+    hidden, inner = sizes
+    law = gpu.experts
+    met = experts * (1 - (1 - each / experts) ** tokens) / share
+    sent = tokens * each / share
+    read = (met * 3 * weight_bytes * hidden * inner + 4 * sent * hidden) / (gpu.bandwidth * law.eb)
+    work = 6 * (sent + law.pad * met) * hidden * inner * compute / ((peak or gpu.peak) * law.ef)
+    return law.c0 + joined(read, work, law.q)
+
+
+def all_reduce(gpu: Gpu, elements: float, count: int, graphed: bool = True) -> float:
+    """A sum of bf16 over that many GPUs; nothing for one."""
+    if count == 1:
+        return 0.0
+    law = gpu.links[count]
+    return (law.c0 if graphed else UNGRAPHED) + 2 * (count - 1) / count * 2 * elements / law.speed
+
+
+NONE = Corrections()
+SCALES = (1.0, 1.0, 1.0, 14e-6, 0.4e-3)  # of the fields, for a search
+MOST = (3.0, 3.0, 3.0, 200e-6, 20e-3)
+
+
+def corrections(values: Sequence[float]) -> Corrections:
+    """From a list, to four digits."""
+    return Corrections(*(float(f"{value:.4g}") for value in values))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from headgate.core.errors import InputError
-from headgate.cost.derive.models import MODELS
-from headgate.cost.derive.transformer import Transformer
+from headgate.cost.derive.transformer import MODELS, Transformer
 from headgate.cost.laws.tiles import TileTerms
 
 

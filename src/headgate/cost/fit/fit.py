@@ -5,21 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
 from headgate.cost.card import Card, Cell, Provenance, Region
-from headgate.cost.fit.about import About
-from headgate.cost.fit.choose import Choice, choose, unseen
-from headgate.cost.fit.family import MEANING, Law
-from headgate.cost.fit.host import fit_host
-from headgate.cost.fit.quality import Quality, measure
-from headgate.cost.fit.solve import Problem
-from headgate.cost.fit.steps import Floats, StepTable
-from headgate.cost.laws.host import HostTerms
-from headgate.cost.laws.work import WorkTerms
+from headgate.cost.fit.family import MEANING, Law, seconds
+from headgate.cost.fit.solve import Choice, Problem, choose, unseen
+from headgate.cost.fit.steps import DECODE, KINDS, About, Floats, Rows, StepTable, cut
+from headgate.cost.laws.terms import HostTerms
+from headgate.cost.laws.work import WorkCost, WorkTerms
 
 LARGEST_GRAPH = "largest CUDA graph"  # the setting that names it
 RESAMPLES = 200
 SEED = 20_261_115
+# -- How far a fit is from steps it has not seen, by region and by part ---------------------------------
+
+GOOD = 0.03
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Relative errors of pieces that the fit had not seen.
+
+    `regions`: decode, prefill, mixed (those there are) and all, each with `median` and `p95` of absolute
+    errors, `total` (the signed error of the sum of times), and `pieces`, how many there were. A piece is a
+    decode step, or a burst of prompts with the decode step before it. `parts`: the signed error of the sum
+    of times of each part's pieces, by its number.
+    """
+
+    regions: dict[str, dict[str, float]]
+    parts: dict[str, float]
+
+    def good_enough(self, threshold: float = GOOD) -> bool:
+        """Are the median error and the error of the total of every region below the threshold?"""
+        return all(
+            max(figures["median"], abs(figures["total"])) < threshold for figures in self.regions.values()
+        )
 
 
 @dataclass(frozen=True)
@@ -220,3 +241,93 @@ def _milli(seconds: float) -> str:
 
 def _micro(seconds: float) -> str:
     return f"{1e6 * seconds:.4g}"
+
+
+def measure(table: StepTable, told: Floats) -> Quality:
+    """Of what an unseeing fit told of each row."""
+    pieces = cut(table, together=1)
+    real, said = pieces.seconds, pieces.sums(told)
+    regions = {}
+    for kind in np.unique(pieces.kind):
+        here: Rows = pieces.kind == kind
+        regions[KINDS[kind]] = _figures(real[here], said[here])
+    regions["all"] = _figures(real, said)
+    parts = {
+        f"{index}": float(said[pieces.part == index].sum() / real[pieces.part == index].sum() - 1)
+        for index in np.unique(pieces.part)
+    }
+    return Quality(regions, parts)
+
+
+def _figures(real: Floats, said: Floats) -> dict[str, float]:
+    errors = np.abs(said / real - 1)
+    return {
+        "median": _four(np.median(errors)),
+        "p95": _four(np.quantile(errors, 0.95)),
+        "total": _four(said.sum() / real.sum() - 1),
+        "pieces": float(len(real)),
+    }
+
+
+def _four(value: np.floating) -> float:
+    return float(f"{float(value):.4g}")
+
+
+# -- What the host of an asynchronous engine takes for a step, from the steps it kept waiting -----------
+
+Whole = NDArray[np.intp]
+
+FEWEST = 8  # steps of a kind that are launched; with fewer its time is a guess
+JITTER = 0.1  # errors beyond it count less and less
+START = (0.002, 2e-5, 0.01, 0.03)  # seconds; where the search begins, and its scale
+
+
+def fit_host(table: StepTable, terms: WorkTerms, graph: int = 0) -> HostTerms | None:
+    """The law of `HostTerms`, beside what the GPU takes by `terms`; None where the table does not show it.
+
+    A decode step after a decode step ends when the GPU has done it or when the host, busy with the next step,
+    looks, whichever is later (see `drivers.ahead`): its time is max(c, H of the next step). Before decodes
+    alone that is hardly ever the host, before prompts mostly. Steps before decodes, before prompts that fit
+    a CUDA graph and before others weigh alike; where there are too few of one of the last two, prompts are
+    of one kind and the law has no graph. Least squares on logarithms, for hosts scatter by a quarter and
+    relative errors would pull the law down; none negative, outliers counting less.
+    """
+    first = waiting(table)
+    then = table.take(first + 1)
+    gpu = seconds(WorkCost(terms).unhosted().terms, table)[first]
+    columns, groups = _columns(then, graph)
+    if graph and columns[:, 2:].sum(axis=0).min() < FEWEST:  # too few of one kind to separate the two
+        graph = 0
+        columns, groups = _columns(then, graph)
+    if columns[:, 2:].sum() < FEWEST:
+        return None
+    real = table.seconds[first]
+    weight = np.sqrt(1.0 / np.bincount(groups)[groups])
+    scale = np.array(START[: columns.shape[1]])
+
+    def off(found: Floats) -> Floats:
+        errors: Floats = weight * np.log(np.maximum(gpu, columns @ found) / real)
+        return errors
+
+    done = least_squares(
+        off, scale, loss="soft_l1", f_scale=JITTER * float(weight.mean()), bounds=(0.0, 1.0), x_scale=scale
+    )
+    found = [float(f"{value:.4g}") for value in done.x]
+    return HostTerms(found[0], found[1], found[2], found[3] if graph else 0.0, graph)
+
+
+def waiting(table: StepTable) -> Whole:
+    """Decode steps after decode steps, in an engine that was ahead before and after them."""
+    quiet = (table.kind[:-1] == DECODE) & (table.before[:-1] == DECODE) & (table.before[1:] == DECODE)
+    found: Whole = np.flatnonzero(quiet & table.busy[:-1] & table.busy[1:])
+    return found
+
+
+def _columns(table: StepTable, graph: int) -> tuple[Floats, Whole]:
+    """One row per step, one column per coefficient; and which of three kinds the step is."""
+    prompting = table.prefill > 0
+    prompts = np.where(np.isnan(table.prompts), prompting, table.prompts)
+    beyond = prompting & (table.tokens > graph) & (graph > 0)
+    columns = [np.ones(len(table)), table.decodes + prompts, prompting & ~beyond]
+    found = np.column_stack((*columns, beyond) if graph else columns).astype(np.float64)
+    return found, prompting.astype(np.intp) + beyond

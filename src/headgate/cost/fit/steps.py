@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -126,26 +126,10 @@ class StepTable:
         return self
 
 
-COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in ("labels", "dropped"))
-
-
 def shape_class(decodes: ArrayLike, prefill: ArrayLike) -> NDArray[np.int8]:
     """DECODE, PREFILL, MIXED or NOTHING for each step."""
     has_decodes, has_prefill = np.asarray(decodes) > 0, np.asarray(prefill) > 0
     return (DECODE * has_decodes + PREFILL * has_prefill).astype(np.int8)
-
-
-def concat(tables: Iterable[StepTable]) -> StepTable:
-    """Several tables as one; parts with the same label stay apart."""
-    given = list(tables)
-    if not given:
-        raise InputError("no timed steps at all; measure some")
-    offsets = np.cumsum([0, *(len(table.labels) for table in given)])
-    parts = [table.part + np.int32(offset) for table, offset in zip(given, offsets, strict=False)]
-    columns = {name: np.concatenate([getattr(table, name) for table in given]) for name in COLUMNS}
-    columns["part"] = np.concatenate(parts)
-    labels = tuple(label for table in given for label in table.labels)
-    return StepTable(**columns, labels=labels, dropped=sum(table.dropped for table in given))
 
 
 def _filled(given: Mapping[str, NDArray[np.generic]], count: int, labels: tuple[str, ...]) -> StepTable:
@@ -181,3 +165,131 @@ def _refuse_nonsense(table: StepTable) -> None:
             raise InputError(
                 f"row {bad[0]} of the timed steps: {name} is {values[bad[0]]}; must be zero or more"
             )
+
+
+COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in ("labels", "dropped"))
+
+
+def concat(tables: Iterable[StepTable]) -> StepTable:
+    """Several tables as one; parts with the same label stay apart."""
+    given = list(tables)
+    if not given:
+        raise InputError("no timed steps at all; measure some")
+    offsets = np.cumsum([0, *(len(table.labels) for table in given)])
+    parts = [table.part + np.int32(offset) for table, offset in zip(given, offsets, strict=False)]
+    columns = {name: np.concatenate([getattr(table, name) for table in given]) for name in COLUMNS}
+    columns["part"] = np.concatenate(parts)
+    labels = tuple(label for table in given for label in table.labels)
+    return StepTable(**columns, labels=labels, dropped=sum(table.dropped for table in given))
+
+
+# -- Where a log of steps may be cut so that each piece's time is its own -------------------------------
+
+Starts = NDArray[np.intp]
+
+TOGETHER = 8  # equal decode steps in a piece, at most
+LONGEST_PIECE = 12  # rows of a burst, at most
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Runs of consecutive rows whose times are summed.
+
+    An engine that schedules ahead sees a step end late while it launches one with prompts, which takes tens
+    of milliseconds: the step before looks longer and the one with prompts shorter, by as much. So a log is
+    cut only before steps of decodes alone, whose launch takes next to nothing: a burst of prompts and the
+    decode step before it are one piece, and their sum is right. A burst is cut where another part begins, for
+    both ends are late there, and after twelve rows, where it no longer matters. A piece belongs to the part
+    in which it spent most time.
+    """
+
+    starts: Starts
+    seconds: Floats
+    kind: NDArray[np.int8]  # DECODE, PREFILL (some prompts alone) or MIXED (some mixed step)
+    part: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def sums(self, rows: Floats) -> Floats:
+        """Rows added up by piece."""
+        found: Floats = np.add.reduceat(rows, self.starts, axis=0)
+        return found
+
+
+def cut(table: StepTable, together: int = TOGETHER) -> Cuts:
+    """The pieces of a table, decode steps up to `together` at a time; 1 leaves them single."""
+    starts = _fine(table)
+    if together > 1:
+        starts = _merged(table, starts, together)
+    return Cuts(
+        starts,
+        np.add.reduceat(table.seconds, starts),
+        np.maximum.reduceat(table.kind, starts),
+        _mostly(table, starts),
+    )
+
+
+def _fine(table: StepTable) -> Starts:
+    """Before every step of decodes alone, between two parts that both have prompts, in long bursts."""
+    quiet = table.prefill == 0
+    between = np.concatenate(([True], (table.part[1:] != table.part[:-1]) & ~quiet[:-1]))
+    starts, cuts = [0], (quiet | between).tolist()
+    for row in range(1, len(table)):
+        if cuts[row] or row - starts[-1] >= LONGEST_PIECE:
+            starts.append(row)
+    return np.array(starts, dtype=np.intp)
+
+
+def _merged(table: StepTable, starts: Starts, together: int) -> Starts:
+    """Neighbouring pieces of one decode step each, joined within their part."""
+    alone = (np.diff(np.append(starts, len(table))) == 1) & (table.kind[starts] == DECODE)
+    part, alike = table.part[starts].tolist(), alone.tolist()
+    kept, held = [0], 1
+    for piece in range(1, len(starts)):
+        joins = alike[piece] and alike[piece - 1] and part[piece] == part[piece - 1]
+        if joins and held < together:
+            held += 1
+        else:
+            kept.append(piece)
+            held = 1
+    return starts[np.array(kept, dtype=np.intp)]
+
+
+def _mostly(table: StepTable, starts: Starts) -> NDArray[np.int32]:
+    """The part of each piece's longest row."""
+    piece = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(table))))
+    order = np.lexsort((table.seconds, piece))  # the longest row of each piece comes last
+    last = np.append(starts[1:], len(table)) - 1
+    found: NDArray[np.int32] = table.part[order[last]]
+    return found
+
+
+def single(table: StepTable, pieces: Cuts) -> Starts:
+    """The starts of units: pieces of decode steps as they are, those of bursts step by step."""
+    bursts = np.repeat(pieces.kind != DECODE, np.diff(np.append(pieces.starts, len(table))))
+    return np.union1d(pieces.starts, np.flatnonzero(bursts))
+
+
+# -- About: what engine the steps were timed on ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class About:
+    """GPU, model, versions, settings and limits of the engine that was timed; all of it goes on the card."""
+
+    name: str  # of the card
+    gpu: str
+    model: str
+    kv_tokens: int
+    max_model_len: int
+    max_running: int
+    max_batch_tokens: int
+    block: int = 16
+    versions: dict[str, str] = field(default_factory=dict)  # {"vllm": "0.26.0", "torch": ...}
+    settings: dict[str, str] = field(default_factory=dict)  # flags of the engine that change step times
+    model_shape: dict[str, int] = field(
+        default_factory=dict
+    )  # layers, hidden, heads, kv_heads, head_size, ...
+    date: str = "unknown"
+    source: str = "headgate calibrate"

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headgate.core.build import mypyc_attr
-from headgate.cost.laws.host import HostTerms
-from headgate.cost.laws.law import Law
-from headgate.cost.laws.linear import LinearCost
-from headgate.cost.laws.terms import DecodeTerms, MixedTerms, PrefillTerms, WorkTerms
+from headgate.cost.laws.linear import Law, LinearCost
+from headgate.cost.laws.terms import DecodeTerms, HostTerms, MixedTerms, PrefillTerms, WorkTerms
 from headgate.cost.model import Chunk, Shape
 
 __all__ = ["WorkCost", "WorkTerms", "experts_met"]

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.cost.fit.about import About
 from headgate.cost.fit.fit import Fitted, fit
-from headgate.cost.fit.steps import StepTable
+from headgate.cost.fit.steps import About, StepTable
 from headgate.live.calibrate.engine import Wanted, about, core_of, start
-from headgate.live.calibrate.probe import FEED, Probe, Walk
-from headgate.live.calibrate.probe_grid import Ground, grid
+from headgate.live.calibrate.probe import FEED, Ground, Probe, Walk, grid
 from headgate.live.calibrate.step_log import StepLog
 
 SAVE_EVERY = 20.0  # seconds

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.core.errors import InputError
-from headgate.cost.fit.about import About
+from headgate.cost.fit.steps import About
 from headgate.cost.likeness import shape_of
 
 SCHEDULER = "headgate.vllm.scheduler"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
+from headgate.core.errors import InputError
 from headgate.core.plan import NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
@@ -189,3 +191,255 @@ class Probe(BatchPolicy):
 def _found(id: int, view: View) -> Request | None:
     """A prompt that is not done yet."""
     return view.waiting.get(id) or view.prefilling.get(id)
+
+
+# -- The shapes a probe visits: decodes, prompts, both together and changes between them ----------------
+
+SHORT, MIDDLE, LONG, LONGEST = "short", "middle", "long", "longest"  # the pools, by context
+LEAD = 64  # decodes of the step before prompts alone
+TOGETHER = 16  # most prompts of a cell in one step
+SPARE = 2 * TOGETHER  # seats for them: those of a step are let go when the next one is under way
+ROOM = 0.92  # of the KV is planned to be used
+LEAST_SHARE, LEAST_CONTEXT = 0.3, 96  # to which the pools shrink before the batches do
+FEWEST_SLOTS, FEWEST_TOKENS, FEWEST_KV = 4, 64, 2048
+# Batch sizes: on and between those for which engines keep CUDA graphs.
+DECODES = (
+    1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 72, 96, 100, 128, 160, 200, 256, 300, 384, 450, 512,
+    600, 768, 900, 1024, 1280, 1536, 2048,
+)  # fmt: skip
+PROMPTS = (16, 32, 64, 128, 256, 400, 512, 1000, 1024, 2048, 3000, 4096, 8192, 12000, 16384, 24576, 32768)
+SEVERAL = ((256, 4), (1024, 4), (1024, 16), (4096, 4), (4096, 16), (16384, 8))  # tokens, prompts
+LADDERS = (256, 1024, 4096)  # pieces in which a long prompt is run
+BESIDE = (64, 256, 1024, 4096)  # prompt tokens beside decodes
+SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)  # decodes among the tokens of a step
+TOTALS = (512, 1024, 2048)
+# Decode steps of a cell, by batch. Small batches wait for the host, which needs some steps to come to rest
+# after a change of who decodes; large ones cost KV with every step, and short models end their requests soon.
+STEADY = ((64, 24), (128, 16), (320, 8), (512, 6), (1 << 30, 4))
+LEAST_STEADY = 5
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What the engine allows.
+
+    Parameters:
+        decodes: the largest batch of decodes to measure.
+        budget: tokens in one step.
+        kv_tokens: KV of the engine.
+        longest: prompt and output tokens of one request.
+        passes: how often the cells will be visited; contexts grow with each.
+        quick: every other cell of the large families only.
+    """
+
+    decodes: int
+    budget: int
+    kv_tokens: int
+    longest: int
+    passes: int = 2
+    quick: bool = False
+
+    def with_kv(self, tokens: int) -> Ground:
+        """The same for an engine whose KV is known by now."""
+        return replace(self, kv_tokens=tokens)
+
+    @property
+    def seats(self) -> int:
+        """Requests the engine must be able to run at once."""
+        return self.decodes + _many(self.decodes, 40) + _many(self.decodes, 160) + SPARE
+
+
+def grid(ground: Ground) -> Walk:
+    """Pools and cells, each cell once, families one after the other; give the walk an order before use."""
+    _refuse(ground)
+    decodes, middle, few = ground.decodes, max(16, ground.longest // 24), 1.0
+    while True:
+        walk = _walk(ground, decodes, middle, few)
+        if _needs(walk, ground.passes) <= ROOM * ground.kv_tokens:
+            return walk
+        if few > LEAST_SHARE or middle > LEAST_CONTEXT:
+            few, middle = max(LEAST_SHARE, 0.9 * few), max(min(LEAST_CONTEXT, middle), middle * 15 // 16)
+        elif decodes > FEWEST_SLOTS:
+            decodes = max(FEWEST_SLOTS, decodes * 3 // 4)
+        else:
+            raise InputError(
+                f"{ground.kv_tokens} KV tokens are too few to measure at; give the engine more memory, "
+                "or a smaller model length"
+            )
+
+
+def _refuse(ground: Ground) -> None:
+    if ground.decodes < FEWEST_SLOTS:
+        raise InputError(f"{ground.decodes} decodes are too few to measure; allow at least {FEWEST_SLOTS}")
+    if ground.budget < max(FEWEST_TOKENS, ground.decodes):
+        least = max(FEWEST_TOKENS, ground.decodes)
+        raise InputError(f"a budget of {ground.budget} tokens is too small to measure; give at least {least}")
+    if ground.kv_tokens < FEWEST_KV:
+        raise InputError(f"{ground.kv_tokens} KV tokens are too few to measure; give at least {FEWEST_KV}")
+
+
+def _many(decodes: int, part: int) -> int:
+    return max(2, decodes // part)
+
+
+def _walk(ground: Ground, decodes: int, middle: int, few: float) -> Walk:
+    half, budget, longest = decodes // 2, ground.budget, ground.longest
+    deepest = min(longest - longest // 16, ground.kv_tokens // 16)  # room to grow
+    pools = (
+        Pool(SHORT, max(16, longest // 128), half, max(64, budget // 4)),
+        Pool(MIDDLE, middle, decodes - half, budget),
+        Pool(LONG, deepest // 4, max(2, int(few * _many(decodes, 40))), max(64, budget // 2)),
+        Pool(LONGEST, deepest, max(2, int(few * _many(decodes, 160))), budget),
+    )
+    build = _Builder(ground, pools)
+    cells = [*build.decode(), *build.prompts(), *build.mixed(), *build.shares(), *build.cycles()]
+    named = {cell.name: cell for cell in cells}  # families meet where the engine is small
+    return Walk(pools, tuple(named.values()))
+
+
+def _needs(walk: Walk, passes: int) -> float:
+    """KV tokens at the end of the last pass, and for the prompts of the largest cell on the way."""
+    held = sum(pool.prompt * pool.size for pool in walk.pools)
+    grown = sum(move.decodes * move.steps for cell in walk.cells for move in cell.moves)
+    return held + passes * grown + max(sum(cell.feed) for cell in walk.cells)
+
+
+class _Builder:
+    """Makes cells for one set of pools.
+
+    Every cell begins with a step of decodes alone. An asynchronous engine sees a step end late while it
+    launches one with prompts; the sum of the two is right, so both belong to the same cell.
+    """
+
+    def __init__(self, ground: Ground, pools: tuple[Pool, ...]) -> None:
+        self.budget = ground.budget
+        self.longest = ground.longest - 1  # a prompt brings one token
+        self.quick = ground.quick
+        self.counts = {pool.kind: pool.size for pool in pools}
+        self.most = self.counts[SHORT] + self.counts[MIDDLE]
+
+    def decode(self) -> Iterator[Cell]:
+        """Decodes alone, by number and context."""
+        ladder = [each for each in self._some(DECODES) if each <= self.most]
+        for kind in (SHORT, MIDDLE):
+            for number in _with_largest(ladder, self.counts[kind]):
+                yield self._decodes(number, (kind,))
+        for number in [each for each in _with_largest(ladder, self.most) if each > self.counts[MIDDLE]]:
+            yield self._decodes(number, (SHORT, MIDDLE))
+        for kind in (LONG, LONGEST):
+            for number in _with_largest((1, 2, 4, 8, 16), self.counts[kind]):
+                yield self._decodes(number, (kind,))
+        yield self._decodes(sum(self.counts.values()), tuple(self.counts))
+        yield self._decodes(self.counts[MIDDLE] + self.counts[LONG], (MIDDLE, LONG))
+
+    def prompts(self) -> Iterator[Cell]:
+        """Prompts alone: one or several, whole or in pieces with the earlier ones behind them."""
+        most = min(self.budget, self.longest)
+        for tokens in _with_largest(self._some(PROMPTS), most):
+            yield self._prompts(tokens, 1, 2 if tokens <= most // 4 else 1)
+        for tokens, number in SEVERAL:
+            if tokens <= self.budget:
+                yield self._prompts(tokens, number, 2 if tokens <= most // 4 else 1)
+        length = self.longest - self.longest // 16
+        for piece in LADDERS:
+            if 2 * piece <= length and piece <= self.budget:
+                steps = length // piece
+                move = Move(prompts=(0,), tokens=piece, steps=steps)
+                yield Cell(f"prompt of {length} by {piece}", (self._lead(), move), (steps * piece,))
+        yield from self._behind(0, ())
+
+    def mixed(self) -> Iterator[Cell]:
+        """Both in one step, by decodes, prompt tokens and context."""
+        beside = [tokens for tokens in BESIDE if tokens <= self.budget // 4] or [self.budget // 4]
+        for number in _with_largest((1, 8, 64, 256), self.counts[MIDDLE]):
+            for tokens in beside:
+                yield self._mixed(number, (MIDDLE,), tokens)
+        for tokens in beside:
+            yield self._mixed(self.most, (SHORT, MIDDLE), tokens)
+        for number in _with_largest((64,), self.counts[SHORT]):
+            for tokens in beside[1:3]:
+                yield self._mixed(number, (SHORT,), tokens)
+        for kind in (LONG, LONGEST):
+            for tokens in beside[1:3]:
+                yield self._mixed(self.counts[kind], (kind,), tokens)
+        for number in _with_largest((64,), self.counts[MIDDLE]):
+            room = min(self.budget - number, self.longest)
+            yield self._mixed(number, (MIDDLE,), room, steps=1)
+            yield from self._behind(number, (MIDDLE,))
+        yield self._mixed(self.counts[MIDDLE], (MIDDLE,), beside[-1], together=TOGETHER)
+
+    def shares(self) -> Iterator[Cell]:
+        """The same number of tokens with a growing share of decodes, and the prompts of each alone."""
+        for total in TOTALS:
+            for share in SHARES:
+                number = round(share * total)
+                if number <= self.most and total <= self.budget:
+                    pools = (MIDDLE,) if number <= self.counts[MIDDLE] else (SHORT, MIDDLE)
+                    yield self._mixed(number, pools, total - number)
+                    yield self._prompts(total - number, 1, 2)
+
+    def cycles(self) -> Iterator[Cell]:
+        """Decode, prompts, decode: what a phase costs beyond its steps."""
+        tokens = min(2048, self.budget // 4)
+        for number in _with_largest((64,), self.counts[MIDDLE]):
+            yield self._cycle(number, (MIDDLE,), tokens, 4, 3)
+        yield self._cycle(self.most, (SHORT, MIDDLE), tokens, 4, 2)
+        yield self._cycle(self.counts[MIDDLE], (MIDDLE,), 4 * tokens, 8, 2)
+        yield self._cycle(self.counts[MIDDLE], (MIDDLE,), tokens, 1, 1)
+
+    def _some(self, values: tuple[int, ...]) -> tuple[int, ...]:
+        return values[1::2] if self.quick else values
+
+    def _lead(self) -> Move:
+        return Move(min(LEAD, self.counts[MIDDLE]), (MIDDLE,))
+
+    def _decodes(self, number: int, pools: tuple[str, ...]) -> Cell:
+        steps = next(steps for most, steps in STEADY if number <= most)
+        steps = min(steps, max(LEAST_STEADY, self.longest // 128))
+        return Cell(f"{number} decodes, {'+'.join(pools)}", (Move(number, pools, steps=steps),))
+
+    def _prompts(self, tokens: int, together: int, times: int) -> Cell:
+        each = max(1, tokens // together)
+        moves = tuple(
+            Move(prompts=tuple(range(time * together, (time + 1) * together)), tokens=each * together)
+            for time in range(times)
+        )
+        return Cell(f"{together} prompts of {each}", (self._lead(), *moves), (each,) * (times * together))
+
+    def _behind(self, number: int, pools: tuple[str, ...]) -> Iterator[Cell]:
+        """Small pieces with much behind them."""
+        deep, piece, steps = min(self.longest // 2, self.budget), min(512, self.budget // 4), 4
+        moves = (
+            self._lead(),
+            Move(prompts=(0,), tokens=deep),
+            Move(number, pools, (0,), piece, steps),
+            Move(number, pools, (0,), max(1, piece // 8), steps),
+        )
+        length = deep + steps * (piece + max(1, piece // 8))
+        if length <= self.longest:
+            yield Cell(f"{number} decodes, pieces of {piece} after {deep}", moves, (length,))
+
+    def _mixed(
+        self, number: int, pools: tuple[str, ...], tokens: int, together: int = 1, steps: int = 3
+    ) -> Cell:
+        tokens = max(1, min(tokens, self.budget - number))
+        steps = max(1, min(steps, self.longest // tokens, 3 if number + tokens <= 1024 else 2))
+        each = max(1, tokens // together)
+        name = f"{number} decodes, {'+'.join(pools)}, {together} prompts of {each}"
+        batches = [tuple(range(time * together, (time + 1) * together)) for time in range(steps)]
+        moves = tuple(Move(number, pools, batch, each * together) for batch in batches)
+        return Cell(name, (Move(number, pools), *moves), (each,) * (steps * together))
+
+    def _cycle(self, number: int, pools: tuple[str, ...], tokens: int, together: int, decodes: int) -> Cell:
+        each, times = max(1, tokens // together), 3
+        moves: list[Move] = [Move(number, pools, steps=decodes)]
+        for time in range(times):
+            prompts = tuple(range(time * together, (time + 1) * together))
+            moves += [Move(prompts=prompts, tokens=each * together), Move(number, pools, steps=decodes)]
+        name = f"cycles of {decodes} x {number} decodes and {together} prompts of {each}"
+        return Cell(name, tuple(moves), (each,) * (times * together))
+
+
+def _with_largest(values: Iterable[int], largest: int) -> list[int]:
+    """Those that are possible, and the largest possible."""
+    return [*(value for value in values if value < largest), largest]

@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headgate.live.emulate.expected import answer, chat_answer
+    from headgate.live.emulate.api import answer, chat_answer
     from headgate.live.emulate.options import Options
     from headgate.live.emulate.server import Emulators, emulated
 
-HOMES = {"answer": "expected", "chat_answer": "expected", "Emulators": "server", "emulated": "server"}
+HOMES = {"answer": "api", "chat_answer": "api", "Emulators": "server", "emulated": "server"}
 HOMES["Options"] = "options"
 __all__ = ["Emulators", "Options", "answer", "chat_answer", "emulated"]
 

@@ -1,26 +1,451 @@
-"""An engine without a GPU: the simulator's own engine, stepped against a clock. Read `run` first."""
+"""The emulated engine: its jobs, memory, counters."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
+from typing import TYPE_CHECKING, Protocol
 
 from headgate.core.errors import RunError, one_line
 from headgate.core.ledger import Entry
-from headgate.core.policy import BatchPolicy, End, Observer
+from headgate.core.policy import BatchPolicy, End, Observer, Steps
+from headgate.core.request import Request, Slo
 from headgate.kv.prefix import Pieces
 from headgate.live.emulate.clock import Alarm, Clock
-from headgate.live.emulate.job import Job
-from headgate.live.emulate.memory import Memory
-from headgate.live.emulate.streams import Streams
-from headgate.live.emulate.tally import Tally
+from headgate.live.emulate.text import Text
 from headgate.sim.engine.asynchronous import Ahead
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import Replica
+
+if TYPE_CHECKING:
+    from headgate.core.ledger import Entry
+
+
+NO_SLO = Slo()
+
+
+class Sink(Protocol):
+    """Who gets the tokens of a job. Called by the engine at the moment the tokens are there."""
+
+    streams: bool  # False: only the end matters
+
+    def tokens(self, job: Job) -> None:
+        """It has more tokens than before, and will have more."""
+
+    def end(self, job: Job) -> None:
+        """It has all the tokens it will get; `job.how` says why."""
+
+
+class Job:
+    """One choice of one prompt.
+
+    `length` is the true output, which no policy sees; `limit` is the client's max_tokens. `loaded` prompt
+    tokens come with KV from another engine; with `export`, a name, the KV stays when the job has ended.
+    `cached` prompt tokens were found in the prefix cache when it was admitted, as its `content` allows.
+    """
+
+    __slots__ = (
+        "admitted", "arrival", "cached", "choice", "content", "entry", "error", "events", "evictions",
+        "export", "finished", "first", "guess", "how", "id", "kind", "length", "limit", "loaded", "made",
+        "mark", "newest", "priority", "prompt", "sent", "sink", "slo", "stop_reason", "stops", "text",
+    )  # fmt: skip
+
+    def __init__(self, prompt: int, length: int, limit: int, text: Text, sink: Sink, choice: int = 0) -> None:
+        self.prompt, self.length, self.limit = prompt, length, limit
+        self.text, self.sink, self.choice = text, sink, choice
+        self.mark = 0  # fingerprint of the prompt
+        self.kind, self.slo, self.guess, self.priority = "", NO_SLO, None, 0
+        self.loaded = self.cached = 0
+        self.content: Pieces = ()  # nothing: it shares with nobody
+        self.export = ""
+        self.stops = False  # it ends with EOS or a stop string, not by its limit
+        self.stop_reason: str | int | None = None
+        self.id = -1  # arrival number at its engine
+        self.entry: Entry | None = None
+        self.arrival = self.admitted = self.first = self.newest = self.finished = -1.0  # emulated seconds
+        self.made = self.sent = self.evictions = 0
+        self.events: list[bytes] = []  # of its next tokens, ready to be written, the next one last
+        self.how: End | None = None
+        self.error: str | None = None  # the engine failed it
+
+    guess: int | None
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, in vLLM's words."""
+        if self.error is not None:
+            return "error"
+        if self.how is End.STOPPED and self.stops:
+            return "stop"
+        return "length" if self.how in (End.STOPPED, End.LIMIT) else "abort"
+
+
+# -- KV kept for other engines, and KV that comes from them, beside what the engine's own requests hold -
+
+
+class Memory:
+    """Blocks of an engine that belong to no running request.
+
+    A prompt done for another engine keeps its blocks until they have been read or their lease ends. A request
+    that comes with its KV takes blocks before the copy begins, and joins the queue when it is complete: with
+    one prompt token left to compute, as in vLLM.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._kept: dict[int, int] = {}  # job number to blocks
+        self._wanted: deque[Job] = deque()  # their KV has no blocks here yet
+        self._copies: list[tuple[float, int, Job]] = []  # a heap by the end of the copy
+        self._order = 0
+        self.fixed, self.per_token = 0.002, 147456 / 50e9  # seconds of a copy
+
+    def seconds(self, tokens: int) -> float:
+        """To copy the KV of so many tokens."""
+        return self.fixed + self.per_token * tokens
+
+    @property
+    def busy(self) -> bool:
+        """Is KV on its way?"""
+        return bool(self._wanted or self._copies)
+
+    @property
+    def kept(self) -> int:
+        """Blocks kept for other engines."""
+        return sum(self._kept.values())
+
+    @property
+    def next_time(self) -> float:
+        """When the next copy is complete."""
+        return self._copies[0][0] if self._copies else inf
+
+    # -- for other engines ---------------------------------------------------------------------------------
+
+    def keep(self, job: Job) -> None:
+        """Its prompt's blocks, which have just been given back, stay."""
+        blocks, cache = self._replica.blocks, self._replica.cache
+        need = blocks.of(job.prompt)
+        if cache is None:
+            blocks.take(need)
+        else:
+            assert job.entry is not None
+            found = cache.find(job.content, job.prompt + 1)
+            cache.hold(job.entry, job.content, found)
+            cache.take(need - found.blocks)
+        self._kept[job.id] = need
+
+    def release(self, id: int) -> bool:
+        """They have been read, or nobody wants them; False: they are gone already."""
+        need = self._kept.pop(id, None)
+        if need is None:
+            return False
+        if self._replica.cache is None:
+            self._replica.blocks.give(need)
+        else:
+            self._replica.cache.release(id, 0, need)
+        self._replica.lease.ended = True
+        return True
+
+    # -- from other engines --------------------------------------------------------------------------------
+
+    def expect(self, job: Job) -> None:
+        """Its KV is to come here."""
+        self._wanted.append(job)
+
+    def landed(self, now: float) -> list[Job]:
+        """Begin the copies there is room for; those that are complete by now."""
+        blocks, ledger = self._replica.blocks, self._replica.ledger
+        while self._wanted:
+            job = self._wanted[0]
+            need = blocks.of(job.loaded)
+            if need > blocks.total:
+                job.loaded = 0  # it will be refused
+            elif need > blocks.free - ledger.rolling:
+                break
+            blocks.take(need if job.loaded else 0)
+            self._wanted.popleft()
+            self._order += 1
+            heappush(self._copies, (max(now, job.arrival) + self.seconds(job.loaded), self._order, job))
+        done = []
+        while self._copies and self._copies[0][0] <= now:
+            done.append(heappop(self._copies)[2])
+        return done
+
+    def forget(self, job: Job) -> None:
+        """Its client hung up before its KV was here; a copy that has begun gives its blocks back."""
+        if job in self._wanted:
+            self._wanted.remove(job)
+            return
+        copies = [each for each in self._copies if each[2] is not job]
+        if len(copies) < len(self._copies):
+            self._copies = sorted(copies)
+            self._replica.blocks.give(self._replica.blocks.of(job.loaded))
+            self._replica.lease.ended = True
+
+    def unblock(self) -> bool:
+        """Nothing runs because KV that waits for a seat fills the memory: the newest is computed again."""
+        ledger, blocks = self._replica.ledger, self._replica.blocks
+        head = next(iter(ledger.waiting.values()), None)
+        if head is None or ledger.decoding or ledger.prefilling or blocks.of(head.room) <= blocks.free:
+            return False
+        for entry in reversed(ledger.waiting.values()):
+            if held := entry.held_kv:
+                blocks.give(blocks.of(held))
+                entry.wasted += held
+                entry.todo, entry.cached = entry.prompt + entry.generated, 0
+                self._replica.lease.ended = True
+                return True
+        return False
+
+
+# -- What an engine has done so far, in vLLM's categories; many equal observations cost as much as one --
+
+SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+           480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
+FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+         40.0, 80.0, 160.0, 640.0, 2560.0)  # fmt: skip
+BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+           40.0, 80.0)  # fmt: skip
+STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+LATE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
+REASONS = ("stop", "length", "abort", "error", "repetition")
+
+
+class Histogram:
+    """Counts by bucket, and the sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """The same value, so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def rows(self) -> list[tuple[str, float]]:
+        """Cumulative, as Prometheus wants them."""
+        total, rows = 0, []
+        for bound, count in zip((*self.bounds, inf), self.counts, strict=True):
+            total += count
+            rows.append(("+Inf" if bound == inf else str(bound), float(total)))
+        return rows
+
+    def quantile(self, share: float) -> float:
+        """The upper bound of the bucket in which this share of the values is reached."""
+        wanted, total = share * sum(self.counts), 0
+        for bound, count in zip((*self.bounds, inf), self.counts, strict=True):
+            total += count
+            if total and total >= wanted:
+                return bound
+        return 0.0
+
+
+def token_bounds(most: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, ... up to the model's length."""
+    steps = (float(base * 10**power) for power in range(12) for base in (1, 2, 5))
+    return tuple(bound for bound in steps if bound <= most)
+
+
+class Tally:
+    """Counters and histograms of one engine."""
+
+    def __init__(self, model_len: int) -> None:
+        tokens = token_bounds(model_len)
+        self.time_to_first_token = Histogram(FIRST)
+        self.inter_token_latency = Histogram(BETWEEN)
+        self.time_per_output_token = Histogram(BETWEEN)
+        self.e2e, self.queue, self.inference = Histogram(SECONDS), Histogram(SECONDS), Histogram(SECONDS)
+        self.prefill, self.decode = Histogram(SECONDS), Histogram(SECONDS)
+        self.step_tokens = Histogram(STEP_TOKENS)
+        self.prompt_length, self.output_length = Histogram(tokens), Histogram(tokens)
+        self.max_tokens, self.computed = Histogram(tokens), Histogram(tokens)
+        self.output_most = Histogram(tokens)
+        self.choices = Histogram((1.0, 2.0, 5.0, 10.0, 20.0))
+        self.preemptions_each = Histogram((1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0))
+        self.late, self.written = Histogram(LATE), Histogram(LATE)
+        self.step_seconds = 0.0
+        self.prompt_tokens = self.loaded_tokens = self.generation_tokens = self.preemptions = self.steps = 0
+        self.cache_queries = self.cache_hits = self.cached_tokens = 0
+        self.ended_by: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        self.rejected: Counter[str] = Counter(max_num_queued_reqs=0, max_num_queued_tokens=0)
+        self.nixl: Counter[str] = Counter()
+
+    def stepped(self, steps: Steps) -> None:
+        self.steps += len(steps.ends)
+        self.step_seconds += steps.ends[-1] - steps.start
+        self.step_tokens.add(float(steps.decodes + steps.prefill))
+
+    def admitted(self, job: Job, found: int) -> None:
+        """Its prompt was looked up, where there is a prefix cache; KV that was loaded was not."""
+        if not job.loaded:
+            job.cached = found
+            self.cache_queries += job.prompt
+            self.cache_hits += found
+
+    def tokens(self, count: int) -> None:
+        """So many output tokens came."""
+        self.generation_tokens += count
+
+    def gap(self, seconds: float, times: int = 1) -> None:
+        """Between two tokens of a request."""
+        self.inter_token_latency.add(seconds, times)
+
+    def first_token(self, seconds: float) -> None:
+        """From arrival to the first token."""
+        self.time_to_first_token.add(seconds)
+
+    def preempted(self) -> None:
+        self.preemptions += 1
+
+    def ended(self, job: Job) -> None:
+        """A job has left; only those that got a token have times."""
+        reason = job.reason
+        self.ended_by[reason] += 1
+        if job.first < 0 or reason in ("abort", "error"):
+            return
+        self.prompt_tokens += job.prompt
+        self.loaded_tokens += job.loaded
+        self.cached_tokens += job.cached
+        self.prompt_length.add(job.prompt)
+        self.computed.add(job.prompt - job.loaded - job.cached)
+        self.output_length.add(job.made)
+        self.max_tokens.add(job.limit)
+        self.output_most.add(job.limit)
+        self.choices.add(1)
+        self.preemptions_each.add(job.evictions)
+        decode = job.finished - job.first
+        self.e2e.add(job.finished - job.arrival)
+        self.queue.add(job.admitted - job.arrival)
+        self.prefill.add(job.first - job.admitted)
+        self.decode.add(decode)
+        self.inference.add(job.finished - job.admitted)
+        if job.made > 1:
+            self.time_per_output_token.add(decode / (job.made - 1))
+
+
+# -- Who gets a token from which step: an observer that hears what a recorder hears, and keeps counts ---
+
+
+class Streams(Observer):
+    """Collects the tokens of a step while the engine runs it; `flush` hands them out when its time has come.
+
+    Decodes that share the engine's tick get a token in every step with decodes, so no list is kept of them
+    but the set itself. Jobs whose client does not stream are counted only.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self.jobs: dict[int, Job] = {}  # all inside the engine
+        self._tally = tally
+        self._rolling: dict[int, Job] = {}  # get a token with every tick
+        self._due: list[Job] = []  # streaming jobs with tokens from the step that has just ended
+        self._ended: list[Job] = []
+        self._shared = -1.0  # when the last tick was
+        self._fresh: list[Job] = []  # rolling ones whose newest token did not come with that tick
+
+    def admitted(self, request: Request, now: float) -> None:
+        """Its wait in the queue is over."""
+        job = self.jobs[request.id]
+        if job.admitted < 0:
+            job.admitted = now
+            self._tally.admitted(job, request.cached)
+
+    def stepped(self, steps: Steps) -> None:
+        """A token for everyone that rolls."""
+        now = steps.ends[-1]
+        self._tally.stepped(steps)
+        if not steps.decodes or not self._rolling:
+            return
+        self._tally.tokens(len(self._rolling))
+        fresh, self._fresh = self._fresh, []
+        for job in fresh:
+            self._tally.gap(now - job.newest)
+        if len(self._rolling) > len(fresh):
+            self._tally.gap(now - self._shared, len(self._rolling) - len(fresh))
+        self._shared = now
+        self._due = [*self._due, *self._rolling.values()] if self._due else list(self._rolling.values())
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """The token that came with its prompt; from now on it rolls."""
+        job = self.jobs[request.id]
+        self._tally.tokens(1)
+        if job.first < 0:
+            job.first = now
+            self._tally.first_token(now - job.arrival)
+        else:
+            self._tally.gap(now - job.newest)
+        job.newest = now
+        self._rolling[job.id] = job
+        self._fresh.append(job)
+        self._due.append(job)
+
+    def held(self, request: Request, now: float) -> None:
+        """No token until it is resumed."""
+        self._stop(request.id)
+
+    def resumed(self, request: Request, now: float) -> None:
+        """It rolls again; its next gap is its own."""
+        job = self.jobs[request.id]
+        self._rolling[job.id] = job
+        self._fresh.append(job)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """Its KV is gone; a token will come with its next prompt step."""
+        self.jobs[request.id].evictions += 1
+        self._tally.preempted()
+        self._stop(request.id)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It has left the engine."""
+        job = self.jobs.pop(request.id)
+        self._stop(job.id)
+        job.how, job.finished = how, now
+        job.made = max(job.made, request.generated)
+        self._ended.append(job)
+
+    def flush(self) -> list[Job]:
+        """Hand out the tokens of the step; the jobs that have ended with it."""
+        due, ended = self._due, self._ended
+        self._due, self._ended = [], []
+        for job in due:
+            if job.how is None:
+                job.made += 1
+                if job.sink.streams:
+                    job.sink.tokens(job)
+        for job in ended:
+            self._tally.ended(job)
+            job.sink.end(job)
+        return ended
+
+    def fail(self, error: str) -> None:
+        """The engine is dead: everybody is told."""
+        jobs, self.jobs = self.jobs, {}
+        for job in jobs.values():
+            job.error, job.how = error, End.ABORTED
+            job.sink.end(job)
+        self._rolling.clear()
+
+    def _stop(self, id: int) -> None:
+        job = self._rolling.pop(id, None)
+        if job is not None:
+            self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        """It leaves the tick; its newest token keeps its date."""
+        if job in self._fresh:
+            self._fresh.remove(job)
+        elif self._shared > job.newest:
+            job.newest = self._shared
+
+
+# -- An engine without a GPU: the simulator's own engine, stepped against a clock. Read `run` first -----
 
 LOG = logging.getLogger("headgate.emulate")
 

@@ -1,27 +1,21 @@
-"""Prefill on one engine, decode on another: parameters as vLLM's NIXL connector gives and takes them.
-
-The rules that a router must know, and the price of breaking them:
-
-* Parameters are good for one read. A second read, a read after the lease, a read after the receiver refused
-  the request: 200 and **wrong text**, as from vLLM, where the blocks hold another request by then.
-* Blocks stay in the memory of the engine of the prompt until they are read or the lease ends.
-* An engine refuses to read from itself (500).
-"""
+"""KV handed over between emulators."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
+import aiohttp
+
+from headgate.live.emulate.api import ProblemError
 from headgate.live.emulate.clock import Clock
-from headgate.live.emulate.engine import EmulatedEngine
-from headgate.live.emulate.job import Job
+from headgate.live.emulate.engine import EmulatedEngine, Job
 from headgate.live.emulate.text import spoiled
 
 NEEDED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 REMEMBERED = 10_000  # expired requests, so that a late reader can be told from an unknown one
-NAMES: WeakValueDictionary[str, Exports] = WeakValueDictionary()  # all engines of this process
 
 
 class Export(NamedTuple):
@@ -115,6 +109,9 @@ class Exports:
         return len(self._kept)
 
 
+NAMES: WeakValueDictionary[str, Exports] = WeakValueDictionary()  # all engines of this process
+
+
 def wants_export(params: dict[str, Any] | None) -> bool:
     """Is this the first of two legs?"""
     return bool(params and params.get("do_remote_decode"))
@@ -130,3 +127,71 @@ def source(params: dict[str, Any]) -> tuple[str, str, str, int]:
     engine, request = str(params.get("remote_engine_id"))[:100], str(params.get("remote_request_id"))[:300]
     port = params.get("remote_port")
     return engine, request, str(params.get("remote_host"))[:100], port if isinstance(port, int) else 0
+
+
+# -- Reading KV from an engine of another process: a call to the port that its parameters name ----------
+
+PATH = "/emulate/kv"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PATIENCE = 5.0  # seconds until a host that does not answer counts as dead
+
+
+class LoadFailedError(Exception):
+    """The KV could not be read: the engine of the prompt is gone."""
+
+
+class Peers:
+    """Where KV may be read from: engines of this process, loopback, and hosts named beforehand.
+
+    The host stands in the client's body, so no other address is ever called.
+    """
+
+    def __init__(self, hosts: Iterable[str] = ()) -> None:
+        self._hosts = {*LOOPBACK, *hosts}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def read(self, own: str, params: dict[str, Any], mark: int) -> int:
+        """The fingerprint of the KV that these parameters lead to; they are spent now."""
+        engine, request, _, _ = source(params)
+        if engine == own:
+            raise ProblemError("The KV of a request cannot be read from the engine itself.", 500)
+        here = NAMES.get(engine)
+        if here is not None:
+            if here.engine.dead is not None:
+                raise LoadFailedError
+            return here.read(request, mark)
+        told = await self._call(params, {"read": request, "engine": engine, "mark": str(mark)})
+        return int(told["mark"])
+
+    async def free(self, params: dict[str, Any]) -> None:
+        """The request was refused here; a failure of this is nobody's concern."""
+        engine, request, _, _ = source(params)
+        here = NAMES.get(engine)
+        if here is not None:
+            here.free(request)
+            return
+        try:
+            await self._call(params, {"free": request, "engine": engine})
+        except LoadFailedError:
+            return
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _call(self, params: dict[str, Any], words: dict[str, str]) -> dict[str, Any]:
+        _, _, host, port = source(params)
+        if host not in self._hosts or not 0 < port < 65536:
+            raise LoadFailedError
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE))
+        shown = f"[{host}]" if ":" in host else host
+        try:
+            async with self._session.post(f"http://{shown}:{port}{PATH}", json=words) as answer:
+                found = await answer.json()
+                if answer.status != 200 or not str(found.get("mark", "0")).isdigit():
+                    raise LoadFailedError
+                return dict(found)
+        except (TimeoutError, aiohttp.ClientError, ValueError, AttributeError, OSError):
+            raise LoadFailedError from None

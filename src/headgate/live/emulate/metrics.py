@@ -1,14 +1,70 @@
-"""`/metrics` in vLLM's names, labels and buckets, and our own on whether the emulator keeps up."""
+"""Counters as vLLM shows them, and recordings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from headgate.live.emulate.engine import EmulatedEngine
-from headgate.live.emulate.exposition import Buckets, Counter, Gauge
-from headgate.live.emulate.place import Place
-from headgate.live.emulate.tally import Histogram, Tally
+from headgate.core.errors import InputError
+from headgate.core.version import VERSION
+from headgate.live.emulate.clock import Clock
+from headgate.live.emulate.engine import EmulatedEngine, Histogram, Tally
+from headgate.live.emulate.service import Made, Place
+from headgate.live.engine.trace import Trace
+from headgate.methods.make import split_name
+
+ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+class Gauge:
+    """One metric: its head and a line for each of its label values."""
+
+    kind, suffix = "gauge", ""
+
+    def __init__(self, name: str, about: str, labels: Sequence[str]) -> None:
+        self._name, self._labels = name + self.suffix, labels
+        self._lines = [f"# HELP {self._name} {about}\n# TYPE {self._name} {self.kind}\n"]
+
+    def add_metric(self, values: Sequence[str], value: float) -> None:
+        self._lines.append(f"{self._name}{{{','.join(self._pairs(values))}}} {float(value)}\n")
+
+    def text(self) -> str:
+        return "".join(self._lines)
+
+    def _pairs(self, values: Sequence[str]) -> list[str]:
+        pairs = zip(self._labels, values, strict=True)
+        return sorted(f'{label}="{value.translate(ESCAPES)}"' for label, value in pairs)
+
+
+class Counter(Gauge):
+    """One that only grows."""
+
+    kind, suffix = "counter", "_total"
+
+
+class Buckets(Gauge):
+    """A histogram."""
+
+    kind = "histogram"
+
+    def add_rows(self, values: Sequence[str], rows: Iterable[tuple[str, float]], total: float) -> None:
+        """Cumulative counts by upper bound, and the sum of what was counted."""
+        pairs, count = self._pairs(values), 0.0
+        before = "".join(f"{pair}," for pair in pairs if pair < "le=")
+        after = "".join(f",{pair}" for pair in pairs if pair > "le=")
+        start, end = f'{self._name}_bucket{{{before}le="', f'"{after}}} '
+        for bound, count in rows:
+            self._lines.append(f"{start}{bound}{end}{count}\n")
+        labels = ",".join(pairs)
+        self._lines.append(f"{self._name}_count{{{labels}}} {count}\n")
+        self._lines.append(f"{self._name}_sum{{{labels}}} {float(total)}\n")
+
+
+# -- `/metrics` in vLLM's names, labels and buckets, and our own on whether the emulator keeps up -------
 
 LABELS = ["model_name", "engine"]
 HISTOGRAMS: dict[str, tuple[str, str]] = {  # of the tally: vLLM's name, what it is
@@ -172,3 +228,63 @@ def _by_tier(tally: Tally) -> dict[str, int]:
 
 def _by_reason(tally: Tally) -> dict[str, int]:
     return dict(tally.ended_by)
+
+
+# -- What was served: a step trace for each engine, written while it serves -----------------------------
+
+
+def traces(made: Made, clock: Clock, engines: int) -> list[Trace]:
+    """One for each engine, in the folder `out`; none without one."""
+    out = made.options.out
+    if out is None:
+        return []
+    open_folder(out)
+    return [Trace(path, _header(made, clock, number)) for number, path in files(out, engines)]
+
+
+def open_folder(out: str) -> None:
+    """Refuse a folder that holds something, or that nobody can make."""
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise InputError(f"--out {out} is not empty; choose another folder")
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror or error}; choose another folder") from None
+
+
+def discard(kept: list[Trace]) -> None:
+    """Nothing was served: leave no folder behind."""
+    for trace in kept:
+        trace.close()
+        with suppress(OSError):
+            trace.path.unlink()
+            trace.path.parent.rmdir()
+
+
+def files(out: str, engines: int) -> Iterator[tuple[int, Path]]:
+    """Number and trace of each engine."""
+    return ((number, Path(out, f"engine-{number}.jsonl")) for number in range(engines))
+
+
+def _header(made: Made, clock: Clock, number: int) -> dict[str, Any]:
+    """The first line of a trace. Its times are emulated ones, whatever the speed."""
+    card, options = made.card, made.options
+    return {
+        "headgate": VERSION,
+        "driver": "emulator",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "zero": clock.wall(0.0),  # the date, in Unix seconds, from which its times are counted
+        "policy": split_name(options.policy)[0],
+        "parameters": made.parameters,
+        "card": card.name,
+        "model": card.model,
+        "gpu": card.gpu,
+        "provenance": card.provenance.source,
+        "engine": made.engine.limits,
+        "asynchronous": options.asynchronous,
+        "replica": number,
+        "kv_tokens": made.engine.kv_tokens,
+        "speed": None if options.virtual else options.speed,
+        "versions": {"python": platform.python_version()},
+    }

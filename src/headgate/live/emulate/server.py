@@ -1,37 +1,290 @@
-"""Ports, connections and the life of an emulator: start, drain, stop."""
+"""Sockets, routes, limits, administration."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib
 import logging
+import os
+import signal
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast, overload
 
+import msgspec
 from aiohttp import web
 
-from headgate.core.errors import InputError
-from headgate.live.emulate.admin import admin_application
+from headgate.core.errors import InputError, one_line
+from headgate.cost.card import load_card
+from headgate.cost.likeness import error_bar
+from headgate.live.emulate.api import ProblemError, busy, detail, invalid, prompts_of, read_json, turns_of
 from headgate.live.emulate.clock import Clock, VirtualClock, WallClock
-from headgate.live.emulate.engine import EmulatedEngine
+from headgate.live.emulate.engine import LATE, EmulatedEngine, Histogram
 from headgate.live.emulate.faults import Faults
-from headgate.live.emulate.front import application
-from headgate.live.emulate.made import Made
+from headgate.live.emulate.kv import PATH, Peers
+from headgate.live.emulate.metrics import PlaceMetrics, discard, traces
 from headgate.live.emulate.options import Options
-from headgate.live.emulate.peers import Peers
-from headgate.live.emulate.place import Place
-from headgate.live.emulate.problems import busy
-from headgate.live.emulate.recording import discard, traces
-from headgate.live.emulate.silent import Silent
-from headgate.live.emulate.tokens import tokens_by
+from headgate.live.emulate.service import PLACE, Made, Place, complete
+from headgate.live.emulate.text import tokens_by
 from headgate.live.engine.trace import Trace
+from headgate.live.files import more_files
 from headgate.settings_base import checked
 
 LOG = logging.getLogger("headgate.emulate")
+VERSION = "0.32.0"  # the vLLM whose answers these are
+PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(place: Place) -> web.Application:
+    """All paths of one port."""
+    app = web.Application(middlewares=[_errors], client_max_size=place.made.options.body_limit)
+    app[PLACE] = place
+    metrics = PlaceMetrics(place)
+
+    async def show_metrics(request: web.Request) -> web.Response:
+        return web.Response(text=metrics.text(), headers={"Content-Type": PROMETHEUS})
+
+    paths: dict[str, dict[str, Handler]] = {
+        "/v1/completions": {"POST": complete},
+        "/v1/chat/completions": {"POST": complete},
+        "/v1/models": {"GET": _models},
+        "/version": {"GET": _version},
+        "/load": {"GET": _load},
+        "/health": {"GET": _health},
+        "/ping": {"GET": _health, "POST": _health},
+        "/metrics": {"GET": show_metrics},
+        "/tokenize": {"POST": _tokenize},
+        "/detokenize": {"POST": _detokenize},
+        PATH: {"POST": _kv},
+    }
+
+    async def other(request: web.Request) -> web.Response:
+        methods = paths.get(request.path)
+        if methods is None:
+            return detail(404, "Not Found")
+        answer = detail(405, "Method Not Allowed")
+        answer.headers["Allow"] = ",".join(methods)
+        return answer
+
+    for path, methods in paths.items():
+        for method, handler in methods.items():
+            app.router.add_route(method, path, handler, expect_handler=_expect)
+    app.router.add_route("*", "/{rest:.*}", other, expect_handler=_expect)
+    return app
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """Say "go on" where a client waits for it; any other expectation is ignored, as vLLM's server does."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+    return None
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A client's mistake is an error in vLLM's shape; a fault of ours is a 500 and a line in the log."""
+    try:
+        return await handler(request)
+    except ProblemError as problem:
+        return problem.response()
+    except web.HTTPException as error:
+        return ProblemError(error.reason, error.status, type="Bad Request").response()
+    except ConnectionResetError:
+        if request.transport is not None:
+            request.transport.close()
+        return web.Response()  # nobody is there to read it, and aiohttp does not log that
+    except Exception as error:
+        LOG.exception("emulator: %s %s failed: %s", request.method, request.path[:80], one_line(error))
+        return ProblemError("Internal server error", 500).response()
+
+
+async def _models(request: web.Request) -> web.Response:
+    place, now = request.app[PLACE], int(time.time())
+    permission = {
+        "id": f"modelperm-{place.fingerprint[-8:]}",
+        "object": "model_permission",
+        "created": now,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    model = {
+        "id": place.made.model,
+        "object": "model",
+        "created": now,
+        "owned_by": "vllm",
+        "root": place.made.card.model,
+        "parent": None,
+        "max_model_len": place.made.engine.longest,
+        "permission": [permission],
+    }
+    return web.json_response({"object": "list", "data": [model]})
+
+
+async def _version(request: web.Request) -> web.Response:
+    return web.json_response({"version": VERSION})
+
+
+async def _load(request: web.Request) -> web.Response:
+    return web.json_response({"server_load": request.app[PLACE].inside})
+
+
+async def _health(request: web.Request) -> web.Response:
+    """An engine whose policy failed is not well; one that drains says it is, as vLLM does."""
+    dead = any(engine.dead is not None for engine in request.app[PLACE].engines)
+    return web.Response(status=503 if dead else 200)
+
+
+async def _tokenize(request: web.Request) -> web.Response:
+    place, body = request.app[PLACE], await read_json(request)
+    if body.get("messages") is not None:
+        messages = body["messages"]
+        if not isinstance(messages, list):
+            raise invalid("Input should be a valid list", "body.messages")
+        ids = place.tokens.chat(turns_of(messages)).tolist()
+    else:
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str):
+            raise invalid("Input should be a valid string", "body.prompt")
+        ids = place.tokens.encode(prompt).tolist()
+    strings = place.tokens.pieces(ids) if body.get("return_token_strs") is True else None
+    length = place.made.engine.longest
+    return _json({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings})
+
+
+async def _detokenize(request: web.Request) -> web.Response:
+    place, body = request.app[PLACE], await read_json(request)
+    tokens = body.get("tokens")
+    ids = prompts_of(tokens)[0] if isinstance(tokens, list) and tokens else []
+    if not isinstance(ids, list) or any(id >= 2**32 for id in ids):
+        raise invalid("Input should be a list of token ids", "body.tokens")
+    return _json({"prompt": place.tokens.decode(ids)})
+
+
+async def _kv(request: web.Request) -> web.Response:
+    """Another process reads KV of ours, or says that it will not."""
+    place, body = request.app[PLACE], await read_json(request)
+    exports = next((each for each in place.exports if each.id == body.get("engine")), None)
+    if exports is None or exports.engine.dead is not None:
+        raise ProblemError("no such engine", 404)
+    if "free" in body:
+        return _json({"freed": exports.free(str(body["free"]))})
+    mark = str(body.get("mark"))
+    if not mark.isascii() or not mark.isdigit() or len(mark) > 20:
+        raise invalid("Input should be a number", "body.mark")
+    return _json({"mark": str(exports.read(str(body.get("read")), int(mark)))})
+
+
+def _json(body: dict[str, Any]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+# -- The admin port: faults and the clock, changed while the emulators run. Bound to loopback unless told
+
+LATE_SHARE = 0.99  # the share of steps that `late_p99` speaks of
+
+
+def admin_application(running: Emulators) -> web.Application:
+    """`GET /engines`, `POST /engines/N/faults`, `POST /engines/N/(crash|refuse|listen|drain)`, `POST /go`."""
+    app = web.Application(middlewares=[_admin_errors], client_max_size=1 << 16)
+
+    async def show(request: web.Request) -> web.Response:
+        return web.json_response([_shown(port) for port in running.ports])
+
+    async def faults(request: web.Request) -> web.Response:
+        port = _port(running, request)
+        try:
+            port.place.faults.set(await read_json(request))
+        except InputError as error:
+            raise ProblemError(str(error)) from None
+        return web.json_response(_shown(port))
+
+    async def act(request: web.Request) -> web.Response:
+        port = _port(running, request)
+        await ACTIONS[request.match_info["action"]](port)
+        return web.json_response(_shown(port))
+
+    async def go(request: web.Request) -> web.Response:
+        running.go()
+        return web.json_response({"running": True})
+
+    app.router.add_get("/engines", show)
+    app.router.add_post("/engines/{number:[0-9]{1,4}}/faults", faults)
+    app.router.add_post("/engines/{number:[0-9]{1,4}}/{action:" + "|".join(ACTIONS) + "}", act)
+    app.router.add_post("/go", go)
+    return app
+
+
+async def _refuse(port: Port) -> None:
+    port.refuse()
+
+
+async def _drain(port: Port) -> None:
+    port.place.draining = True
+
+
+async def _crash(port: Port) -> None:
+    await port.crash()
+
+
+async def _listen(port: Port) -> None:
+    port.place.draining = False
+    await port.listen()
+
+
+# -- Connections that send no request are closed --------------------------------------------------------
+
+PATIENCE = 30.0  # seconds until a new connection must have sent its first request
+
+
+class Silent:
+    """A timer for each new connection, which goes with the connection: it would keep the handler in memory.
+
+    aiohttp tells its server of a lost connection, and nobody else; its handlers have no place for a timer.
+    """
+
+    def __init__(self, server: web.Server) -> None:
+        self._timers: dict[Any, asyncio.TimerHandle] = {}
+        lost = server.connection_lost
+
+        def connection_lost(handler: Any, exc: BaseException | None = None) -> None:
+            self._stop(handler)
+            lost(handler, exc)
+
+        server.connection_lost = connection_lost  # type: ignore[method-assign]
+
+    def watch(self, handler: Any) -> None:
+        """A new connection."""
+        self._timers[handler] = asyncio.get_running_loop().call_later(PATIENCE, self._over, handler)
+
+    def _over(self, handler: Any) -> None:
+        self._stop(handler)
+        under_way = getattr(handler, "_current_request", None) is not None
+        silent = not under_way and not getattr(handler, "_request_count", 1)
+        if silent and handler.transport is not None:
+            handler.transport.close()
+
+    def _stop(self, handler: Any) -> None:
+        timer = self._timers.pop(handler, None)
+        if timer is not None:
+            timer.cancel()
+
+
+# -- Ports, connections and the life of an emulator: start, drain, stop ---------------------------------
+
 KEEP_ALIVE = 75.0
 BACKLOG = 1024
-TASKS: deque[asyncio.Task[None]] = deque(maxlen=64)  # so that nobody collects them while they run
 
 
 class TooMany(asyncio.Protocol):
@@ -131,6 +384,56 @@ class Port:
         assert self._silent is not None
         self._silent.watch(handler)
         return handler
+
+
+ACTIONS: dict[str, Callable[[Port], Awaitable[None]]] = {
+    "crash": _crash,
+    "refuse": _refuse,
+    "listen": _listen,
+    "drain": _drain,
+}
+
+
+def _port(running: Emulators, request: web.Request) -> Port:
+    number = int(request.match_info["number"])
+    if number >= len(running.ports):
+        raise ProblemError(f"There is no port {number}; there are {len(running.ports)}.", 404)
+    return running.ports[number]
+
+
+def _shown(port: Port) -> dict[str, Any]:
+    place = port.place
+    return {
+        "url": port.url,
+        "faults": place.faults.shown(),
+        "draining": place.draining,
+        "requests": place.inside,
+        "engines": [
+            {
+                "running": engine.running,
+                "waiting": engine.waiting,
+                "kv_usage": engine.kv_usage,
+                "time": engine.replica.now,
+                "tokens": engine.tally.generation_tokens,
+                "late_p99": engine.tally.late.quantile(LATE_SHARE),
+                "dead": engine.dead,
+            }
+            for engine in place.engines
+        ],
+    }
+
+
+@web.middleware
+async def _admin_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ProblemError as problem:
+        return problem.response()
+
+
+TASKS: deque[asyncio.Task[None]] = deque(maxlen=64)  # so that nobody collects them while they run
 
 
 class Emulators(Sequence[str]):
@@ -254,3 +557,79 @@ async def emulated(options: Options | None = None, **words: Any) -> AsyncIterato
         yield running
     finally:
         await running.stop()
+
+
+# -- An emulator as a process: it announces itself, warns when it cannot keep up, drains on SIGTERM -----
+
+LOOK = 10.0  # seconds between two looks at the lateness
+TOO_LATE = 0.005  # seconds at the 99th percentile
+FEW = 20  # steps: too few for a percentile
+KILLED = 1  # exit code of an emulated crash
+
+
+def run(options: Options, say: Callable[[str], None]) -> None:
+    """Serve until a signal; returns when everything is closed."""
+    more_files()
+    _run(_serve(options, say))
+
+
+async def _serve(options: Options, say: Callable[[str], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    again: list[int] = []
+
+    def signalled() -> None:
+        again.append(1)
+        stop.set()
+        if len(again) > 1:
+            os._exit(KILLED)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    if options.slow_start:
+        say(f"starts in {options.slow_start:g} s")
+    running = await start(options)
+    if len(running.ports) == 1:
+        for engine in running.engines:
+            engine.on_crash = lambda: os._exit(KILLED)
+    for line in (*running.describe(), *error_bar(load_card(options.card))):
+        say(line)
+    gc.collect()
+    gc.freeze()  # what is there now stays; collections look at the rest only
+    watch = asyncio.create_task(warn_when_late(running, say))
+    try:
+        await stop.wait()
+        say(f"drains, {options.shutdown_timeout:g} s at most; a second signal ends at once")
+        if not await running.drain(options.shutdown_timeout):
+            say("requests were still running; they are cut off")
+    finally:
+        watch.cancel()
+        await running.stop()
+
+
+async def warn_when_late(running: Emulators, say: Callable[[str], None], every: float = LOOK) -> None:
+    """One line whenever the steps of the last seconds ended too late to be believed."""
+    before = [list(engine.tally.late.counts) for engine in running.engines]
+    while True:
+        await asyncio.sleep(every)
+        for number, engine in enumerate(running.engines):
+            counts = list(engine.tally.late.counts)
+            recent = Histogram(LATE)
+            recent.counts = [new - old for new, old in zip(counts, before[number], strict=True)]
+            before[number] = counts
+            late = recent.quantile(0.99)
+            if sum(recent.counts) >= FEW and late > TOO_LATE:
+                say(
+                    f"cannot keep up: engine {number} ended 1 % of its steps more than {TOO_LATE * 1e3:g} ms "
+                    "late; do not trust its times (fewer streams, a free core, a lower --speed)"
+                )
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """On uvloop where it is installed."""
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)

@@ -13,12 +13,10 @@ from math import inf
 from typing import Any
 
 from headgate.core.errors import one_line
-from headgate.core.lease import Lease
-from headgate.core.ledger import Entry, Ledger
-from headgate.core.plan import ALL, NONE, Decodes, Plan, check
+from headgate.core.ledger import Entry, Ledger, Watchdog
+from headgate.core.plan import ALL, NONE, Decodes, Lease, Plan, check
 from headgate.core.policy import COMPLETE, BatchPolicy, End, Observer
 from headgate.core.view import Limits
-from headgate.core.watchdog import Watchdog
 from headgate.live.engine.events import (
     INTERNAL,
     NONSENSE,

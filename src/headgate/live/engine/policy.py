@@ -55,7 +55,7 @@ def build_policy(
 
 
 def _warn_if_confined(cost: StepCost, settings: Settings) -> None:
-    from headgate.methods.keep.confined import confined  # other policies do without
+    from headgate.methods.keep.learned import confined  # other policies do without
 
     if warning := confined(cost, settings.tightest()):
         LOG.warning("headgate: %s", warning)

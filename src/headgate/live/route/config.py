@@ -1,21 +1,163 @@
-"""What `headgate route` is told: one TOML file, or flags for the simple case."""
+"""Durations and sizes as people write them in the router's configuration."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from headgate.core.errors import InputError, first_fault
+from headgate.estimators.traffic import WindowRate
 from headgate.live.files import read_regular
-from headgate.live.route.addresses import Address, Name, Url, address
-from headgate.live.route.gate_waits import ClassLimits
-from headgate.live.route.units import Bytes, Count, Delay, Seconds, Switch
+from headgate.settings_base import seconds
+
+SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_WRITTEN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+
+
+def size(text: str) -> int:
+    """Bytes in a text such as `32MiB`, `1GB` or `4096`."""
+    found = _WRITTEN.fullmatch(text.strip())
+    if found is None or found[2] not in SIZES:
+        raise ValueError(f"{text!r} is not a size; write 4096, 64KiB, 32MiB or 1GiB")
+    return int(float(found[1]) * SIZES[found[2]])
+
+
+def _size(value: object) -> object:
+    return size(value) if isinstance(value, str) else value
+
+
+Bytes = Annotated[int, BeforeValidator(_size), Field(strict=True, ge=1)]
+Seconds = Annotated[float, BeforeValidator(seconds), Field(strict=True, gt=0, allow_inf_nan=False)]
+Delay = Annotated[float, BeforeValidator(seconds), Field(strict=True, ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Switch = Annotated[bool, Field(strict=True)]
+
+
+# -- URLs of engines, addresses to listen on, names: checked before anything is built from them ---------
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s/]*):(?P<port>[0-9]{1,5})")
+
+
+def _url(text: str) -> str:
+    """An engine's address: scheme, host, port and perhaps a path, nothing else."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"{text!r} is not a URL; write http://HOST:PORT") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError(f"{text!r} is not a URL of an engine; write http://HOST:PORT")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("a URL of an engine has no user, query or fragment; use key_env for its key")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError(f"{text!r} ends in /v1, which the router adds; write http://HOST:PORT")
+    if not text.isascii() or any(c <= " " or c == "\x7f" for c in text):
+        raise ValueError("a URL of an engine is plain ASCII without spaces")
+    return text.rstrip("/")
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is not a name; use letters, digits, . _ and -, at most 64")
+    return text
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of a text such as 127.0.0.1:9300 or [::1]:9300."""
+    found = ADDRESS.fullmatch(text)
+    if found is None or int(found["port"]) > 65535:
+        raise ValueError(f"{text!r} is not an address; write HOST:PORT, such as 127.0.0.1:9300")
+    return found["host"].strip("[]") or "127.0.0.1", int(found["port"])
+
+
+def client_at(peer: object) -> str:
+    """Whose connection it is: its address, of IPv6 the network that one client may have, 48 bits."""
+    host = peer[0] if isinstance(peer, tuple) and peer else ""
+    if ":" not in host:
+        return str(host)
+    found = ip_address(host.partition("%")[0])
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
+        return str(IPv6Address(int(found) >> 80 << 80))
+    return str(getattr(found, "ipv4_mapped", found))
+
+
+def _address(text: str) -> str:
+    address(text)
+    return text
+
+
+Url = Annotated[str, AfterValidator(_url)]
+Name = Annotated[str, AfterValidator(_name)]
+Address = Annotated[str, AfterValidator(_address)]
+
+
+# -- How long a queue takes: served rates by class, predicted waits, Retry-After ------------------------
+
+HALF_LIFE = 30.0  # seconds, of the rate at which a class is served
+SOONEST, LATEST = 1, 60  # seconds of Retry-After
+UNKNOWN = 15.0  # seconds predicted for a queue of which nobody was served yet
+
+
+class ClassLimits(NamedTuple):
+    """What one class may have waiting."""
+
+    queue: int = 256  # requests
+    ttl: float = 30.0  # seconds in the queue
+
+
+class Waits:
+    """Predicted waits of all classes."""
+
+    def __init__(self, limits: Mapping[str, ClassLimits], draw: Callable[[], float]) -> None:
+        self._limits, self._draw = dict(limits), draw
+        self._rates: dict[str, WindowRate] = {}
+        self._default = ClassLimits()
+
+    def limits(self, kind: str) -> ClassLimits:
+        return self._limits.get(kind, self._default)
+
+    def set_limits(self, limits: Mapping[str, ClassLimits]) -> None:
+        """New ones, after a reload."""
+        self._limits = dict(limits)
+
+    def served(self, kind: str, now: float) -> None:
+        """One request of the class was sent to an engine."""
+        if kind not in self._rates:
+            self._rates[kind] = WindowRate(HALF_LIFE)
+        self._rates[kind].update(now)
+
+    def predicted(self, kind: str, ahead: int, now: float) -> float:
+        """Seconds until a request behind so many others of its class is sent."""
+        rate = self._rates[kind].value(now) if kind in self._rates else 0.0
+        if rate > 0:
+            return ahead / rate
+        return UNKNOWN if ahead else 0.0
+
+    def retry_after(self, kind: str, ahead: int, now: float) -> int:
+        """Whole seconds after which a refused client may come again, jittered by an eighth."""
+        wait = self.predicted(kind, ahead, now) * (0.875 + 0.25 * self._draw())
+        return int(min(max(wait, SOONEST), LATEST))
+
+
+# -- What `headgate route` is told: one TOML file, or flags for the simple case -------------------------
 
 MOST_CLASSES = 64
 MOST_BYTES = 1 << 24  # of a file
@@ -36,7 +178,7 @@ class Part(BaseModel):
 Whole = TypeVar("Whole", bound=Part)
 
 
-class Front(Part):
+class FrontSettings(Part):
     """Where clients connect, and how much one request may be."""
 
     host: str = "127.0.0.1"
@@ -220,7 +362,7 @@ class GateConfig(Part):
 class Config(GateConfig):
     """The whole file."""
 
-    front: Front = Front()
+    front: FrontSettings = FrontSettings()
     engines: tuple[EngineAt, ...] = ()
     kv: Kv = Kv()
     discovery: Discovery = Discovery()
@@ -347,3 +489,51 @@ def _fields(whole: type[Part], place: tuple[int | str, ...]) -> list[str]:
 
 def _is_part(each: object) -> bool:
     return isinstance(each, type) and issubclass(each, Part)
+
+
+# -- A new configuration for a running router: what may change, and what changes ------------------------
+
+FIXED = tuple(
+    name
+    for name in FrontSettings.model_fields
+    if name not in ("key_file", "body_limit", "body_timeout", "pass_authorization", "allow_kv_params",
+                    "show_engine", "drain_delay", "drain_timeout")
+)  # fmt: skip
+
+
+class Changes(NamedTuple):
+    """What a reload does, engines by URL."""
+
+    added: tuple[EngineAt, ...]
+    retired: tuple[str, ...]
+    changed: tuple[EngineAt, ...]
+    tables: tuple[str, ...]  # other tables that differ
+
+    @property
+    def lines(self) -> list[str]:
+        said = [f"engine {each.url} is added with {each.seats} seats" for each in self.added]
+        said += [f"engine {url} is drained and retired" for url in self.retired]
+        said += [f"engine {each.url} has new settings" for each in self.changed]
+        return said + [f"[{table}] has new settings" for table in self.tables] or ["nothing changes"]
+
+
+def changes(old: Config, new: Config) -> Changes:
+    """What is different. Refuses what a running process cannot change."""
+    for name in FIXED:
+        if getattr(old.front, name) != getattr(new.front, name):
+            raise InputError(f"front.{name} cannot change while the router runs; restart it")
+    if {each.name for each in old.classes} - {each.name for each in new.classes}:
+        gone = sorted({each.name for each in old.classes} - {each.name for each in new.classes})
+        raise InputError(f"class {gone[0]!r} cannot be dropped while the router runs; restart it")
+    before = {each.url: each for each in old.engines}
+    after = {each.url: each for each in new.engines}
+    return Changes(
+        tuple(each for url, each in after.items() if url not in before),
+        tuple(url for url in before if url not in after),
+        tuple(each for url, each in after.items() if url in before and before[url] != each),
+        tuple(
+            table
+            for table in ("front", "limits", "router", "classes", "default", "kv", "discovery", "health")
+            if getattr(old, table) != getattr(new, table)
+        ),
+    )

@@ -5,23 +5,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
 
+import aiohttp
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
+from headgate.core.errors import InputError
 from headgate.core.version import VERSION
-from headgate.live.route.addresses import client_at
-from headgate.live.route.answers import NAMED, RefusedError, answer
-from headgate.live.route.body import TURN, Asked, reading
-from headgate.live.route.deliver import abort, write_out
-from headgate.live.route.headers import loops, request_id
-from headgate.live.route.job import Job
-from headgate.live.route.keys import Key
-from headgate.live.route.models import Models
-from headgate.live.route.shares import Shares
+from headgate.live.route.classes import Key
+from headgate.live.route.config import address, client_at
+from headgate.live.route.deliver.connections import decoded
+from headgate.live.route.deliver.legs import Job
+from headgate.live.route.deliver.service import abort, write_out
+from headgate.live.route.engines import Upstream
+from headgate.live.route.request import (
+    NAMED,
+    TURN,
+    Asked,
+    RefusedError,
+    Shares,
+    answer,
+    loops,
+    reading,
+    request_id,
+)
 
 if TYPE_CHECKING:
-    from headgate.live.route.app import RouterApp
+    from headgate.live.route.server import RouterApp
+
 
 log = logging.getLogger("headgate.route")
 GENERATIONS = frozenset(
@@ -260,3 +273,228 @@ def _client(request: web.BaseRequest, key: Key | None) -> str:
     if key is not None:
         return f"key {key.name}"
     return client_at(request.transport.get_extra_info("peername")) if request.transport is not None else ""
+
+
+# -- What the router tells its operator: engines, plan, gauges ------------------------------------------
+
+
+def described(upstream: Upstream, app: RouterApp) -> dict[str, Any]:
+    """One engine, for people and for scripts."""
+    now = app.now()
+    seat = app.gate.roster.replicas[upstream.id]
+    return {
+        "id": upstream.id,
+        "url": upstream.url,
+        "status": upstream.status(now),
+        "role": seat.role,
+        "seats": upstream.seats(now),
+        "prompts": seat.prompts,
+        "decodes": seat.decodes,
+        "legs": upstream.legs,
+        "foreign": upstream.foreign,
+        "running": upstream.load.running,
+        "waiting": upstream.load.waiting,
+        "kv_usage": upstream.load.kv_usage,
+        "first_token_s": round(upstream.first_token, 4),
+        "breaker": upstream.breaker.state.value,
+        "alarms": upstream.load.alarms,
+    }
+
+
+def plan(app: RouterApp) -> dict[str, Any]:
+    """The router that decides, its gauges, and its newest plan."""
+    gate = app.gate
+    return {
+        "router": app.config.router.name,
+        "policy": type(gate.router).__name__,
+        "fallen": gate.fallen,
+        "gauges": gate.gauges(),
+        "plan": app.policy.described(gate.seconds),
+        "prompt_estimate_error": round(app.service.estimates.error, 4),
+    }
+
+
+def measure(app: RouterApp) -> None:
+    """Set the gauges that are read rather than counted."""
+    now, metrics = app.now(), app.metrics
+    for upstream in app.upstreams.values():
+        seats, load = upstream.seats(now), upstream.load
+        values = {
+            "up": float(upstream.up(now)),
+            "seats": seats,
+            "legs": upstream.legs,
+            "foreign": upstream.foreign,
+            "running": load.running,
+            "waiting": load.waiting,
+            "kv_usage": load.kv_usage,
+            "first_token_seconds": upstream.first_token,
+        }
+        for name, value in values.items():
+            metrics.engine[name].labels(str(upstream.id)).set(value)
+    for kind, queue in app.gate.roster.queues.items():
+        metrics.set("queue", len(queue), **{"class": kind})
+    metrics.set("handoff", len(app.gate.roster.handoff))
+    metrics.set("inflight", app.front.inflight)
+    metrics.set("inflight_bytes", app.body_bytes.held)
+    metrics.set("router_disabled", float(app.gate.fallen is not None))
+    metrics.set("connections", app.server.open.held)
+    metrics.set("refused_connections", app.server.refused)
+    metrics.estimate.set(app.service.estimates.error)
+    for name, value in app.gate.gauges().items():
+        metrics.set("router_value", value, name=name)
+
+
+# -- The models of all engines, as one list -------------------------------------------------------------
+
+KEPT = 5.0  # seconds
+ASKED = 16  # engines at most
+LARGEST = 1 << 20  # bytes of one engine's list
+
+
+class Models:
+    """Asks engines that are up, at most every few seconds."""
+
+    def __init__(self, app: RouterApp) -> None:
+        self.app = app
+        self._list: dict[str, Any] | None = None
+        self._at = 0.0
+        self._asking: asyncio.Task[list[dict[str, Any]]] | None = None
+
+    async def listed(self) -> dict[str, Any]:
+        """OpenAI's list. Clients that ask at once are one question to the engines."""
+        now = self.app.now()
+        if self._list is not None and now - self._at < KEPT:
+            return self._list
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_all())
+        models = await asyncio.shield(self._asking)
+        if not models:
+            raise RefusedError(503, "no-engines", "no engine is up", 5)
+        self._list, self._at = {"object": "list", "data": models}, now
+        return self._list
+
+    async def _ask_all(self) -> list[dict[str, Any]]:
+        """The models of all engines; one of several engines stands in it once."""
+        up = [each for each in self.app.upstreams.values() if each.healthy and not each.retired][:ASKED]
+        answers = await asyncio.gather(*(self._ask(each) for each in up))
+        return list(
+            {str(model.get("id")): model for answer in reversed(answers) for model in answer}.values()
+        )
+
+    async def _ask(self, upstream: Upstream) -> list[dict[str, Any]]:
+        headers = {"Authorization": upstream.authorization} if upstream.authorization else {}
+        try:
+            async with asyncio.timeout(self.app.config.health.timeout):
+                url = upstream.url + "/v1/models"
+                async with self.app.session.get(url, headers=headers, allow_redirects=False) as response:
+                    body = bytearray()
+                    async for part in response.content.iter_any():
+                        body += part
+                        if len(body) > LARGEST:
+                            return []
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return []
+        data = decoded(bytes(body)).get("data")
+        return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
+
+
+# -- The operator's address: metrics, books, plan, engines, drain, reload. Loopback by default ----------
+
+
+class Admin:
+    """Handlers of that address.
+
+    It asks for no key, so a page in the operator's browser must not reach it: neither by a request across
+    sites, which names its origin, nor under a host name of the page's own that leads here.
+    """
+
+    def __init__(self, app: RouterApp) -> None:
+        self.app = app
+
+    def application(self) -> web.Application:
+        made = web.Application(client_max_size=1 << 16, middlewares=[self._no_pages])
+        made.router.add_get("/", self.paths)
+        made.router.add_get("/metrics", self.metrics)
+        made.router.add_get("/books", self.books)
+        made.router.add_get("/plan", self.plan)
+        made.router.add_get("/engines", self.engines)
+        made.router.add_get("/health", self.health)
+        made.router.add_post("/admin/engines/{id:[0-9]{1,6}}/drain", self.drain)
+        made.router.add_post("/admin/engines/{id:[0-9]{1,6}}/undrain", self.undrain)
+        made.router.add_post("/admin/reload", self.reload)
+        return made
+
+    @web.middleware
+    async def _no_pages(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        site = request.headers.get("Sec-Fetch-Site", "none")
+        if "Origin" in request.headers or site not in ("none", "same-origin"):
+            return web.json_response({"error": "requests of web pages are not served; use curl"}, status=403)
+        if not self._is_ours(request.headers.get("Host", "localhost")):
+            said = "this host name is not served; use the address itself, such as 127.0.0.1"
+            return web.json_response({"error": said}, status=403)
+        return await handler(request)
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a request may name this host. An address that others reach may have any name."""
+        own = address(self.app.config.front.admin)[0]
+        try:
+            named = address(host if host.rpartition(":")[2].isdigit() else f"{host}:80")[0]
+        except ValueError:
+            return False
+        return not _is_loopback(own) or named == own or _is_loopback(named)
+
+    async def paths(self, request: web.Request) -> web.Response:
+        """What can be asked here."""
+        found = [route for route in request.app.router.routes() if route.method != "HEAD"]
+        lines = [f"{each.method} {each.resource.canonical}" for each in found if each.resource is not None]
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus' format."""
+        measure(self.app)
+        return web.Response(body=self.app.metrics.text(), content_type="text/plain", charset="utf-8")
+
+    async def books(self, request: web.Request) -> web.Response:
+        """Who is where, and every invariant that does not hold."""
+        return web.json_response({**self.app.gate.books(), "faults": self.app.gate.check()})
+
+    async def plan(self, request: web.Request) -> web.Response:
+        """The router, its gauges, and the newest plan."""
+        return web.json_response(plan(self.app))
+
+    async def engines(self, request: web.Request) -> web.Response:
+        """All engines."""
+        return web.json_response([described(each, self.app) for each in self.app.upstreams.values()])
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Whether the process is alive."""
+        return web.Response()
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """Send nothing more to an engine; what runs there ends there."""
+        return self._set_draining(request, True)
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        """Send to it again."""
+        return self._set_draining(request, False)
+
+    async def reload(self, request: web.Request) -> web.Response:
+        """Read the configuration again; a bad one changes nothing."""
+        try:
+            return web.json_response({"changes": await self.app.reload()})
+        except InputError as error:
+            return web.json_response({"error": str(error)}, status=400)
+
+    def _set_draining(self, request: web.Request, draining: bool) -> web.Response:
+        upstream = self.app.upstreams.get(int(request.match_info["id"]))
+        if upstream is None:
+            return web.json_response({"error": "there is no such engine"}, status=404)
+        self.app.drain_engine(upstream, draining)
+        return web.json_response(described(upstream, self.app))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -10,7 +10,7 @@ from headgate.cost.model import Chunk, Shape
 from headgate.kv.prefix import Pieces
 from headgate.methods.balance.balance import Balance
 from headgate.methods.balance.prefix_index import UNKNOWN, PrefixIndex, Sharing
-from headgate.methods.fluid.placement import Draw
+from headgate.methods.fluid.gates import Draw
 
 
 class Backlog:

@@ -13,8 +13,7 @@ from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.estimators.averages import Window
-from headgate.estimators.hazard import OutputHazard, guarded
-from headgate.estimators.survival import Survival
+from headgate.estimators.hazard import OutputHazard, Survival, guarded
 from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.prediction import whole_steps

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.errors import InputError
-from headgate.estimators.hazard import LinearHazard
-from headgate.estimators.survival import Survival
+from headgate.estimators.hazard import LinearHazard, Survival
 from headgate.methods.eb.costs import Lengths, PhaseCosts, checked_costs, checked_lengths
 
 LOWEST, HIGHEST = 0.01, 0.80  # bounds of the share in the paper's public code

@@ -2,28 +2,115 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from headgate.core.errors import InputError, unknown
-from headgate.core.fleet import CLOSED, Fleet, Move, RoutePolicy, Routing
+from headgate.core.fleet import ANY, CLOSED, MIXED, STAY, Fleet, Move, Replica, RoutePolicy, Routing
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.estimators.traffic import Seen, Traffic
-from headgate.methods.fluid.density_deep import DensityDeep
+from headgate.methods.balance.balance import Loads
 from headgate.methods.fluid.flows import Flow, Instance
-from headgate.methods.fluid.gates import BucketAndRoute, DensityFirst, GateAndRoute, GateAndRoutePlus, Gated
-from headgate.methods.fluid.placement import Draw
+from headgate.methods.fluid.gates import (
+    BucketAndRoute,
+    DensityFirst,
+    Draw,
+    GateAndRoute,
+    GateAndRoutePlus,
+    Gated,
+    Strict,
+    pick,
+)
 from headgate.methods.fluid.plan import FluidPlan
-from headgate.methods.fluid.probes import Probes
-from headgate.methods.fluid.roles import RoleSteps
 
 if TYPE_CHECKING:
     from headgate.methods.fluid.planner import FluidPlanner
 
+
 Make = Callable[[FluidPlan, int, Draw], RoutePolicy]
+# -- A gate for engines that choose their own batches: the best kind first, prompts ready on every engine
+
+SPARE = 1 / 16
+
+
+class DensityDeep(RoutePolicy):
+    """DP-I for real engines, ours: the kind with the most value per decode token first, kept ready in depth.
+
+    The gates of the paper start one prompt per engine at a time. A policy that refills many seats at once
+    (EB, EB+) then waits for prompts that the gate withholds. This one sends a request to the engine with
+    the fewest requests as long as that has fewer than its seats and a share `spare` more, so the engine
+    always has prompts to choose from, and requests that the fleet cannot serve still wait before the gate.
+    Where an engine takes one prompt at a time (the stochastic network) it is `density-first`.
+
+    Values per decode token are those of the plan, which prices one prompt at a time. Where engines run
+    several in a step the order of kinds may be another one: `order` names kinds, best first, with slashes
+    between them; kinds it does not name come last.
+    """
+
+    sends_at_once = True
+
+    def __init__(
+        self, plan: FluidPlan, engines: int, draw: Draw, spare: float = SPARE, order: str = ""
+    ) -> None:
+        if not 0 <= spare < float("inf"):
+            raise InputError(f"router density-deep: spare={spare:g}; give 0 or more")
+        worth = zip(plan.instance.densities(), plan.instance.flows, strict=True)
+        planned = [flow.name for _, flow in sorted(worth, key=lambda pair: -pair[0])]
+        asked = order.split("/") if order else []
+        for name in asked:
+            if name not in planned:
+                raise unknown("class in the order of router density-deep", name, planned)
+        self.admission = Strict([*asked, *(name for name in planned if name not in asked)])
+        self.most = ceil(plan.instance.pace.seats * (1 + spare))
+        self.draw = draw
+        self._loads = Loads(range(engines))
+        self._at: dict[int, int] = {}
+
+    def moved(self, request: Request, move: Move, now: float) -> None:
+        self._at[request.id] = move.replica
+        self._loads.add(move.replica, 1)
+
+    def finished(self, request: Request, replica: int, now: float) -> None:
+        self._gone(request)
+
+    def left(self, request: Request, now: float, how: End) -> None:
+        """One fewer, if it was sent anywhere."""
+        self._gone(request)
+
+    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
+        """Counts who is on which engine."""
+        self.engines_changed(fleet)
+        for id, place in fleet.places.items():
+            if id not in fleet.handoff:
+                self.moved(place.request, Move(id, place.replica, place.stage), fleet.now)
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        """Engines that take no prompts are not looked at."""
+        found = [each.id for each in fleet.replicas if each.role == ANY and each.room.prompts > 0]
+        self._loads.only(found or range(len(fleet.replicas)), len(fleet.replicas))
+
+    def route(self, fleet: Fleet) -> Routing:
+        """The best kind to the emptiest engine, while that is not deep enough."""
+        kind = self.admission.choose(fleet)
+        if kind is None or not fleet.idle[ANY]:
+            return STAY
+        engine = self._loads.least()
+        if not fleet.replicas[engine].idle:
+            engine = pick(fleet.idle[ANY], self.draw)
+        if self._loads.load[engine] >= self.most:
+            return STAY
+        return Routing((Move(next(iter(fleet.queues[kind])), engine),))
+
+    def _gone(self, request: Request) -> None:
+        engine = self._at.pop(request.id, None)
+        if engine is not None:
+            self._loads.add(engine, -1)
+
+
 INNER: dict[str, Make] = {
     "gate-and-route": GateAndRoute,
     "gate-and-route+": GateAndRoutePlus,
@@ -239,3 +326,78 @@ def _drifted(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> bool:
         if abs(seen.impatience - was.impatience) > HALF * was.impatience:
             return True
     return False
+
+
+# -- A few requests of classes that a plan closes, so that one still learns how long they are -----------
+
+SHARE = 0.005  # of the fleet's decode capacity, for each closed class
+
+
+class Probes:
+    """Ours: a router that learns only from requests it serves would never open a class that it once closed.
+
+    Each closed class may have one request at a time as often as its work stays below half a percent of what
+    all engines can decode.
+    """
+
+    def __init__(self) -> None:
+        self._every: dict[str, float] = {}  # seconds between two probes of closed classes
+        self._last: dict[str, float] = {}
+
+    def follow(self, plan: FluidPlan, engines: int, now: float) -> None:
+        """Another plan is in force."""
+        pace = plan.instance.pace
+        spare = SHARE * engines * pace.seats * pace.solo_speed  # tokens per second
+        rows = zip(plan.instance.flows, plan.prefill, strict=True)
+        self._every = {flow.name: pace.decode_weight(flow) / spare for flow, share in rows if share <= 0}
+        for kind in self._every:
+            self._last.setdefault(kind, now)
+
+    def due(self, fleet: Fleet) -> str | None:
+        """A closed class of which one may enter now."""
+        for kind, seconds in self._every.items():
+            if fleet.now - self._last[kind] >= seconds and fleet.queues.get(kind):
+                return kind
+        return None
+
+    def sent(self, kind: str, now: float) -> None:
+        self._last[kind] = now
+
+
+# -- Roles that follow a plan by one engine at a time ---------------------------------------------------
+
+
+class RoleSteps:
+    """One change per step, of the engine that the change costs least, and no engine twice within `dwell`.
+
+    A change of role drains by itself: nothing new of the wrong sort is sent, what runs there ends there.
+    """
+
+    def __init__(self, dwell: float) -> None:
+        self.dwell = dwell  # seconds
+        self._changed: dict[int, float] = {}
+
+    def step(self, fleet: Fleet, wanted: Sequence[str]) -> tuple[tuple[int, str], ...]:
+        """The next change towards so many engines of each role; none if all is as it should be."""
+        open = [replica for replica in fleet.replicas if replica.room != CLOSED]
+        missing = Counter(wanted[: len(open)])
+        missing.subtract(replica.role for replica in open)
+        role = max(missing, key=lambda each: missing[each], default="")
+        if not role or missing[role] <= 0:
+            return ()
+        settled = [
+            each
+            for each in open
+            if missing[each.role] < 0 and fleet.now - self._changed.get(each.id, -inf) >= self.dwell
+        ]
+        if not settled:
+            return ()
+        chosen = min(settled, key=lambda each: (_in_the_way(each, role), each.id))
+        self._changed[chosen.id] = fleet.now
+        return ((chosen.id, role),)
+
+
+def _in_the_way(replica: Replica, role: str) -> int:
+    """What is on it that the new role would not take: decodes before a prompt can start, or prompts."""
+    inside = replica.decoding if role == MIXED else replica.prefilling
+    return sum(inside.values())

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf, sqrt
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.errors import InputError
 from headgate.methods.fluid.flows import BUNDLED, Instance
 from headgate.methods.fluid.levels import Levels, slot_tpot
 
@@ -120,3 +125,118 @@ def _queue(loss: float, impatience: float) -> float:
     if loss == 0:
         return 0.0
     return loss / impatience if impatience > 0 else inf
+
+
+# -- From a fluid plan to a fleet: how many engines take prompts, and what the gate aims at -------------
+
+
+@dataclass(frozen=True, slots=True)
+class Staffing:
+    """A static plan for so many engines: the first `mixed` take prompts, the others only decode."""
+
+    engines: int
+    mixed: int
+
+    @property
+    def solo(self) -> int:
+        return self.engines - self.mixed
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The role of each engine."""
+        return ("mixed",) * self.mixed + ("solo",) * self.solo
+
+
+def staff(plan: FluidPlan, engines: int, slack: bool = False) -> Staffing:
+    """M = ceil(nX*), section 4.1; with slack the square root of nX* more.
+
+    A spare mixed engine loses one seat in B, because it decodes at solo speed while it has no prompt; a
+    missing one makes prompts queue that should never wait. Ours; use it with a gate that can withhold.
+    """
+    if engines < 1:
+        raise InputError(f"{engines} engines; give at least 1")
+    needed = engines * plan.prefilling
+    if plan.prefilling <= 0:
+        return Staffing(engines, 0)
+    mixed = max(1, ceil(needed - NOTHING))
+    if slack:
+        mixed += ceil(sqrt(needed))
+    return Staffing(engines, min(engines, mixed))
+
+
+def fixed_staff(engines: int, mixed: int, solo: int) -> Staffing:
+    """The roles a user asks for; they must add up to the engines."""
+    if mixed < 0 or solo < 0:
+        raise InputError(f"{mixed} mixed and {solo} solo engines; give at least 0 of each")
+    if mixed + solo > engines:
+        raise InputError(
+            f"{mixed} mixed and {solo} solo engines are more roles than the {engines} engines; give fewer "
+            "roles or more engines"
+        )
+    if mixed + solo < engines:
+        raise InputError(
+            f"{mixed} mixed and {solo} solo engines leave {engines - mixed - solo} of {engines} without a "
+            "role; give one of the two numbers only, or two that add up"
+        )
+    return Staffing(engines, mixed)
+
+
+# -- The fluid path of a fleet from its start, (24) to (32): the balance equations (15) to (19) over time
+
+Floats = NDArray[np.float64]
+STEP = 0.01  # seconds
+
+
+class Path(NamedTuple):
+    """Per engine and class (columns), at the ends of steps (rows); seconds from an empty fleet."""
+
+    time: Floats
+    waiting: Floats  # for prefill
+    prefilling: Floats
+    handoff: Floats  # waiting for a decode seat
+    decoding: Floats  # on mixed and solo engines
+
+    def mean(self, name: str, start: float, end: float) -> Floats:
+        """Of one of them over a stretch of time, by class."""
+        inside = (self.time >= start) & (self.time < end)
+        return np.asarray(getattr(self, name)[inside].mean(axis=0))
+
+
+def fluid_path(plan: FluidPlan, seconds: float, step: float = STEP) -> Path:
+    """The path under the plan's gates: class i prefills on at most x_i* engines, as soon as it has requests;
+    decodes take solo seats first, then mixed ones, all classes alike.
+
+    The paper's fluid limit has the same terms in integral form. Steps are explicit: those at which requests
+    give up and decodes finish must be well below 1 per `step`; prompts may be shorter.
+    """
+    instance, pace = plan.instance, plan.instance.pace
+    rate = np.array([flow.rate for flow in instance.flows])
+    gives_up = np.array([flow.impatience for flow in instance.flows])
+    leaves = np.array([flow.gives_up for flow in instance.flows])
+    output = np.array([flow.output for flow in instance.flows])
+    prefill = 1 / np.array(instance.seconds())
+    share = np.array(plan.prefill)
+    turns = step * prefill  # prompts that one engine completes in a step
+    solo = pace.seats * (1 - share.sum())
+    seats = solo + (pace.seats - 1) * share.sum()
+    q, x, d, y = (np.zeros(len(rate)) for _ in range(4))
+    rows: list[tuple[Floats, Floats, Floats, Floats]] = []
+    count = max(1, round(seconds / step))
+    for _ in range(count):
+        q = q + step * (rate - gives_up * q)
+        enters = np.minimum(q, np.maximum(share * np.maximum(turns, 1.0) - x, 0.0))
+        q, x = q - enters, x + enters
+        done = x * np.minimum(turns, 1.0)
+        runs = done / turns
+        x, d = x - done, d + done
+        d = d - step * leaves * d
+        room = max(0.0, seats - float(y.sum()))
+        starts = d if d.sum() <= room else d * (room / float(d.sum()))
+        d, y = d - starts, y + starts
+        total = float(y.sum())
+        on_solo = min(1.0, solo / total) if total else 1.0
+        speed = on_solo * pace.solo_speed + (1 - on_solo) / pace.mixed_step
+        y = y - step * speed / output * y
+        rows.append((q, runs, d, y))
+    time = step * np.arange(1, count + 1, dtype=np.float64)
+    return Path(time, *(np.array([row[place] for row in rows]) for place in range(4)))

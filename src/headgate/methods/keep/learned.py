@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from headgate.core.policy import Steps
-from headgate.cost.model import Shape, StepCost
+from headgate.cost.model import Chunk, Shape, StepCost
 from headgate.estimators.least_squares import RelativeLeastSquares
+from headgate.methods.keep.step import FIRST
 
 # Seconds: a step, prompts in it, a token, a KV token read, the same beside prompts. A slow guess: until steps
 # have been seen, promises are kept by steps that are too small rather than too large.
@@ -55,3 +56,29 @@ def _features(shape: Shape) -> tuple[float, float, float, float, float]:
     decodes, context, prefill, behind, _ = shape
     beside = context if prefill else 0
     return 1.0, float(prefill > 0), float(decodes + prefill), float(context + behind), float(beside)
+
+
+# -- Says where a promised gap leaves no time for launches beyond CUDA graphs ---------------------------
+
+MOST_SPENT = 0.5  # of the gap: a graph whose step takes longer confines little
+
+
+def confined(cost: StepCost, gap: float) -> str | None:
+    """What `keep` does there, and the remedy.
+
+    None where such launches fit the gap, or steps from the largest graph fill it. Launches are reckoned as
+    slow as `keep` reckons them before it has seen any.
+    """
+    host = cost.host
+    if host is None or not host.graph:
+        return None
+    tokens = host.graph + 1
+    step = Shape(0, 0, tokens, 0, (Chunk(0, tokens, True),))
+    launch = FIRST * host.seconds(step)
+    if launch <= gap or cost.unhosted().seconds(step) > MOST_SPENT * gap:
+        return None
+    return (
+        f"keep runs prompts in steps of at most {host.graph:,} tokens, the largest CUDA graph: beyond it a "
+        f"launch may take the host {1000 * launch:.0f} ms, and gaps must stay below {1000 * gap:.0f} ms; a "
+        "larger --max-cudagraph-capture-size lets it take more"
+    )

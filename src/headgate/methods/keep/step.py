@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
 from headgate.core.build import mypyc_attr, quick
-from headgate.methods.keep.prices import Cut, Load, Prices, Prompts
+from headgate.cost.model import Chunk, Shape, StepCost
 
 LEAST = 64  # prompt tokens of a step whose promise cannot be kept at all
 NEAR = 16  # tokens: how exactly the largest chunk is found
@@ -24,10 +24,20 @@ class Kind(Enum):
     DECODES = "decodes"
 
 
+class Cut(NamedTuple):
+    """The first so many tokens of the prompts in a queue."""
+
+    tokens: int
+    behind: int  # KV tokens already there for the prompts it touches
+    chunks: tuple[Chunk, ...]
+    done: int  # prompts completed
+    length: int  # context of those, their first token included
+
+
 NOTHING: Final = Cut(0, 0, (), 0, 0)
-APART: Final = Kind.APART  # an enum looks its members up
-TOGETHER: Final = Kind.TOGETHER
 DECODES: Final = Kind.DECODES
+TOGETHER: Final = Kind.TOGETHER
+APART: Final = Kind.APART  # an enum looks its members up
 
 
 class Step(NamedTuple):
@@ -38,6 +48,16 @@ class Step(NamedTuple):
     seconds: float
     kept: bool = True
     launch: float = 0.0  # what the host usually takes for it, where it holds prompts
+
+
+# -- What a step costs on the GPU and how long the host takes to launch it ------------------------------
+
+
+class Load(NamedTuple):
+    """Who decodes: how many requests, and the KV tokens they read in one step."""
+
+    decodes: int
+    context: int
 
 
 class Now(NamedTuple):
@@ -233,3 +253,119 @@ class Chooser:
 
     def _price(self, load: Load, cut: Cut, kind: Kind) -> float:
         return self._prices.alone(cut) if kind is APART else self._prices.together(load, cut)
+
+
+@mypyc_attr(serializable=True)
+class Prompts:
+    """Prompts in the order in which they run: (tokens already there, tokens to do) of each."""
+
+    def __init__(self, parts: Iterable[tuple[int, int]]) -> None:
+        self.parts = list(parts)
+        self.total = sum(todo for _, todo in self.parts)
+
+    def first(self, tokens: int) -> Cut:
+        """The first `tokens` of them; at most the last prompt is cut."""
+        behind = done = length = 0
+        chunks: list[Chunk] = []
+        room = tokens
+        for there, todo in self.parts:
+            if room <= 0:
+                break
+            taken = min(todo, room)
+            room -= taken
+            behind += there
+            chunks.append(quick(Chunk, (there, taken, taken == todo)))
+            if taken == todo:
+                done += 1
+                length += there + todo + 1
+        return quick(Cut, (tokens - max(room, 0), behind, tuple(chunks), done, length))
+
+
+@mypyc_attr(serializable=True)
+class Prices:
+    """Seconds of a step: GPU (`alone`, `together`, `decodes`) and host (`launch`).
+
+    Where a card knows its host, GPU and host are priced apart, because an asynchronous engine overlaps them.
+    Otherwise the card's price is that of the whole step and `launch` is 0.
+    """
+
+    def __init__(self, cost: StepCost) -> None:
+        self.host = cost.host
+        self.slow = SlowHost()
+        self._seconds = (cost.unhosted() if cost.host else cost).seconds
+
+    def decodes(self, load: Load) -> float:
+        """A step of decodes alone."""
+        return self._seconds(quick(Shape, (*load, 0, 0, ()))) if load.decodes else 0.0
+
+    def alone(self, cut: Cut) -> float:
+        """A step of prompts alone."""
+        return self._seconds(quick(Shape, (0, 0, cut.tokens, cut.behind, cut.chunks)))
+
+    def together(self, load: Load, cut: Cut) -> float:
+        return self._seconds(quick(Shape, (*load, cut.tokens, cut.behind, cut.chunks)))
+
+    def launch(self, decodes: int, cut: Cut) -> float:
+        """Host time of a step with these prompts, as usual."""
+        if self.host is None:
+            return 0.0
+        return self.host.seconds(quick(Shape, (decodes, 0, cut.tokens, cut.behind, cut.chunks)))
+
+    def slow_launch(self, decodes: int, cut: Cut) -> float:
+        """The same when the host is slow."""
+        return self.slow.factor * self.launch(decodes, cut)
+
+    def sticks_out(self, load: Load, launch: float) -> bool:
+        """May decodes wait for a launch that usually takes so long, beyond a step of their own?"""
+        return not self.slow.steady and not self.slow.hides(launch, self.decodes(load))
+
+    @property
+    def graph(self) -> int:
+        """Tokens of the largest CUDA graph; 0 where none is known."""
+        return self.host.graph if self.host else 0
+
+
+# -- How much slower than its card the host launches steps, learned from the steps that had to wait for -
+#    it
+
+FIRST = 1.5  # behind an HTTP server on an H200, at the 90th percentile of launches
+MOST = 2.5
+STEADY = 1.3  # up to here the host is as the card says
+SHARE = 0.02  # of the launches that may take longer than what is planned with
+PACE = 0.1  # how far one launch moves it
+NEAR_LAUNCH = 1.02  # a launch is as long as planned
+CLEARLY = 1.1  # times the GPU's time of a decode step: up to here a launch hides behind it
+
+
+@mypyc_attr(serializable=True)
+class SlowHost:
+    """A high quantile of the host's time over the card's, `factor`.
+
+    On an asynchronous engine tokens of a decode step are seen when the host has launched the step after it.
+    If that launch is longer than the decode step, the time of the step is the time of the launch. Each such
+    step moves the quantile up a lot or down a little, so that it comes to rest where `SHARE` are above.
+    """
+
+    def __init__(self) -> None:
+        self.factor = FIRST
+        self.overlaps = False  # a step was seen to end after the next one was composed
+
+    @property
+    def steady(self) -> bool:
+        """Nothing waits for a launch, or launches take about what the card says."""
+        return not self.overlaps or self.factor <= STEADY
+
+    def hides(self, launch: float, gpu: float) -> bool:
+        """Would a slow launch end before a decode step of `gpu` seconds, or a little after?"""
+        return self.factor * launch <= CLEARLY * gpu
+
+    def saw(self, seconds: float, launch: float, gpu: float) -> None:
+        """A decode step took `seconds`, on the GPU `gpu`; the step after it usually takes `launch`.
+
+        A slow launch that would hide behind the GPU is not seen, and need not be.
+        """
+        if self.hides(launch, gpu):
+            return
+        above = seconds > NEAR_LAUNCH * self.factor * launch
+        moved = self.factor + PACE * (1 - SHARE if above else -SHARE)
+        self.factor = min(MOST, max(1.0, moved))

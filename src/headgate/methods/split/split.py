@@ -22,7 +22,7 @@ from headgate.core.fleet import (
 )
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.methods.balance.assigned import Assigned, Loads, one_move
+from headgate.methods.balance.balance import Assigned, Loads, one_move
 
 WHOLE: Final = Stage.WHOLE
 PROMPT_ONLY: Final = Stage.PREFILL

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil, exp, floor, inf, log
+from itertools import pairwise
+from math import ceil, exp, expm1, floor, inf, log, log1p
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from headgate.core.errors import InputError
 from headgate.methods.wait.inventory import (
     MOST_ROUNDS,
     ROUNDING,
+    Lines,
     Pace,
+    Part,
     Thresholds,
     along_the_ray,
     filled,
+    nearest,
     pace_within,
     with_nearest,
 )
-from headgate.methods.wait.iteration import Lines, Part
-from headgate.methods.wait.nearest import nearest
-from headgate.methods.wait.residue import Walk
-from headgate.methods.wait.segments import Segments
 
 STEP = 1.05  # of the shortest iteration: the pace to run at where memory allows it
 
@@ -185,6 +186,46 @@ def chance_of_overflow(bound: Bound, miss: float, capacity: float) -> float:
     return min(1.0, between * bound.horizon * exp(-room / per_log))
 
 
+class Segments(NamedTuple):
+    """Requests of one prompt length whose outputs are not known.
+
+    Segment i has the stages beyond ends[i-1] up to ends[i]; the first also has stage 0, the prompt. Lengths
+    are decode iterations, output tokens less one.
+    """
+
+    prompt: float  # l
+    ends: tuple[int, ...]  # b_1 < ... < b_L
+    reach: tuple[float, ...]  # Λ_i: requests per second that reach segment i
+
+    @property
+    def stays(self) -> tuple[float, ...]:
+        """p_i: of the requests that leave segment i, the share that goes on to the next."""
+        return tuple(
+            (after / before) if before else 0.0
+            for before, after in zip(self.reach, self.reach[1:], strict=False)
+        )
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """b_{i-1} of each segment, -1 for the first: its stages are those after this one."""
+        return (-1, *self.ends[:-1])
+
+    def paused(self, number: int) -> float:
+        """KV tokens of a request that waits to enter segment `number` (from 0; the first holds none)."""
+        return self.prompt + self.ends[number - 1] if number else 0.0
+
+    def parts(self, slack: float = 0.0) -> list[Part]:
+        """The segments as parts of a batch, segment i as if (1 + ε)^(i-1) times as many came."""
+        found = []
+        for number, (begin, end, rate) in enumerate(zip(self.begins, self.ends, self.reach, strict=True)):
+            stages = end - begin
+            work = stages * (self.prompt + (begin + 1 + end) / 2)  # σ_i: stages times mean KV
+            first = number == 0
+            decodes, prompt = stages - first, self.prompt if first else 0.0
+            found.append(Part(rate * compound(slack, number), prompt, decodes, work, self.prompt + end))
+        return found
+
+
 class Choice(NamedTuple):
     """A way to cut, and what it needs; None where it cannot keep up, and why."""
 
@@ -224,3 +265,127 @@ def best_choice(found: Sequence[Choice]) -> Choice:
         several = f"of {len(found)} segmentations none is feasible; the last: " if len(found) > 1 else ""
         raise InputError(several + found[-1].why_not)
     return min(fine, key=lambda choice: choice.bound.total if choice.bound else inf)
+
+
+# -- Segments of Nested WAIT: the stages cut at some output lengths, and how many requests reach each ---
+
+MOST = 1e100  # times as many as come: a full batch never holds them
+
+
+def compound(slack: float, times: int) -> float:
+    """(1 + ε)^times, at most so much that whatever is multiplied by it is still a number."""
+    return MOST if times * log1p(slack) > log(MOST) else float((1 + slack) ** times)
+
+
+def segments_of(
+    prompt: float, types: Sequence[tuple[float, int]], ends: Sequence[int] | None = None
+) -> Segments:
+    """From types (rate, decode iterations); cut at their lengths unless `ends` says where."""
+    cuts = tuple(sorted({length for _, length in types})) if ends is None else tuple(ends)
+    _check(cuts)
+    starts = (-1, *cuts[:-1])
+    reach = tuple(sum(rate for rate, length in types if length > start) for start in starts)
+    return Segments(prompt, cuts, reach)
+
+
+def segments_from(prompt: float, lengths: ArrayLike, rate: float, ends: Sequence[int]) -> Segments:
+    """From outputs seen, in decode iterations: each is as likely as the next to come again."""
+    seen = np.sort(np.asarray(lengths))
+    if not len(seen):
+        raise InputError("no outputs given; segments need a trace or a length law")
+    _check(tuple(ends))
+    starts = [-1, *ends[:-1]]
+    above = len(seen) - np.searchsorted(seen, starts, side="right")
+    return Segments(prompt, tuple(ends), tuple(float(rate * count / len(seen)) for count in above))
+
+
+def worst(several: Sequence[Segments]) -> Segments:
+    """The same cuts at different times: the highest rate and the highest survival of each segment: (13)."""
+    reach = [max(each.reach[0] for each in several)]
+    for stays in zip(*(each.stays for each in several), strict=True):
+        reach.append(reach[-1] * max(stays))
+    return several[0]._replace(reach=tuple(reach))
+
+
+def even_ends(longest: int, count: int) -> tuple[int, ...]:
+    """So many segments of equal width up to the longest output, as the paper cuts them."""
+    if not 1 <= count <= max(longest, 1):
+        raise InputError(f"{count} segments of outputs up to {longest} iterations; choose 1 to {longest}")
+    return tuple(round(longest * number / count) for number in range(1, count + 1))
+
+
+def equal_shares(lengths: ArrayLike, count: int) -> tuple[int, ...]:
+    """At most so many segments, in each of which as many requests end; fewer where lengths repeat."""
+    seen = np.sort(np.asarray(lengths))
+    ranks = [min(len(seen) - 1, -(-len(seen) * number // count) - 1) for number in range(1, count + 1)]
+    return tuple(sorted({int(seen[rank]) for rank in ranks}))
+
+
+def _check(ends: tuple[int, ...]) -> None:
+    if not ends or ends[0] < 0 or any(x >= y for x, y in pairwise(ends)):
+        raise InputError(f"segments end at {ends}; need growing whole numbers, the first at least 0")
+
+
+# -- How many wait between two segments of Nested WAIT: the random walk that memory must be kept for ----
+
+LARGE = 30.0  # above this exp(θ) is taken apart, or it would lose the small term
+
+
+class Walk(NamedTuple):
+    """The residue of segment k: a batch of segment k-1 adds Binomial(before, stay), n_k leave when they can.
+
+    Z ← Z + Y - n·1{Z + Y ≥ n}.
+    """
+
+    before: float  # n_{k-1}
+    size: float  # n_k
+    stay: float  # p_{k-1}: of the requests that leave segment k-1, the share that goes on
+
+    @property
+    def ratio(self) -> float:
+        """n_k / n_{k-1}; condition (10) wants it above `stay`."""
+        return self.size / self.before
+
+    @property
+    def decay(self) -> float:
+        return decay(self.ratio, self.stay)
+
+    def tail(self, at_least: float) -> float:
+        """A bound on the probability that so many are left over: exp(-θ(c - n))."""
+        rate = self.decay
+        if rate == inf:
+            return 0.0 if at_least > self.size - 1 else 1.0
+        return min(1.0, exp(-rate * (at_least - self.size)))
+
+    @property
+    def mean(self) -> float:
+        """A bound on the mean residue: n_k + n_{k-1} p(1-p) / (2(n_k - n_{k-1} p))."""
+        drift = self.size - self.before * self.stay
+        return self.size + self.before * self.stay * (1 - self.stay) / (2 * drift) if drift > 0 else inf
+
+
+def decay(ratio: float, stay: float) -> float:
+    """θ > 0 with -θ r + ln(1 - p + p e^θ) = 0: zero where r ≤ p, infinite where r ≥ 1.
+
+    The paper's lower bound (18) divides by n_k; only 8(r - p), divided by n_{k-1}, is one. It
+    is where the search begins.
+    """
+    from scipy.optimize import brentq  # type: ignore[import-untyped]
+
+    if not (0 <= stay <= 1 and ratio > 0):
+        raise InputError(f"ratio={ratio}, stay={stay}; need ratio > 0 and 0 <= stay <= 1")
+    if ratio >= 1 or stay == 0:
+        return inf
+    if ratio <= stay:
+        return 0.0
+
+    def balance(theta: float) -> float:
+        if theta > LARGE:
+            return theta * (1 - ratio) + log(stay + (1 - stay) * exp(-theta))
+        return -theta * ratio + log1p(stay * expm1(theta))
+
+    low = 8 * (ratio - stay) * (1 - 1e-9)
+    high = 2 * low
+    while balance(high) <= 0:
+        high *= 2
+    return float(brentq(balance, low, high, xtol=1e-14, rtol=1e-14))

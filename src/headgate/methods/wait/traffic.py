@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.errors import InputError
+from headgate.core.policy import End
 from headgate.cost.model import StepCost
-from headgate.estimators.survival import Survival
-from headgate.methods.wait.inventory import Pace, keeping_up
-from headgate.methods.wait.iteration import Part, lines_of, offered
-from headgate.methods.wait.latency import best_pace
+from headgate.estimators.averages import Window
+from headgate.estimators.hazard import OutputHazard, Survival
+from headgate.methods.wait.inventory import Lines, Pace, Part, keeping_up, lines_of, offered, seconds
 
 LAST = 0.005  # of the requests may live beyond the end of the last segment
 
@@ -125,3 +127,126 @@ def running_pace(
     except InputError:  # more work than can ever be done: as much as fits
         return longest
     return best_pace(lines, parts, Pace(pace.shortest, min(pace.longest, longest)), slack=slack)
+
+
+# -- A census of the traffic: how many of each type come, how long their prompts are, how long they -----
+#    decode
+
+ENOUGH = 20  # completions of a type before its own lengths count; until then those of all types do
+
+
+class _Lengths:
+    """How long requests decode: those that do, and the share that does."""
+
+    def __init__(self, window: int) -> None:
+        self.hazard = OutputHazard(window)
+        self.decoding = Window(window)
+
+
+class Census:
+    """The last `window` arrivals of all types, and as many completions of each."""
+
+    def __init__(self, window: int) -> None:
+        self.ended = 0  # completions so far
+        self._window = window
+        self._arrivals: deque[tuple[str, int, int, float]] = deque(maxlen=window)
+        self._all = _Lengths(window)
+        self._lengths: dict[str, _Lengths] = {}
+
+    def came(self, name: str, prompt: int, when: float, cached: int = 0) -> None:
+        """One request of that type has come; the prefix cache had so many tokens of it."""
+        self._arrivals.append((name, prompt, cached, when))
+
+    def went(self, name: str, decodes: int, how: End) -> None:
+        """One has left after so many decode iterations; a request that never began (-1) is ignored."""
+        whole = how in (End.STOPPED, End.LIMIT)
+        if decodes < 0 or (not decodes and not whole):
+            return
+        self.ended += whole
+        own = self._lengths.setdefault(name, _Lengths(self._window))
+        for each in (own, self._all):
+            each.decoding.update(float(decodes > 0))
+            if decodes:
+                each.hazard.update(decodes, whole)
+
+    def seen(self, running: Mapping[str, Sequence[int]], now: float, longer: float = 0.0) -> dict[str, Seen]:
+        """The types of the last arrivals; `running`: ages of those that decode; prompts are `longer`."""
+        span = now - self._arrivals[0][-1] if self._arrivals else 0.0
+        if span <= 0:
+            return {}
+        prompts: dict[str, list[int]] = {}
+        cached: dict[str, int] = {}
+        for name, prompt, there, _ in self._arrivals:
+            prompts.setdefault(name, []).append(prompt)
+            cached[name] = cached.get(name, 0) + there
+        everybody = [age for ages in running.values() for age in ages if age]
+        found: dict[str, Seen] = {}
+        for name, theirs in prompts.items():
+            own = self._lengths.get(name, self._all)
+            known = own if len(own.hazard) >= ENOUGH else self._all
+            decoding = own if len(own.decoding) >= ENOUGH else self._all  # known of types that never decode
+            ages = everybody if known is self._all else [age for age in running.get(name, ()) if age]
+            survival, share = known.hazard.survival(ages), decoding.decoding.value
+            if survival is not None and share is not None:
+                count = len(theirs)
+                mean, found_there = sum(theirs) / count + longer, cached[name] / count
+                found[name] = Seen(count / span, mean, survival, share, found_there)
+        return found
+
+
+# -- What WAIT's users see: latency by thresholds, and the pace that is best for them -------------------
+
+NEAR = 1e-6  # how close to the edge of what keeps up the search may go, as a share
+
+
+def queue(part: Part, size: float, iteration: float) -> float:
+    """Requests that wait to enter a part, on average: E|Q_j|.
+
+    Half a threshold, the arrivals during an iteration, and a random walk whose drift is the slack n - λΔT.
+    Within 2 % of simulations, high by a tenth where the slack is nearly nil.
+    """
+    come = part.rate * iteration
+    return size / 2 + come + come / (2 * (size - come)) if size > come else inf
+
+
+def latency(part: Part, size: float, iteration: float) -> float:
+    """Seconds from entering the queue to leaving the part, by Little's law: (E|Q_j| + n_j l'_j) / λ_j."""
+    return (queue(part, size, iteration) + size * part.decodes) / part.rate
+
+
+def mean_latency(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> float:
+    """Seconds from arrival to the last token, over all requests: number in the system over arrival rate."""
+    iteration = seconds(lines, parts, sizes)
+    inside = sum(
+        queue(part, size, iteration) + size * part.decodes
+        for part, size in zip(parts, sizes, strict=True)
+        if part.rate
+    )
+    return inside / sum(part.rate for part in parts if part.prompt)
+
+
+def best_pace(
+    lines: Lines,
+    parts: Sequence[Part],
+    within: Pace,
+    per_token: float = inf,
+    slack: Sequence[Part] | None = None,
+) -> float:
+    """The t with the least mean latency, no longer than the promised time per output token.
+
+    Sizes are t times the rates of `slack`, the same parts with slack added (none: the parts as they are).
+    Latency falls with the slack and rises with t itself, once each, so a bounded search finds it.
+    """
+    from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
+
+    rates = [part.rate for part in slack or parts]
+    low = within.shortest * (1 + NEAR)
+    high = min(within.longest, per_token)
+    if high <= low:
+        return max(min(within.shortest, high), 0.0)
+    found = minimize_scalar(
+        lambda pace: mean_latency(lines, parts, [rate * pace for rate in rates]),
+        bounds=(low, high),
+        options={"xatol": NEAR * low},
+    )
+    return float(found.x)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from shlex import quote
 
-from headgate.advisor.advise.plan import Advice, Advised
-from headgate.advisor.capacity.found import Found, apart
-from headgate.advisor.capacity.slo import Level, promised_gap
-from headgate.advisor.flags import loaded_with, model_of
-from headgate.advisor.graph_size import FLAG, WHY, graph_flag
-from headgate.cost.error_bar import throughput_error
+from headgate.advisor.advice import Advice, Advised
+from headgate.advisor.capacity.plan import Found, apart
+from headgate.advisor.capacity.traffic import Level, promised_gap
+from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of
+from headgate.cost.likeness import throughput_error
 from headgate.report.document import (
     PAGE_ONLY,
     Code,
@@ -20,12 +19,13 @@ from headgate.report.document import (
     Grid,
     Page,
     Section,
+    number,
     plan_page,
+    plural,
     row,
     span,
     valued,
 )
-from headgate.report.numbers import number, plural
 from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range, rate_bars
 from headgate.report.plans.flags import UNNAMED, pasted, unnamed
 

@@ -7,13 +7,11 @@ from math import ceil, isnan, nan
 
 import numpy as np
 
-from headgate.advisor.capacity.found import Found, apart
-from headgate.advisor.capacity.plan import CapacityPlan
-from headgate.advisor.capacity.slo import Level
-from headgate.advisor.engines.plan import EnginesPlan, FleetFound, Size
-from headgate.advisor.other_times import OtherTimes
-from headgate.report.charts.bars import Bar, Bars
-from headgate.report.charts.chart import COLOURS, Axis, Chart, Mark, Series
+from headgate.advisor.capacity.plan import CapacityPlan, Found, apart
+from headgate.advisor.capacity.traffic import Level
+from headgate.advisor.fewest_engines import EnginesPlan, FleetFound, Size
+from headgate.advisor.set_up import OtherTimes
+from headgate.report.charts import COLOURS, Axis, Bar, Bars, Chart, Mark, Series
 from headgate.report.document import (
     PAGE_ONLY,
     Cell,
@@ -23,12 +21,14 @@ from headgate.report.document import (
     Grid,
     Page,
     Section,
+    number,
+    percent,
     plan_page,
+    plural,
     row,
     span,
     valued,
 )
-from headgate.report.numbers import number, percent, plural
 
 ENOUGH = (
     "A fleet is enough if it keeps every level with every seed. The row below it is one engine fewer, if "

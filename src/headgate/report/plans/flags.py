@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from shlex import quote
 
 from headgate.advisor.budget_search import FlagsTried
-from headgate.advisor.capacity.found import apart
-from headgate.advisor.capacity.slo import Level
+from headgate.advisor.capacity.plan import apart
+from headgate.advisor.capacity.traffic import Level
 from headgate.advisor.flags import LIMITED, QUEUE_SINCE, Checked, FlagsPlan
 from headgate.report.document import (
     Block,
@@ -17,13 +17,13 @@ from headgate.report.document import (
     Grid,
     Page,
     Section,
+    number,
     plan_page,
     row,
     share,
     span,
     valued,
 )
-from headgate.report.numbers import number
 from headgate.report.plans.capacity import asked
 from headgate.report.plans.threshold import lengths
 

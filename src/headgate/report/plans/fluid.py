@@ -7,13 +7,24 @@ from math import isfinite
 
 import numpy as np
 
-from headgate.advisor.fluid.plan import FluidAnswer
-from headgate.methods.fluid.frontier import Point
+from headgate.advisor.fluid_plan import FluidAnswer
 from headgate.methods.fluid.plan import NOTHING, FluidPlan
-from headgate.report.charts.bars import Bar, Bars
-from headgate.report.charts.chart import Axis, Chart, Series
-from headgate.report.document import Block, Cell, Drawn, Figure, Grid, Page, Section, plan_page, row, valued
-from headgate.report.numbers import number, plural
+from headgate.methods.fluid.planner import Point
+from headgate.report.charts import Axis, Bar, Bars, Chart, Series
+from headgate.report.document import (
+    Block,
+    Cell,
+    Drawn,
+    Figure,
+    Grid,
+    Page,
+    Section,
+    number,
+    plan_page,
+    plural,
+    row,
+    valued,
+)
 
 PARAMETERS = {
     "seats": "seats",

@@ -10,10 +10,10 @@ import numpy as np
 
 from headgate.advisor.situation import Situation
 from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
-from headgate.estimators.trend import HazardTrend
+from headgate.estimators.hazard import HazardTrend
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.thresholds import phase_share
-from headgate.report.charts.chart import LOG, Axis, Chart, Mark, Series
+from headgate.report.charts import LOG, Axis, Chart, Mark, Series
 from headgate.report.document import (
     Cell,
     Drawn,
@@ -23,11 +23,15 @@ from headgate.report.document import (
     Page,
     Row,
     Section,
+    fine_time,
+    number,
+    percent,
     plan_page,
     row,
+    signed,
+    time_unit,
     valued,
 )
-from headgate.report.numbers import fine_time, number, percent, signed, time_unit
 
 POINTS = 90
 SHARES = (0.002, 0.98)  # of the seats: what is drawn

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, isfinite
 
-from headgate.advisor.wait.plan import Nested, WaitPlan
-from headgate.methods.wait.iteration import offered
+from headgate.advisor.wait_plan import Nested, WaitPlan
+from headgate.methods.wait.inventory import offered
 from headgate.methods.wait.nested import walks
-from headgate.report.charts.bars import Bar, Bars
-from headgate.report.charts.marks import Mark
+from headgate.report.charts import Bar, Bars, Mark
 from headgate.report.document import (
     Block,
     Code,
@@ -19,11 +18,12 @@ from headgate.report.document import (
     Grid,
     Page,
     Section,
+    fine_time,
+    number,
     plan_page,
     row,
     valued,
 )
-from headgate.report.numbers import fine_time, number
 
 WIDE = 78  # columns of a command
 

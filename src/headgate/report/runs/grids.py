@@ -7,15 +7,32 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from headgate.core.fleet import PREFILL
-from headgate.report.document import BEST, LEVEL, MARKS, TIED, Cell, Facts, Grid, Row, row, share, valued
-from headgate.report.numbers import change, interval, number, percent, time_unit, timed, whole
+from headgate.report.document import (
+    BEST,
+    LEVEL,
+    MARKS,
+    TIED,
+    Cell,
+    Facts,
+    Grid,
+    Row,
+    change,
+    interval,
+    number,
+    percent,
+    row,
+    share,
+    time_unit,
+    timed,
+    valued,
+    whole,
+)
 from headgate.stats.comparison import BETTER, WORSE, Comparison
 from headgate.stats.comparison import Row as Compared
 from headgate.stats.figures import Figures
 from headgate.stats.fleet import FleetFigures
 from headgate.stats.measured import Measured
-from headgate.stats.metrics import Engine, Metrics
-from headgate.stats.prefix_hits import PrefixHits
+from headgate.stats.metrics import Engine, Metrics, PrefixHits
 
 TONES = {BETTER: "words good", WORSE: "words bad"}
 SHORT = {

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from shlex import join as shell
 from typing import Any
 
-from headgate.experiment.assumed import said
-from headgate.experiment.asynchrony import engine_kind
-from headgate.experiment.fleet_plan import recorded_path
-from headgate.report.document import FOLDED, PAGE_ONLY, Block, Chapter, Drawn, Page, Section
-from headgate.report.numbers import number, plural, sentence
-from headgate.report.runs.alarms import alarms
-from headgate.report.runs.gauges import gauge_blocks
+from headgate.core.version import VERSION
+from headgate.experiment.build import Unservable
+from headgate.experiment.fleet import recorded_path
+from headgate.experiment.run import engine_kind, said, warning
+from headgate.record.tables import Run
+from headgate.report.document import (
+    FOLDED,
+    PAGE_ONLY,
+    Block,
+    Chapter,
+    Drawn,
+    Page,
+    Section,
+    number,
+    plural,
+    sentence,
+)
 from headgate.report.runs.grids import (
     differences,
     engines,
@@ -28,17 +39,16 @@ from headgate.report.runs.groups import (
     class_grid,
     fleet_figures,
     path_line,
+    promise_panel,
     tenant_figures,
     tenant_grid,
 )
-from headgate.report.runs.latency import distributions
-from headgate.report.runs.load import against_load, comparable, load_grid
-from headgate.report.runs.origin import made, warnings
-from headgate.report.runs.promise_panel import promise_panel
-from headgate.report.runs.scenes import Scene, what_differs
-from headgate.report.runs.timeline import ROWS, timeline
+from headgate.report.runs.load import against_load, comparable, distributions, load_grid
+from headgate.report.runs.scenes import RATE, Scene, what_differs
+from headgate.report.runs.timeline import ROWS, gauge_blocks, timeline
 from headgate.report.runs.verdict import load_verdict, scene_verdict
 from headgate.stats.comparison import Comparison
+from headgate.stats.measured import Measured, unservable_rows
 
 MOST_CHAPTERS = 4  # scenes shown in full; of more, the highest loads
 
@@ -171,3 +181,130 @@ def loads_chapter(scenes: Sequence[Scene]) -> Chapter:
     tried = sum(len(scene.runs) - 1 for scene in scenes if isinstance(scene.comparison, Comparison))
     notes = tuple(map(sentence, _several(tried)))
     return Chapter(f"From {values[0]} to {values[-1]}", load_verdict(scenes), (section,), notes)
+
+
+# -- What must be known before any figure of a scene is read: requests that cannot be served, and -------
+#    overload
+
+
+def alarms(scene: Scene) -> tuple[str, ...]:
+    """Sentences for the first lines of an answer, "" left out."""
+    first = next(iter(scene.tables.values()))
+    lost = int(unservable_rows(first).sum())
+    left_out = Unservable(lost, len(first.requests["id"]), int(first.meta.get("longest") or 0)).said
+    return tuple(filter(None, (left_out, _overload(scene))))
+
+
+def _overload(scene: Scene) -> str:
+    """Offered, served, the bound, and how fast the backlog grows; for open loops alone."""
+    growing = {name: one for name, one in scene.first.items() if one.trend.growth > 0}
+    if scene.load.kind != RATE or not growing:
+        return ""
+    offered = f"{number(scene.load.value)} requests/s are offered"
+    each = "; ".join(f"{name} {_served(one)}" for name, one in growing.items())
+    most = f" No policy serves more than {number(scene.bound.rate)}." if scene.bound else ""
+    return (
+        f"Overloaded: {offered}. {each}.{most} Latencies and kept promises get worse the longer the run: "
+        "lower the rate or add engines before comparing them."
+    )
+
+
+def _served(one: Measured) -> str:
+    low, high = one.run.span()
+    rate = float(one.run.completed().sum()) / max(high - low, 1e-9)
+    grows = f"its backlog grows by {number(one.trend.growth)} requests/s"
+    return f"serves {number(rate)} over the whole run, and {grows}"
+
+
+# -- How a report was made: commands, cards, seeds, versions, outcomes, and what to be careful with -----
+
+MOST = 4  # warnings listed one by one
+Facts = tuple[tuple[str, str], ...]
+
+
+def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
+    """What one needs to do it again."""
+    meta = [run.meta for run in runs]
+    facts = {
+        "Report": shell(["headgate", *command]) if command else "",
+        "Runs": _each(shell(["headgate", *map(str, one["command"])]) for one in meta if one.get("command")),
+        "Dates": _dates([str(one["date"]) for one in meta if one.get("date")]),
+        "Policies": _each(_named(one, "policy", "parameters") for one in meta),
+        "Routers": _each(_named(one, "router", "router_parameters") for one in meta),
+        "Card": _each(_card_line(one) for one in meta),
+        "Engine": _each(_engine(one) for one in meta),
+        "Workload": _each(_workload(one) for one in meta),
+        "Seeds": _each(one.get("seed") for one in meta),
+        "Driver": _each(one.get("driver") for one in meta),
+        "Outcome": _each(one.get("outcome") for one in meta),
+        "Versions": _each(_versions(one) for one in meta),
+        "Figures": f"95 % intervals; drawn by headgate {VERSION}, nothing is loaded from elsewhere",
+    }
+    return tuple((name, value) for name, value in facts.items() if value)
+
+
+def warnings(runs: Iterable[Run]) -> tuple[str, ...]:
+    """Runs that lean on a card beyond what it measured, and runs that did not come to their end."""
+    found: list[str] = []
+    for run in runs:
+        label, outcome = run.meta.get("label", "run"), run.meta.get("outcome", "finished")
+        if outcome != "finished":
+            found.append(f"{label}: the run was {outcome}; figures cover what there is")
+        if "card" in run.meta and "label" in run.meta and (line := warning(run)):
+            found.append(line)
+    told = list(dict.fromkeys(found))
+    more = [f"and {len(told) - MOST} more runs like these"] if len(told) > MOST + 1 else []
+    return tuple(told[:MOST] + more if more else told)
+
+
+def _each(values: Iterable[object]) -> str:
+    """All that differ, one after the other."""
+    return "; ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+
+
+def _dates(dates: Sequence[str]) -> str:
+    """From the first to the last."""
+    return " to ".join(dict.fromkeys((min(dates), max(dates)))) if dates else ""
+
+
+def _named(meta: dict[str, object], name: str, settings: str) -> str:
+    """A policy or a router with its parameters."""
+    given = meta.get(settings)
+    shown = ", ".join(f"{key}={value}" for key, value in given.items()) if isinstance(given, dict) else ""
+    return f"{meta.get(name) or ''}{f' ({shown})' if shown else ''}"
+
+
+def _card_line(meta: dict[str, object]) -> str:
+    if not meta.get("card"):
+        return ""
+    about = ", ".join(str(meta[word]) for word in ("model", "gpu") if meta.get(word))
+    source = f": {meta['provenance']}" if meta.get("provenance") else ""
+    return f"{meta['card']} ({about}){source}"
+
+
+def _engine(meta: dict[str, object]) -> str:
+    engine = meta.get("engine")
+    if not isinstance(engine, dict):
+        return ""
+    names = {"running": "seats", "batch_tokens": "tokens a step", "kv_tokens": "KV tokens"}
+    names["max_model_len"] = "tokens a request"
+    facts = [f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int)]
+    count = meta.get("engines")
+    if isinstance(count, int) and facts:
+        facts[0] = f"{count} engine{'s, each' if count > 1 else ''} with {facts[0]}"
+    return ", ".join([*facts, "asynchronous scheduling"] if meta.get("asynchronous") else facts)
+
+
+def _workload(meta: dict[str, object]) -> str:
+    about = meta.get("workload")
+    if not isinstance(about, dict):
+        return ""
+    plain = {key: value for key, value in about.items() if isinstance(value, str | int | float)}
+    listed = ", ".join(f"{key} {value}" for key, value in plain.items() if key != "name")
+    return f"{about.get('name', '')} ({listed})" if listed else str(about.get("name", ""))
+
+
+def _versions(meta: dict[str, object]) -> str:
+    versions = meta.get("versions")
+    listed = [f"{key} {value}" for key, value in versions.items()] if isinstance(versions, dict) else []
+    return ", ".join([*([f"headgate {meta['headgate']}"] if meta.get("headgate") else []), *listed])

@@ -12,7 +12,7 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.card import recorded_card
-from headgate.methods.bounds.capacity import Bound, Requests, engine_bound
+from headgate.methods.bounds import Bound, Requests, engine_bound
 from headgate.record.tables import Run
 from headgate.stats.comparison import Comparison, compare
 from headgate.stats.flow import offered

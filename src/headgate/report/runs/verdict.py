@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from headgate.record.tables import Run
-from headgate.report.numbers import listed, number, percent, timed
+from headgate.report.document import listed, number, percent, timed
 from headgate.report.runs.scenes import POLICIES, RATE, Compared, Scene, what_differs
 from headgate.stats.comparison import (
     ABOVE,

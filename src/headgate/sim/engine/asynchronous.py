@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop
-from math import inf
-from typing import Final
+from math import inf, nan
+from typing import Any, Final
 
 from headgate.core.build import mypyc_attr
 from headgate.core.ledger import NOT_ROLLING, Entry
-from headgate.core.plan import Decodes
+from headgate.core.listeners import Listeners
+from headgate.core.plan import Decodes, Plan
 from headgate.core.policy import BatchPolicy, End, Observer
+from headgate.core.request import Request
+from headgate.cost.model import Shape, StepCost
 from headgate.kv.prefix import Pieces
-from headgate.sim.engine.delayed_events import DelayedEvents
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.launches import Launches, moments
-from headgate.sim.engine.replica import LIMIT, STOPPED, Replica
-from headgate.sim.engine.residents import SEAT
+from headgate.sim.engine.replica import LIMIT, SEAT, STOPPED, Replica
+from headgate.sim.engine.steps import LONG, Pace, needed, step_ends
 
 NO_ENDS: Final[list[float]] = []
 NO_PROMPTS: Final[list[tuple[Entry, bool]]] = []
@@ -311,3 +312,197 @@ class Ahead(Replica):
         if self._air is None:  # nothing is left to wait for
             self._later.catch_up()
         super()._tell_finished(entry, now, how)
+
+
+# -- When the host looks again after it has composed and launched a step while the step before it runs --
+
+Price = tuple[float, float, float]  # a cost's decode line and the least a step takes
+Moments = tuple[int, float, float, float, float, float]
+
+
+def moments(ends: list[float]) -> Moments:
+    """How many, the first two and the last three; of fewer than that some are the same."""
+    count = len(ends)
+    near = [ends[max(count - back, 0)] for back in (3, 2, 1)]
+    return count, ends[0], ends[1 if count > 1 else 0], near[0], near[1], near[2]
+
+
+class Launches(Pace):
+    """The times of an asynchronous engine, step after step; `Ahead` has the equations.
+
+    Kernels run while later ones are launched: a step takes its time from the end of the step before it or
+    from its composing on, and is not done before the last of it has been launched. What is returned is not
+    the end of the step, which is `done`, but the moment at which the tokens of the step before it are seen
+    and the next one may be composed.
+    """
+
+    __slots__ = ("_host", "_spent", "done")
+
+    def __init__(self, cost: StepCost) -> None:
+        host = cost.host
+        super().__init__(cost.unhosted() if host else cost)
+        self._host = host
+        self._spent: dict[int, float] = {}  # the host's seconds for a step of so many decodes
+        self.done = -inf  # when the GPU has done all that was launched
+        self.by_chunk = self.by_chunk or host is not None  # it counts prompts
+
+    def prompts_end(self, start: float, shape: Shape) -> float:
+        """A step with prompts, composed at `start`."""
+        before = self.done
+        end = super().prompts_end(max(start, before), shape)
+        launched = start if self._host is None else start + self._host.seconds(shape)
+        self.done = max(end, launched)
+        return max(max(start, before), launched)
+
+    def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
+        """Decode steps, the first composed at `start`, each other as soon as the one before it may be left.
+
+        None but the first is composed at or after `stop`. All of them wait for the GPU, or all for the host,
+        and a change of phase stands alone, so from the second on their times lie on a straight line.
+        """
+        return self._listed(self._line(decodes), decodes, context, most, start, stop)
+
+    def _listed(
+        self, price: Price, decodes: int, context: int, most: int, start: float, stop: float
+    ) -> list[float]:
+        fixed, slope, least = price
+        spent = self._host_seconds(decodes)
+        more, self._more = self._more, 0.0
+        first = fixed + slope * context
+        if first < least:
+            first = least
+        if more:
+            most = 1
+        if start + spent <= self.done and spent <= first:  # nor later: steps do not get shorter
+            begun = self.done
+            line = fixed, slope
+            ends = step_ends(self._cost, line, decodes, context, most, begun, stop, more, least)
+            self.done = ends.pop()
+            ends.insert(0, begun)
+            return ends
+        now, done, late = start, self.done, start + spent > self.done
+        ends = []
+        for read in range(context, context + most * decodes, decodes):
+            launched = now + spent
+            if ends and (now >= stop or (launched > done) is not late):
+                break
+            end = max(now, done) + (max(fixed + slope * read, least) + more)
+            now, done = max(max(now, done), launched), max(end, launched)
+            ends.append(now)
+        self.done = done
+        return ends
+
+    def decode_moments(self, decodes: int, context: int, most: int, start: float, stop: float) -> Moments:
+        """The `moments` of the same; they are not listed where all steps wait for the GPU."""
+        price = fixed, slope, least = self._line(decodes)
+        spent, seconds = self._host_seconds(decodes), fixed + slope * context
+        if seconds < least:
+            seconds = least
+        if not (self._more or start + spent > self.done or spent > seconds):
+            few = needed(most, seconds, self.done, stop) if most >= LONG else most
+            if few < LONG:
+                return self._on_the_gpu(price, seconds, decodes, context, few, stop)
+        return moments(self._listed(price, decodes, context, most, start, stop))
+
+    def _on_the_gpu(
+        self, price: Price, seconds: float, decodes: int, context: int, most: int, stop: float
+    ) -> Moments:
+        """All of them wait for the GPU; the first takes so many seconds."""
+        fixed, slope, least = price
+        third = before = last = first = self.done
+        read, end, count = context, first + seconds, 1
+        second = end
+        while end < stop and count < most:
+            read += decodes
+            third, before, last = before, last, end
+            seconds = fixed + slope * read
+            if seconds < least:
+                seconds = least
+            end += seconds
+            count += 1
+        self.done = end
+        return count, first, second, third, before, last
+
+    def _host_seconds(self, decodes: int) -> float:
+        if self._host is None:
+            return 0.0
+        spent = self._spent.get(decodes)
+        if spent is None:
+            spent = self._spent[decodes] = self._host.seconds(Shape(decodes))
+        return spent
+
+
+# -- An observer that passes on what happens while a step is composed only when the step before it has --
+#    ended
+
+
+class RequestAsOf:
+    """A request as it was when something happened to it: its tokens do not move on."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.generated, self.wasted = request.generated, request.wasted
+        self.last_token = request.last_token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+class DelayedEvents(Observer):
+    """Keeps the order in which observers would hear of steps that run one after the other.
+
+    An engine that composes ahead admits and evicts for step n + 1 before the tokens of step n are seen. Who
+    counts tokens by steps must hear of step n first.
+    """
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.hear = Listeners(observers)  # for those who tell them at once
+        self._news: list[tuple[list[Any], tuple[Any, ...]]] = []  # who hears it, and what
+        self._stale: list[RequestAsOf] = []  # of those in `_news`
+
+    def arrived(self, request: Request, now: float) -> None:
+        """At once: it has no part in any step yet."""
+        for hook in self.hear.arrived:
+            hook(request, now)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """It left the queue: at once, unless there are news that must come first."""
+        if self._news:
+            self._news.append((self.hear.finished, (request, now, how)))
+        else:
+            for hook in self.hear.finished:
+                hook(request, now, how)
+
+    def admitted(self, request: Request, now: float) -> None:
+        self._news.append((self.hear.admitted, (request, now)))
+
+    def held(self, request: Request, now: float) -> None:
+        self._news.append((self.hear.held, (request, now)))
+
+    def resumed(self, request: Request, now: float) -> None:
+        self._news.append((self.hear.resumed, (self._as_of(request), now)))
+
+    def evicted(self, request: Request, now: float) -> None:
+        self._news.append((self.hear.evicted, (self._as_of(request), now)))
+
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        self._news.append((self.hear.planned, (plan, now, gauges)))
+
+    def _as_of(self, request: Request) -> RequestAsOf:
+        self._stale.append(RequestAsOf(request))
+        return self._stale[-1]
+
+    def catch_up(self, dated: Sequence[tuple[Entry, int]] = (), seen: float = nan) -> None:
+        """What has waited; newest tokens of those `dated`, and of how many, were `seen` only now."""
+        if not self._news:
+            return
+        news, self._news = self._news, []
+        if self._stale:
+            late = {(entry.id, tokens) for entry, tokens in dated}
+            for request in self._stale:
+                if (request.id, request.generated) in late:
+                    request.last_token = seen
+            self._stale.clear()
+        for hooks, words in news:
+            for hook in hooks:
+                hook(*words)

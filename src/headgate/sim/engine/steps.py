@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from headgate.core.build import compiled
-from headgate.cost.laws.law import Law
+from headgate.cost.laws.linear import Law
 from headgate.cost.model import Shape, StepCost
 
 EARLY: Final = 1e-6  # of a step, and

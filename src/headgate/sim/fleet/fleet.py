@@ -7,6 +7,9 @@ from heapq import heappop, heappush
 from math import inf, nextafter
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headgate.core.dispatch import Dispatch, simulated_rooms
 from headgate.core.errors import InputError, RunError, one_line
 from headgate.core.fleet import Move, RoutePolicy, Stage
@@ -15,16 +18,20 @@ from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
 from headgate.kv.transfer import Transfer
 from headgate.record.fleet_recorder import FleetRecorder
-from headgate.sim.engine.arrivals import Arrivals
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY
-from headgate.sim.fleet.fleet_engine import PENDING, READY, RUNNING, WAITS, FleetEngine
-from headgate.sim.fleet.fleet_replica import FleetReplica
-from headgate.sim.fleet.handover import Handover
+from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY, Arrivals
+from headgate.sim.fleet.fleet_engine import (
+    PENDING,
+    READY,
+    RUNNING,
+    WAITS,
+    FleetEngine,
+    FleetReplica,
+    Handover,
+)
 from headgate.sim.fleet.kv_handover import KvHandover
 from headgate.sim.fleet.lagged import Lagged
 from headgate.sim.fleet.outage import Outage, check_outages
-from headgate.sim.fleet.share import shares
 from headgate.workloads.workload import Workload
 
 DUE: Final = 0
@@ -450,3 +457,38 @@ class FleetSimulator:
             f"{self.arrivals.outstanding} requests are left unserved at {self.now:.6f} s and nothing else "
             f"will happen: {waiting} wait for router {name}{where}"
         )
+
+
+# -- What one engine of a fleet is sent, where that is known before the run -----------------------------
+
+
+class Share(Arrivals):
+    """Some requests of a workload under their own numbers, and where the engine stands that serves them."""
+
+    def __init__(self, whole: Arrivals, known: list[tuple[Any, ...]], numbers: list[int]) -> None:
+        self.total, self.sent, self.outstanding = len(numbers), 0, 0
+        self.times, self.cached, self.closed = whole.times, whole.cached, False
+        self._known, self._numbers = known, numbers
+        self.now = 0.0
+        self.events: list[tuple[float, int, int, Any]] = []
+        self._look_ahead()
+
+    def take(self, ledger: Ledger) -> Entry:
+        id = self._numbers[self.sent]
+        self.sent += 1
+        self.outstanding += 1
+        self._look_ahead()
+        return self._handle(ledger, id, self.times[id], self._known[id])
+
+    def _look_ahead(self) -> None:
+        self.next_time = self.times[self._numbers[self.sent]] if self.sent < self.total else inf
+
+
+def shares(whole: Arrivals, engines: int, fits: NDArray[np.bool_], chosen: list[int]) -> list[Share]:
+    """One for each engine. `chosen` are the engines of requests that fit; the first refuses the others."""
+    of = np.zeros(len(fits), np.int64)
+    of[fits] = chosen
+    ends = np.cumsum(np.bincount(of, minlength=engines))
+    parts = np.split(np.argsort(of, kind="stable"), ends[:-1])
+    known = list(whole.known)
+    return [Share(whole, known, part.tolist()) for part in parts]

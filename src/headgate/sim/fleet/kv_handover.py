@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from headgate.core.ledger import Entry
 from headgate.kv.transfer import Transfer
-from headgate.sim.fleet.fleet_engine import FleetEngine
-from headgate.sim.fleet.handover import Handover
+from headgate.sim.fleet.fleet_engine import FleetEngine, Handover
 
 
 class KvHandover:

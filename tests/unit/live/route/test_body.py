@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import headgate.live.route.body as body_module
-from headgate.live.route.answers import RefusedError
-from headgate.live.route.body import (
+import headgate.live.route.request as body_module
+from headgate.live.route.request import (
     DEPTH,
     EXTRA,
     FIELDS,
@@ -18,6 +17,7 @@ from headgate.live.route.body import (
     TURN,
     UNBOUNDED,
     Asked,
+    RefusedError,
     Turns,
     at_once,
     fields_of,

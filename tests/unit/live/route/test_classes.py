@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.live.route.classes import Classes
+from headgate.live.route.classes import Classes, Key, new_key, read_keys
 from headgate.live.route.config import checked
-from headgate.live.route.keys import Key, new_key, read_keys
 
 RULES = [
     {"name": "long", "match": {"prompt": [4096, 1 << 30]}},

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from fake_engines import Call
-from headgate.live.route.progress import Progress
+from headgate.live.route.deliver.relay import Progress
 from router_world import World, post, routed, run, until
 from still_loop import Still
 

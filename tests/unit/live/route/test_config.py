@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.live.route.config import Config, address, checked, read_config
-from headgate.live.route.reload import changes
+from headgate.live.route.config import Config, address, changes, checked, read_config
 
 A, B, C = ({"url": f"http://{name}:8000"} for name in "abc")
 

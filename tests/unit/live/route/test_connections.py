@@ -4,7 +4,7 @@ import json
 import pytest
 
 from fake_engines import Call, stream
-from headgate.live.route.client_writer import ClientWriter
+from headgate.live.route.deliver.relay import ClientWriter
 from router_world import post, routed, run, until
 
 EVENTS, SIZE = 300, 50_000  # more than the buffers of two sockets

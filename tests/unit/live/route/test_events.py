@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.live.route.events import EventScanner
+from headgate.live.route.deliver.relay import EventScanner
 
 STREAMS = {
     "vllm": b'data: {"id":"a","choices":[{"text":"\xc3\xa9"}]}\n\n'

@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from headgate.live.route.config import checked
-from headgate.live.route.first_plan import first_plan
+from headgate.live.route.gate.policy import first_plan
 from studies.fleets import live_fleet
 
 ENGINES = [{"url": f"http://e{n}:8000", "seats": 64} for n in range(8)]

@@ -15,14 +15,13 @@ import pytest
 
 from fake_engines import Call, Script, stream
 from headgate.core.errors import InputError
-from headgate.live.route.answers import RefusedError
-from headgate.live.route.app import RouterApp
-from headgate.live.route.body import read_body
+from headgate.live.route.classes import read_keys
 from headgate.live.route.config import checked, parsed
-from headgate.live.route.connections import EngineConnection
-from headgate.live.route.discovery import discover
-from headgate.live.route.keys import read_keys
+from headgate.live.route.deliver.connections import EngineConnection
+from headgate.live.route.engines import discover
+from headgate.live.route.request import RefusedError, read_body
 from headgate.live.route.run import serve
+from headgate.live.route.server import RouterApp
 from router_world import post, routed, run, until
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: "

@@ -1,8 +1,7 @@
-from headgate.live.route.addresses import client_at
-from headgate.live.route.answers import RefusedError, answer, error_event
-from headgate.live.route.breaker import Breaker, State
-from headgate.live.route.retries import FLOOR, RetryBudget, backoff
-from headgate.live.route.shares import BodyBytes, Shares
+from headgate.live.route.config import client_at
+from headgate.live.route.deliver.legs import FLOOR, RetryBudget, backoff
+from headgate.live.route.engines import Breaker, State
+from headgate.live.route.request import BodyBytes, RefusedError, Shares, answer, error_event
 
 
 def test_five_failures_in_a_row_open_it() -> None:

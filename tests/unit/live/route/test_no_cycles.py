@@ -12,9 +12,9 @@ import pytest
 
 from fake_engines import Call, stream
 from headgate.live.emulate import emulated
-from headgate.live.route.gate import Ticket
-from headgate.live.route.relay import Leg
-from headgate.live.route.tap import Tap
+from headgate.live.route.deliver.connections import Tap
+from headgate.live.route.deliver.relay import Leg
+from headgate.live.route.gate.gate import Ticket
 from router_world import World, routed, run, until
 
 KEPT = (Ticket, Leg, Tap)

@@ -9,9 +9,9 @@ import pytest
 
 from fake_engines import Call, FakeEngine, never, one_token, stream
 from headgate.core.errors import InputError
-from headgate.live.route.app import RouterApp
 from headgate.live.route.config import Config, EngineAt, checked, read_config
-from headgate.live.route.discovery import discover
+from headgate.live.route.engines import discover
+from headgate.live.route.server import RouterApp
 from router_world import CALM, World, merged, routed, run, until
 
 
@@ -257,7 +257,7 @@ def test_a_reload_is_not_undone_by_a_discovery_that_began_before_it(
                 apply(engines)
 
             monkeypatch.setattr(app, "_set_engines", noted)
-            monkeypatch.setattr("headgate.live.route.app.discover", slow)
+            monkeypatch.setattr("headgate.live.route.server.discover", slow)
             await entered.wait()
             write(file, [b.url], more)
             reload = asyncio.create_task(app.reload())

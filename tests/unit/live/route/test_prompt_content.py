@@ -3,8 +3,7 @@
 import json
 
 from headgate.live.emulate import emulated
-from headgate.live.route.body import read_body
-from headgate.live.route.prompt_content import MOST_BYTES, PARTS, content_of
+from headgate.live.route.request import MOST_BYTES, PARTS, content_of, read_body
 from router_world import routed, run
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -9,14 +9,13 @@ from contextlib import suppress
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.live.route import ray_client, ray_gate
+from headgate.live.ray import client as ray_client
+from headgate.live.ray import gate as ray_gate
+from headgate.live.ray.client import GateClient
+from headgate.live.ray.gate import SharedGate, ray_config
+from headgate.live.ray.wire import GateServer, WiredGate, described
 from headgate.live.route.classes import Classes
-from headgate.live.route.ray_client import GateClient
-from headgate.live.route.ray_config import ray_config
-from headgate.live.route.ray_gate import SharedGate
-from headgate.live.route.ray_request import described
-from headgate.live.route.ray_wire import GateServer, WiredGate
-from headgate.live.route.ticket import Refused
+from headgate.live.route.gate.queue import Refused
 from router_world import run, until
 
 TWO = {"a": 2, "b": 2}

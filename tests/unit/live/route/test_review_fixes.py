@@ -7,12 +7,10 @@ import json
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.live.route.answers import RefusedError
-from headgate.live.route.body import read_body
 from headgate.live.route.config import EngineAt
-from headgate.live.route.gate_engines import EngineState, live_room
-from headgate.live.route.scrape import read_load
-from headgate.live.route.upstream import Upstream, engine_key
+from headgate.live.route.engines import Upstream, engine_key, read_load
+from headgate.live.route.gate.queue import EngineState, live_room
+from headgate.live.route.request import RefusedError, read_body
 
 
 @pytest.mark.parametrize("deep", [True, False])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fake_engines import never, stream
-from headgate.live.route.keys import new_key
+from headgate.live.route.classes import new_key
 from router_world import World, routed, run, until
 
 BODY = b'{"prompt":"x"}'

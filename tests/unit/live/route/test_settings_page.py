@@ -12,7 +12,7 @@ from headgate.live.route.config import (
     Config,
     Discovery,
     EngineAt,
-    Front,
+    FrontSettings,
     Health,
     Kv,
     Limits,
@@ -22,7 +22,8 @@ from headgate.live.route.config import (
 
 PAGE = (Path(__file__).parents[4] / "docs" / "route.md").read_text("utf-8")
 TABLES: dict[str, type[Part]] = {
-    "[front]": Front, "[limits]": Limits, "[router]": Router, "[[classes]]": Class, "[[engines]]": EngineAt,
+    "[front]": FrontSettings, "[limits]": Limits, "[router]": Router, "[[classes]]": Class,
+    "[[engines]]": EngineAt,
     "[discovery]": Discovery, "[health]": Health, "[kv]": Kv,
 }  # fmt: skip
 

@@ -10,12 +10,12 @@ import pytest
 from multidict import CIMultiDict
 
 from fake_engines import Call, FakeEngine, never, one_token, stream
-from headgate.live.route import split
-from headgate.live.route.app import LAST_WORDS
 from headgate.live.route.config import checked
-from headgate.live.route.relay import Leg, Times
+from headgate.live.route.deliver.connections import Fault, LegError
+from headgate.live.route.deliver.relay import Leg, Times
+from headgate.live.route.deliver.service import handover as split
 from headgate.live.route.run import _serve
-from headgate.live.route.verdict import Fault, LegError
+from headgate.live.route.server import LAST_WORDS
 from router_world import PATIENCE, routed, run, until
 
 

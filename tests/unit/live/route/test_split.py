@@ -11,10 +11,16 @@ import pytest
 from fake_engines import stream
 from headgate.core.fleet import Move, Stage
 from headgate.live.emulate import answer, chat_answer, emulated
-from headgate.live.route.gate import Gate, Ticket
-from headgate.live.route.handover import KvParams, decode_body, prefill_body, read_params, release_body
-from headgate.live.route.relay import Leg
-from headgate.live.route.verdict import Fault, LegError
+from headgate.live.route.deliver.connections import Fault, LegError
+from headgate.live.route.deliver.handover import (
+    KvParams,
+    decode_body,
+    prefill_body,
+    read_params,
+    release_body,
+)
+from headgate.live.route.deliver.relay import Leg
+from headgate.live.route.gate.gate import Gate, Ticket
 from router_world import World, fail_first_decode, routed, run, until
 
 SPEED = 50.0

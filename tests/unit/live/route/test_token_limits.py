@@ -7,8 +7,8 @@ import pytest
 
 from fake_engines import Call, stream
 from headgate.core.errors import InputError
-from headgate.live.route.keys import new_key, read_keys
-from headgate.live.route.token_limits import Allowance, TokenLimits
+from headgate.live.route.classes import new_key, read_keys
+from headgate.live.route.deliver.legs import Allowance, TokenLimits
 from router_world import routed, run, until
 
 

@@ -16,12 +16,12 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import End
 from headgate.core.roster import Roster
 from headgate.core.view import Limits
-from headgate.methods.balance.assigned import Loads
 from headgate.methods.balance.balance import (
     Affinity,
     AtRandom,
     LeastLoaded,
     LeastPending,
+    Loads,
     PowerOfTwo,
     RoundRobin,
 )

@@ -15,8 +15,7 @@ from headgate.methods.balance.prefix import Overlap, PrefixAware, Scored
 from headgate.methods.balance.prefix_index import PrefixIndex, Sharing
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
-from headgate.workloads.contents import Contents
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Contents, Workload
 from worlds import Line
 
 PRICE = Line(fixed=0.0, prefill=1.0, behind=0.0)  # a second a token

@@ -18,17 +18,19 @@ from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, Prefi
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import Shape
-from headgate.methods.bounds.capacity import (
+from headgate.methods.bounds import (
+    Need,
     Requests,
+    Room,
     cycle_requests,
     engine_bound,
     ideal_bound,
+    least_prices,
     linear_bound,
     slowest_request,
     tile_bound,
 )
-from headgate.methods.bounds.prices import Need, Room, least_prices
-from headgate.workloads.bundled import bundled
+from headgate.workloads.traces import bundled
 from worlds import Line
 
 MS = 1e-3

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.estimators.hazard import LinearHazard
-from headgate.estimators.survival import geometric_survival, sample_survival
+from headgate.estimators.hazard import LinearHazard, geometric_survival, sample_survival
 from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
 from headgate.methods.eb.thresholds import (
     Seats,

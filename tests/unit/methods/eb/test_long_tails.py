@@ -6,7 +6,7 @@ from math import sqrt
 
 import pytest
 
-from headgate.estimators.survival import Survival, geometric_survival, sample_survival
+from headgate.estimators.hazard import Survival, geometric_survival, sample_survival
 from headgate.experiment.library import card_engine, simulate
 from headgate.methods.names import BATCH
 from headgate.stats.metrics import summarise

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from headgate.core.errors import InputError
-from headgate.estimators.hazard import LinearHazard, fit_curve, guarded
-from headgate.estimators.survival import (
+from headgate.estimators.hazard import (
+    LinearHazard,
     Survival,
     curve_survival,
+    fit_curve,
     geometric_survival,
+    guarded,
     sample_survival,
 )
 from headgate.methods.eb.thresholds import base_share, paper_share, phase_share, stationary_share

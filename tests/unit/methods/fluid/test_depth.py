@@ -11,8 +11,8 @@ from headgate.core.fleet import Move
 from headgate.core.policy import End
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.experiment.fleet import FleetSetup
-from headgate.methods.fluid.density_deep import DensityDeep
 from headgate.methods.fluid.flows import Prices
+from headgate.methods.fluid.online import DensityDeep
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from fluid_worlds import CODE, DOLLY, EXTRACT, QWEN_4B, SUMMARY, instance
 from headgate.core.errors import InputError
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
-from headgate.methods.fluid.formulation import Form
+from headgate.methods.fluid.gates import solo_shares
 from headgate.methods.fluid.levels import Levels
-from headgate.methods.fluid.placement import solo_shares
-from headgate.methods.fluid.planner import FluidPlan, FluidPlanner, plan_fluid
+from headgate.methods.fluid.planner import FluidPlan, FluidPlanner, Form, plan_fluid
 
 ONE_SUMMARY = {"sizes": (SUMMARY,)}
 

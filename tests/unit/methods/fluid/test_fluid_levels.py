@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from fluid_worlds import instance
 from headgate.core.errors import InputError
-from headgate.methods.fluid.frontier import elasticity, frontier, sensitivity
 from headgate.methods.fluid.levels import Levels, most_prefilling, slot_tpot, slot_tpot_slope
-from headgate.methods.fluid.planner import plan_fluid
+from headgate.methods.fluid.planner import elasticity, frontier, plan_fluid, sensitivity
 
 
 def near(values):

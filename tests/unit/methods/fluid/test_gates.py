@@ -11,9 +11,18 @@ from fleet_worlds import draws, make_router
 from fluid_worlds import CODE, EXTRACT, instance
 from headgate.core.errors import InputError
 from headgate.core.fleet import MIXED, SOLO, Room, Stage
-from headgate.methods.fluid.admission import BackPressure, Occupancy, Strict, TokenBucket
+from headgate.methods.fluid.gates import (
+    BackPressure,
+    ByPool,
+    ByPoolAndKind,
+    Occupancy,
+    SoloFirst,
+    Strict,
+    TokenBucket,
+    pick,
+    solo_shares,
+)
 from headgate.methods.fluid.levels import Levels
-from headgate.methods.fluid.placement import ByPool, ByPoolAndKind, SoloFirst, pick, solo_shares
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.names import ROUTE
 from headgate_papers.routers import Anywhere, FirstCome

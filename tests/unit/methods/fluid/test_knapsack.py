@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from fluid_worlds import CODE, EXTRACT, instance
 from headgate.core.errors import InputError
 from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.plan import fixed_staff, staff
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.methods.fluid.staffing import fixed_staff, staff
 from oracles.knapsack import knapsack
 
 FLOWS = st.lists(

@@ -11,9 +11,8 @@ from fleet_worlds import draws
 from fluid_worlds import instance
 from headgate.core.errors import InputError
 from headgate.core.fleet import CLOSED, MIXED, SOLO, Room
-from headgate.methods.fluid.online import EVERY, HALF_LIFE, Online
+from headgate.methods.fluid.online import EVERY, HALF_LIFE, Online, RoleSteps
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.methods.fluid.roles import RoleSteps
 from headgate_papers.network.network import Network
 from headgate_papers.network.source import Poisson, Shifting
 from studies.fleets.online import SHIFTS, settled

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headgate.methods.fluid.plan import fluid_path
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.methods.fluid.trajectory import fluid_path
 from headgate_papers.fluid.published import two_classes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headgate.methods.keep.host import CLEARLY, FIRST, MOST, PACE, SHARE, SlowHost
+from headgate.methods.keep.step import CLEARLY, FIRST, MOST, PACE, SHARE, SlowHost
 
 
 def test_a_host_as_the_card_says_is_found_steady():

@@ -6,11 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.cost.laws.host import HostTerms
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
-from headgate.methods.keep.prices import Load, Prices, Prompts
-from headgate.methods.keep.step import LEAST, SECOND, Chooser, Kind, Now, lag, largest, stalled
+from headgate.methods.keep.step import (
+    LEAST,
+    SECOND,
+    Chooser,
+    Kind,
+    Load,
+    Now,
+    Prices,
+    Prompts,
+    lag,
+    largest,
+    stalled,
+)
 
 BUDGET = 16_384
 # A step takes 2 ms, 20 µs per prompt token, 30 µs per decode, 8 ns per context token where both meet.

@@ -14,8 +14,7 @@ from headgate.cost.model import Shape
 from headgate.experiment.build import make_workload
 from headgate.experiment.library import card_engine, simulate
 from headgate.experiment.settings import experiment
-from headgate.methods.keep.policy import Keep
-from headgate.methods.keep.trust import EXCUSED, FEWER, LOWEST, MORE, REVIEW, Trust
+from headgate.methods.keep.policy import EXCUSED, FEWER, LOWEST, MORE, REVIEW, Keep, Trust
 from headgate.stats.gaps import Gaps
 from headgate.workloads.arrivals import arrival_process
 from headgate.workloads.lengths import LogNormal, Uniform

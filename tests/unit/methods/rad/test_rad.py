@@ -11,8 +11,7 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until, check
 from headgate.core.policy import End
 from headgate.core.view import Limits
-from headgate.methods.rad.rad import Rad
-from headgate.methods.rad.two_phase import TwoPhaseRad
+from headgate.methods.rad import Rad, TwoPhaseRad
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import Batch, Line, batches, engines, run, seated, workloads

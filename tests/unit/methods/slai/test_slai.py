@@ -18,7 +18,7 @@ from headgate.core.request import Slo
 from headgate.core.view import Limits
 from headgate.cost.model import Shape
 from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
-from headgate.methods.slai.slai import Slai
+from headgate.methods.slai import Slai
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine

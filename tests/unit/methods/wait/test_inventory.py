@@ -10,28 +10,26 @@ from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.model import Shape, StepCost
 from headgate.methods.wait.inventory import (
+    Line,
     along_the_ray,
     check_thresholds,
     equilibrium,
     keeping_up,
+    kind,
+    kv_work,
     least_thresholds,
+    lines_of,
+    mean_seconds,
     most_rate,
+    offered,
     pace_within,
     printed_rule,
+    seconds,
+    seen_kind,
     with_slack,
     work_share,
 )
-from headgate.methods.wait.iteration import (
-    Line,
-    kind,
-    kv_work,
-    lines_of,
-    mean_seconds,
-    offered,
-    seconds,
-    seen_kind,
-)
-from headgate.methods.wait.latency import best_pace, latency, mean_latency
+from headgate.methods.wait.traffic import best_pace, latency, mean_latency
 from headgate_papers.kv_linear import kv_linear
 
 CARD = kv_linear(0.008, 3e-7)

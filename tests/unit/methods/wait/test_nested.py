@@ -11,28 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.methods.wait.inventory import filled, with_slack
-from headgate.methods.wait.iteration import kind, kv_work, lines_of, offered
+from headgate.methods.wait.inventory import filled, kind, kv_work, lines_of, offered, with_slack
 from headgate.methods.wait.nested import (
+    Segments,
+    Walk,
     best_choice,
     busiest,
     chance_of_overflow,
     check_nested,
     choices,
+    decay,
+    equal_shares,
+    even_ends,
     least_nested,
     memory_bound,
     nested_fractions,
     nested_pace,
     printed_ratios,
-    walks,
-)
-from headgate.methods.wait.residue import Walk, decay
-from headgate.methods.wait.segments import (
-    Segments,
-    equal_shares,
-    even_ends,
     segments_from,
     segments_of,
+    walks,
     worst,
 )
 from headgate_papers.kv_linear import kv_linear

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headgate.estimators.survival import geometric_survival, sample_survival
-from headgate.methods.wait.inventory import keeping_up
-from headgate.methods.wait.iteration import kind, kv_work, lines_of, offered
-from headgate.methods.wait.segments import segments_of
+from headgate.estimators.hazard import geometric_survival, sample_survival
+from headgate.methods.wait.inventory import keeping_up, kind, kv_work, lines_of, offered
+from headgate.methods.wait.nested import segments_of
 from headgate.methods.wait.traffic import Seen, cuts, running_pace
 from headgate_papers.kv_linear import kv_linear
 

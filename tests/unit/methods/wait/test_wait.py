@@ -11,8 +11,8 @@ from headgate.core.plan import ALL, NONE
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.view import Limits
 from headgate.methods.mixed.mixed import Mixed
-from headgate.methods.wait.iteration import kind
-from headgate.methods.wait.tracks import Track
+from headgate.methods.wait.inventory import kind
+from headgate.methods.wait.lockstep import Track
 from headgate.methods.wait.wait import NestedWait, Wait
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator

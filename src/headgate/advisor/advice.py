@@ -1,0 +1,402 @@
+"""The best policy, flags and number of engines for a promise, beside plain vLLM at its own best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headgate.advisor.capacity.plan import (
+    Declined,
+    Found,
+    Lengthening,
+    Searched,
+    apart,
+    at_the_edge,
+    put_together,
+)
+from headgate.advisor.capacity.search import Progress
+from headgate.advisor.capacity.traffic import Level, promised_gap
+from headgate.advisor.capacity.trials import HOPELESS, Case, Chosen, Contender, Race, remembered
+from headgate.advisor.fewest_engines import FleetFound, Serving, make_ways, plan_engines
+from headgate.advisor.flags import LARGE_GPU, gap_budget, safe_mixed_seats, small_graphs, with_graphs
+from headgate.advisor.set_up import (
+    OtherTimes,
+    SetUp,
+    offered_rate,
+    other_question,
+    other_rate,
+    set_up,
+    without_load,
+)
+from headgate.advisor.settings import SearchSettings
+from headgate.advisor.situation import card_situation
+from headgate.core.errors import InputError
+from headgate.experiment.run import DEFAULT_ROUTER
+from headgate.experiment.settings import Experiment
+from headgate.methods.bounds import Bound
+from headgate.methods.make import make_policy, policy_parameters, split_name
+from headgate.stats.figures import Estimate
+from headgate.stats.metrics import without_nan
+
+REQUESTS = 3000  # of a run of the final at first, unless told otherwise
+SHORT = 3  # runs of the first round have so many times fewer requests
+COARSE = 0.1  # precision of the first round
+FLAGS, PLAIN_FLAGS = 1, 3  # settings of a policy, and of vLLM's own scheduling, that are tried at length
+
+
+@dataclass(frozen=True)
+class Advised:
+    """One policy with its flags: the rate it holds on one engine, and the engines that bear the load."""
+
+    policy: str
+    settings: dict[str, Any]
+    seats: int
+    budget: int
+    found: Found
+    engines: int | None = None  # that bear the load; None where none is given, or too many are needed
+    counted: bool = False  # whether engines were looked for
+    fleet: FleetFound | None = None
+
+    @property
+    def name(self) -> str:
+        return self.found.policy
+
+    @property
+    def plain(self) -> bool:
+        """Whether it needs no plug-in."""
+        return self.policy == PLAIN and not self.settings
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer of `headgate advise`. `best`, `plain` and `default` are among `final`, best rates first."""
+
+    start: SetUp
+    levels: tuple[Level, ...]
+    bound: Bound
+    load: float | None
+    most: int  # engines
+    first_round: tuple[Found, ...]
+    final: tuple[Advised, ...]
+    notes: tuple[str, ...]
+    requests: int  # of a run of the final
+    declined: Declined | None = None  # why the runs carry no answer
+    other: OtherTimes | None = None  # the best one's rate with the other arrival times
+    other_engines: int | None = None  # that bear the load then; only where the two rates are apart
+
+    @property
+    def best(self) -> Advised:
+        """The fewest engines, then the highest rate; plain vLLM where nothing is significantly better."""
+        counted = [each for each in self.final if each.counted] or self.final
+        ranked = sorted(counted, key=lambda each: (each.engines or self.most + 1, -each.found.rate.value))
+        first = ranked[0]
+        alike = (each for each in ranked if each.plain and each.engines == first.engines)
+        return next((each for each in alike if not apart(each.found, first.found)), first)
+
+    @property
+    def plain(self) -> Advised:
+        """VLLM's own scheduling at its best flags."""
+        return max(self._plain(), key=lambda each: each.found.rate.value)
+
+    @property
+    def default(self) -> Advised:
+        """VLLM's own scheduling without a flag."""
+        name, _ = plain_default(self.start)
+        return next(each for each in self._plain() if each.name == name)
+
+    def _plain(self) -> list[Advised]:
+        return [each for each in self.final if each.plain]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain numbers, None where there is none."""
+        document: dict[str, Any] = {
+            "card": self.start.card.name,
+            "workload": self.start.workload,
+            "levels": [level._asdict() for level in self.levels],
+            "load": self.load,
+            "bound": self.bound.rate,
+            "best": None if self.declined else self.best.name,
+            "plain": self.plain.name,
+            "default": self.default.name,
+            "final": [asdict(each) for each in self.final],
+            "first_round": [asdict(each) for each in self.first_round],
+            "notes": list(self.notes),
+        }
+        if self.declined:
+            document["declined"] = self.declined._asdict()
+        if self.other:
+            document["other_times"] = {**self.other._asdict(), "engines": self.other_engines}
+        plain = without_nan(document)
+        assert isinstance(plain, dict)
+        return plain
+
+
+def advise(
+    settings: Experiment,
+    policies: Sequence[str],
+    levels: tuple[Level, ...],
+    options: SearchSettings,
+    progress: Progress,
+    folder: Path | None,
+) -> Advice:
+    """Every policy with several flags on short runs, the best flags of each on long ones, then fleets."""
+    if PLAIN not in policies:
+        policies = [PLAIN, *policies]
+    settings = with_graphs(settings, levels)
+    start = set_up(without_load(settings), levels, options, REQUESTS)
+    load = offered_rate(settings, start.traffic)
+    bound, _ = start.bounds()
+    first, final, searched, notes = try_flags(start, policies, levels, bound, progress, folder, load)
+    ranked = tuple(sorted(final, key=lambda each: -each.found.rate.value))
+    advice = Advice(
+        start=start,
+        levels=levels,
+        bound=bound,
+        load=load,
+        most=options.most_engines,
+        first_round=first,
+        final=ranked,
+        notes=tuple(notes),
+        requests=searched.traffic.requests,
+    )
+    advice = replace(advice, declined=searched.declined(advice.best.found, load))
+    if advice.declined or not advice.best.found.rate.value:
+        return advice
+    if load is not None:
+        counting = Counting(load, settings, levels, options, progress, folder)
+        shown = _counted(advice)
+        counted = tuple(counting.engines(each) if each.name in shown else each for each in ranked)
+        advice = replace(advice, final=counted)
+    return _at_other_times(advice, settings, options, progress, folder)
+
+
+def _counted(advice: Advice) -> set[str]:
+    """Whose engines are counted: every policy at its best flags, and vLLM at its defaults."""
+    best = {f"{each.policy} {each.settings}": each.name for each in reversed(advice.final)}
+    return {*best.values(), advice.default.name}
+
+
+class Tried(NamedTuple):
+    """Flags on short runs, the best of them on long ones, and what is to be said of these."""
+
+    first: tuple[Found, ...]
+    final: list[Advised]
+    searched: Searched
+    notes: list[str]
+
+
+def try_flags(
+    start: SetUp,
+    policies: Sequence[str],
+    levels: tuple[Level, ...],
+    bound: Bound,
+    progress: Progress,
+    folder: Path | None,
+    load: float | None = None,
+) -> Tried:
+    """Every policy with several flags, and vLLM's defaults, on short runs; then the best of each."""
+    chosen = candidates(policies, start, levels, bound)
+    default, contender = plain_default(start)
+    chosen.setdefault(default, contender)
+    first = _short(start, chosen, levels, bound.rate, progress, folder)
+    kept = {name: chosen[name] for name in _finalists(first, chosen, default)}
+    length = Lengthening(
+        start=start,
+        chosen=kept,
+        levels=levels,
+        top=bound.rate,
+        folder=folder,
+        known={each.policy: each.rate.value for each in first},
+        brief=True,
+        load=load,
+    )
+    searched = length.search(progress)
+    if searched.left:
+        raise KeyboardInterrupt
+    notes = [*start.notes(fleet=False), *at_the_edge(searched.found), *length.not_enough(searched)]
+    notes += small_graphs(start.engine, levels, (each.policy for each in chosen.values()))
+    final = [_advised(each, kept[each.policy]) for each in searched.found]
+    return Tried(tuple(first), final, searched, notes)
+
+
+def _at_other_times(
+    advice: Advice, settings: Experiment, options: SearchSettings, progress: Progress, folder: Path | None
+) -> Advice:
+    """The same with the rate, and where that is far off the engines, of the other arrival times."""
+    best, rate = advice.best, advice.best.found.rate.value
+    question = other_question(settings, options, advice.requests)
+    if question is None:
+        return advice
+    contender = Contender(best.policy, best.settings, (best.seats, best.budget))
+    other = other_rate(question, advice.levels, (best.name, rate), contender, progress, folder)
+    if not other.apart or advice.load is None:
+        return replace(advice, other=other)
+    held = replace(best, engines=None, found=replace(best.found, rate=Estimate(other.other)))
+    asked = question.settings.model_copy(update={"rate": advice.load, "scale_rate": None})
+    counting = Counting(advice.load, asked, advice.levels, question.options, progress, folder)
+    return replace(advice, other=other, other_engines=counting.engines(held).engines)
+
+
+def _short(
+    start: SetUp,
+    chosen: Chosen,
+    levels: tuple[Level, ...],
+    top: float,
+    progress: Progress,
+    folder: Path | None,
+) -> list[Found]:
+    """All of them roughly: one seed, few requests, and a wide bracket for the hopeless. Of plain vLLM the
+    best flags are wanted, hopeless or not.
+    """
+    traffic = start.traffic
+    few = traffic if traffic.recorded else replace(traffic, requests=max(300, traffic.requests // SHORT))
+    case = Case(start.engine, few, start.settings.watchdog, start.asynchronous)
+    race = Race(
+        case=case,
+        top=top,
+        precision=COARSE,
+        seeds=start.seeds[:1],
+        droppable=[name for name, each in chosen.items() if each.policy != PLAIN],
+        workers=start.options.workers,
+        progress=progress,
+        memory=remembered(folder, case),
+    )
+    searches, answers, dropped = race.run(chosen, {})
+    if any(search.next() is not None for (name, _), search in searches.items() if name not in dropped):
+        raise KeyboardInterrupt
+    return [
+        put_together(name, searches, answers, top, levels, few.requests * (name in dropped))
+        for name in chosen
+    ]
+
+
+def _finalists(first: Sequence[Found], chosen: Chosen, default: str) -> list[str]:
+    """The best flags of every policy that is not hopeless; of vLLM's own more, and its defaults always."""
+    most = max(each.rate.value for each in first)
+    taken: dict[str, int] = {}
+    kept: list[str] = []
+    for each in sorted(first, key=lambda each: -each.rate.value):
+        contender = chosen[each.policy]
+        plain = contender.policy == PLAIN
+        key = f"{contender.policy} {sorted(contender.settings.items())}"
+        taken[key] = taken.get(key, 0) + 1
+        if taken[key] <= (PLAIN_FLAGS if plain else FLAGS) and (plain or each.rate.value >= HOPELESS * most):
+            kept.append(each.policy)
+    return list(dict.fromkeys([*kept, default]))
+
+
+def _advised(found: Found, contender: Contender) -> Advised:
+    seats, budget = contender.limits or (0, 0)
+    return Advised(contender.policy, contender.settings, seats, budget, found)
+
+
+class Counting(NamedTuple):
+    """Counts engines for a load as `plan capacity --find engines` does."""
+
+    load: float
+    settings: Experiment
+    levels: tuple[Level, ...]
+    options: SearchSettings
+    progress: Progress
+    folder: Path | None
+
+    def engines(self, each: Advised) -> Advised:
+        """With the fewest such engines that bear the load."""
+        each = replace(each, counted=True)
+        if not each.found.rate.value:
+            return each
+        fleet = self.settings.model_copy(update={"slots": each.seats, "budget": each.budget})
+        text = each.policy + ("" if not each.settings else ":" + _settings(each.settings))
+        ways = make_ways([fleet.router or DEFAULT_ROUTER], [text], fleet)
+        serving = Serving.of(fleet)
+        try:
+            plan = plan_engines(fleet, ways, self.levels, self.options, serving, self.progress, self.folder)
+        except InputError:  # more engines than may be
+            return each
+        if plan.interrupted:
+            raise KeyboardInterrupt
+        (found,) = plan.found
+        return replace(each, engines=found.engines, fleet=found)
+
+
+def _settings(values: dict[str, Any]) -> str:
+    return ",".join(f"{key}={value}" for key, value in values.items())
+
+
+# -- What is worth trying: policies, each with the seats and token budgets that matter to it ------------
+
+PLAIN = "mixed"  # what vLLM does without a plug-in
+POLICIES = (PLAIN, "keep", "slai", "eb+")
+BY_BUDGET = (PLAIN, "sarathi", "sarathi-spf", "v0")  # the budget is all that bounds their steps
+USUAL_SEATS = 256  # tried beside as many as memory is enough for
+WITHOUT_GAP = (2048, 8192, 16384)  # budgets to try where no gap is promised
+NEAR = (0.5, 1.0, 1.5)  # of the budget by formula
+ASSUMED = 0.9  # of λ*: the rate that the formula for the budget is given
+
+
+def candidates(policies: Sequence[str], start: SetUp, levels: Sequence[Level], bound: Bound) -> Chosen:
+    """By name: every policy with seats and budgets, plain vLLM with its own defaults among them."""
+    found: Chosen = {}
+    tried = _seats(start)
+    for text in policies:
+        name, own = split_name(text)
+        known = policy_parameters(name)
+        values = {key: value for key, value in start.settings.set.items() if key in known} | own
+        for seats in tried:
+            for budget in _budgets(name, seats, start, levels, bound):
+                engine = start.engine._replace(running=seats, batch_tokens=budget)
+                make_policy(name, values, engine)  # mistakes show before the work
+                found[label(text, seats, budget)] = Contender(name, values, (seats, budget))
+    return found
+
+
+def label(policy: str, seats: int, budget: int) -> str:
+    """What it is called in tables."""
+    return f"{policy}, {seats} seats, {budget} tokens"
+
+
+def plain_default(start: SetUp) -> tuple[str, Contender]:
+    """VLLM without a flag, on a GPU of this size; what the card was not meant for is cut."""
+    seats, budget = min(LARGE_GPU[0], start.card.max_running), min(LARGE_GPU[1], start.card.max_batch_tokens)
+    return label(PLAIN, seats, budget), Contender(PLAIN, {}, (seats, budget))
+
+
+def formula_budget(seats: int, start: SetUp, gap: float, bound: Bound) -> int:
+    """The budget by the card, for a load near what the engine bears."""
+    lengths = start.traffic.lengths(start.engine)
+    prompt, output = float(lengths.prompts.mean()), float(lengths.decodes.mean()) + 1
+    most = start.card.max_batch_tokens
+    return gap_budget(start.engine.cost, prompt, output, ASSUMED * bound.rate, gap, seats, most)
+
+
+def most_seats(start: SetUp) -> int:
+    """As `plan flags` has them: what KV memory is enough for, within --slots or the card's own limit."""
+    rows = start.settings if start.traffic.recorded else start.settings.model_copy(update={"requests": None})
+    about, _ = card_situation(rows)
+    return min(safe_mixed_seats(about), about.slots)
+
+
+def _seats(start: SetUp) -> list[int]:
+    most = most_seats(start)
+    return [most] if start.settings.slots else sorted({min(USUAL_SEATS, most), most})
+
+
+def _budgets(name: str, seats: int, start: SetUp, levels: Sequence[Level], bound: Bound) -> list[int]:
+    most = start.card.max_batch_tokens
+    if start.settings.budget:
+        if start.settings.budget < seats:
+            raise InputError(
+                f"--budget {start.settings.budget} is below {seats} seats; give --slots, or a larger budget"
+            )
+        return [start.settings.budget]
+    gap = promised_gap(levels)
+    if name not in BY_BUDGET:
+        wanted: Sequence[float] = (LARGE_GPU[1],)
+    elif gap is None:
+        wanted = WITHOUT_GAP
+    else:
+        formula = formula_budget(seats, start, gap, bound)
+        wanted = [*(share * formula for share in NEAR), LARGE_GPU[1]]
+    return sorted({max(seats, min(most, int(budget) // 256 * 256)) for budget in wanted})

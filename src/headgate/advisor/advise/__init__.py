@@ -1,1 +1,0 @@
-"""From a trace and a promise to a command line."""

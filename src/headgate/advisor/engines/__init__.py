@@ -1,1 +1,0 @@
-"""The fewest engines for a load."""

@@ -1,0 +1,595 @@
+"""The fewest engines that keep service levels at a given load, by router and policy, beside two bounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil, floor, inf, isfinite, log10
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headgate.advisor.capacity.memory import Kept, file_of
+from headgate.advisor.capacity.plan import ALL, STAYS
+from headgate.advisor.capacity.search import Fewest, Progress, search_all
+from headgate.advisor.capacity.traffic import Level, Traffic, measure
+from headgate.advisor.capacity.trials import longest_stay
+from headgate.advisor.flags import graphs_said, small_graphs
+from headgate.advisor.fluid_plan import demand, fluid_bound, make_pace
+from headgate.advisor.set_up import offered_rate, set_up, without_load
+from headgate.advisor.settings import SearchSettings, StepSettings
+from headgate.core.errors import InputError, RunError
+from headgate.cost.card import load_card
+from headgate.cost.likeness import throughput_error
+from headgate.experiment.build import ALL_FIT, Unservable, make_engine
+from headgate.experiment.fleet import FleetSetup, prices_of, transfer_time
+from headgate.experiment.library import simulate
+from headgate.experiment.run import composes_ahead
+from headgate.experiment.settings import Experiment, ManyEngines
+from headgate.kv.transfer import Transfer
+from headgate.methods.bounds import Bound
+from headgate.methods.fluid.flows import Instance, Prices
+from headgate.methods.make import (
+    make_policy,
+    policy_parameters,
+    router_parameters,
+    router_settings,
+    split_name,
+)
+from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.stats.figures import Estimate, Spread
+from headgate.stats.flow import choose
+from headgate.stats.metrics import without_nan
+from headgate.workloads.workload import Workload
+
+PER_ENGINE = 1500  # requests for each engine the bound asks for, unless told otherwise
+FEWEST, MOST = 1500, 200_000  # requests of a run
+CLUSTERS = 4  # classes that a trace is cut into for the fluid plan
+ROUNDING = 1e-9
+
+
+class Outcome(NamedTuple):
+    """How a run stands to its levels, and how busy the engines were; one that stopped misses them all."""
+
+    ratio: float
+    worst: str
+    values: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+    busy: float = 0.0  # share of the engines' time in steps
+    seats: float = 0.0  # share of their seats with a decode
+    stay: float = 0.0  # seconds from the arrival to the end of a request, the longest
+
+
+Outcomes = dict[tuple[str, int], list[Outcome]]  # of the seeds that count, by way and engines
+FULL = 0.95  # of λ*: beyond, a backlog grows too slowly for a short run to show it
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one number of engines gave: seeds that kept every level, and means with intervals over seeds."""
+
+    engines: int
+    kept: int
+    stopped: int  # seeds with which the run did not reach its end
+    seeds: int
+    shares: dict[str, Estimate]  # of requests, or gaps, within each limit
+    values: dict[str, float]
+    busy: Estimate  # share of the engines' time in steps
+    seats: Estimate  # share of their seats with a decode
+    load: float  # of what they could serve at most, λ*
+    highest: dict[str, float]  # value of each level over seeds
+    stay: float = 0.0  # the longest of a request, in seconds
+
+
+@dataclass(frozen=True)
+class FleetFound:
+    """The answer for one router and policy. `engines` is None when `most` were too few."""
+
+    name: str
+    router: str
+    policy: str
+    engines: int | None
+    gives_way: str  # the level that is missed with one engine fewer, "" where the bound is reached
+    sizes: tuple[Size, ...]  # all that were tried, by number of engines
+
+    def size(self, engines: int) -> Size | None:
+        """What that many gave, if they were tried."""
+        return next((size for size in self.sizes if size.engines == engines), None)
+
+
+@dataclass(frozen=True)
+class EnginesPlan:
+    """The answer of `headgate plan capacity --find engines`."""
+
+    card: str
+    workload: str
+    engine: Engine
+    levels: tuple[Level, ...]
+    classes: tuple[tuple[str, float], ...]
+    rate: float
+    requests: int
+    seeds: int
+    most: int
+    bound: Bound  # λ* of one engine with its limits
+    fluid: float  # engines of a gate-and-route fleet that serve everybody, as a fluid
+    found: tuple[FleetFound, ...]
+    notes: tuple[str, ...]
+    interrupted: bool = False
+    error: float = 0.0  # of the card's throughput, relative; 0: it was measured
+    lost: Unservable = ALL_FIT
+
+    @property
+    def least(self) -> int:
+        """Fewer engines than this fall behind whatever routes and batches."""
+        return least_engines(self.rate, self.bound)
+
+    @property
+    def best(self) -> FleetFound | None:
+        """The smallest fleet that is enough."""
+        enough = [each for each in self.found if each.engines]
+        return min(enough, key=lambda each: each.engines or 0, default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain numbers, None where there is none."""
+        document = {
+            "card": self.card,
+            "workload": self.workload,
+            "engine": self.engine.limits,
+            "levels": [level._asdict() for level in self.levels],
+            "classes": dict(self.classes),
+            "rate": self.rate,
+            "requests_per_run": self.requests,
+            "seeds": self.seeds,
+            "bound_of_engine": {**asdict(self.bound), "rate": self.bound.rate},
+            "least_engines": self.least,
+            "fluid_engines": self.fluid,
+            "fleets": [asdict(each) for each in self.found],
+            "notes": list(self.notes),
+            "interrupted": self.interrupted,
+        }
+        document |= {"expected_error": self.error} if self.error else {}
+        plain = without_nan(document)
+        assert isinstance(plain, dict)
+        return plain
+
+
+def least_engines(rate: float, bound: Bound) -> int:
+    """λ* of so many engines must be above the load."""
+    return max(1, ceil(rate / bound.rate - ROUNDING))
+
+
+def plan_engines(
+    settings: Experiment,
+    ways: dict[str, Way],
+    levels: tuple[Level, ...],
+    options: SearchSettings,
+    serve: Serve,
+    progress: Progress,
+    folder: Path | None = None,
+) -> EnginesPlan:
+    """Search every way for itself, from the bound up, on the same requests.
+
+    `folder` has outcomes of a `Serving` from before and takes the new ones.
+    """
+    settings = _without_fleet(settings)
+    start = set_up(without_load(settings), levels, options, FEWEST)
+    rate = offered_rate(settings, start.traffic)
+    if rate is None:
+        raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
+    _, bound = start.bounds()
+    least = _fits(rate, bound, options.most_engines)
+    traffic = _enough(settings, start.traffic, least)
+    counting = Counting(ways=ways, seeds=start.seeds, options=options, progress=progress, folder=folder)
+    case = FleetCase(serve=serve, traffic=traffic, rate=rate, seats=start.engine.running)
+    counted = counting.search(case, least, longer=not (settings.requests or traffic.recorded))
+    notes = start.notes(fleet=True) + graphs_said(settings, start.engine, levels)
+    notes += small_graphs(start.engine, levels, (way.policy for way in ways.values()))
+    fleets = _fleets(counted, ways, levels, rate / bound.rate)
+    return EnginesPlan(
+        card=start.card.name,
+        workload=start.workload,
+        engine=start.engine,
+        levels=levels,
+        classes=traffic.classes,
+        rate=rate,
+        requests=counted.requests,
+        seeds=len(start.seeds),
+        most=options.most_engines,
+        bound=bound,
+        fluid=_fluid(settings, rate),
+        found=fleets,
+        notes=(*notes, *counted.notes(), *_too_short(fleets, counted.requests / rate, rate)),
+        interrupted=bool(counted.left),
+        error=throughput_error(start.card),
+        lost=traffic.lost,
+    )
+
+
+def _fits(rate: float, bound: Bound, most: int) -> int:
+    """The fewest engines that may do, if so many are allowed."""
+    least = least_engines(rate, bound)
+    if least > most:
+        raise InputError(
+            f"{rate:g} requests/s need at least {least} engines, more than --most-engines {most}; raise it, "
+            "or ask for less"
+        )
+    return least
+
+
+# -- Runs of a fleet for a search over its size: every count of engines with every seed, in processes ---
+
+
+class Way(NamedTuple):
+    """How a fleet serves: its router and the policy of its engines, each with settings."""
+
+    router: str
+    policy: str
+    router_settings: dict[str, Any]
+    settings: dict[str, Any]
+
+
+class Counting(NamedTuple):
+    """Searches for the fewest engines, with longer runs until the count stays.
+
+    Short runs flatter every fleet: a backlog that grows slowly is not seen in them, with any seed.
+    """
+
+    ways: dict[str, Way]
+    seeds: range
+    options: SearchSettings
+    progress: Progress
+    folder: Path | None
+
+    def search(self, case: FleetCase, least: int, longer: bool) -> Counted:
+        """From `least` up. Each way for itself, so that its answer does not depend on the others."""
+        open_ = {name: Fewest(least, self.options.most_engines) for name in self.ways}
+        outcomes = self._run(case, open_)
+        found = Counted(open_, outcomes, _unfinished(open_), case.traffic.requests)
+        while longer and not found.left and open_ and case.traffic.requests < MOST:
+            twice = replace(case.traffic, requests=min(MOST, 2 * case.traffic.requests))
+            case = case._replace(traffic=twice)
+            before = {name: count for name, each in open_.items() if (count := each.enough) is not None}
+            open_ = {name: Fewest(count, self.options.most_engines) for name, count in before.items()}
+            try:
+                ran = self._run(case, open_)
+            except KeyboardInterrupt:
+                return found._replace(left=list(open_))
+            for name, search in open_.items():
+                for count, ratio in search.tried.items():
+                    found.searches[name].tell(count, ratio)
+            outcomes = outcomes | ran
+            found = Counted(found.searches, outcomes, _unfinished(open_), case.traffic.requests)
+            open_ = {name: each for name, each in open_.items() if each.enough != before[name]}
+        return found
+
+    def _run(self, case: FleetCase, searches: dict[str, Fewest]) -> Outcomes:
+        """A count is enough when it is enough with every seed. Seeds after the first that misses are not run,
+        except with one engine fewer than the answer, or the most, which are shown.
+        """
+
+        def trials(key: tuple[str], count: int) -> list[Trial]:
+            return [Trial(way=self.ways[key[0]], engines=count, seed=seed) for seed in self.seeds]
+
+        values = search_all(
+            case.run,
+            {(name,): search for name, search in searches.items()},
+            trials,
+            self.options.workers,
+            self.progress,
+            remembered(self.folder, case.serve, case) if isinstance(case.serve, Serving) else None,
+            seeds=len(self.seeds),
+        )
+        return {(*tried.key, tried.value): tried.judged for tried in values.values()}
+
+
+class Counted(NamedTuple):
+    """What was tried; of counts that were tried with runs of several lengths the longest."""
+
+    searches: dict[str, Fewest]
+    outcomes: Outcomes
+    left: list[str]  # ways whose search was interrupted
+    requests: int  # of the longest runs
+
+    @property
+    def tried(self) -> dict[str, Fewest]:
+        """Ways of which something is known."""
+        return {name: search for name, search in self.searches.items() if search.tried}
+
+    def notes(self) -> list[str]:
+        """Which searches were interrupted, and why the largest fleet of some way could not run at all."""
+        notes = [f"interrupted: the search for {name} is unfinished" for name in self.left]
+        for name, search in self.tried.items():
+            largest = max(search.tried)
+            runs = self.outcomes[name, largest]
+            if search.enough is None and not any(run.shares for run in runs):
+                notes.append(f"{name} with {largest} engines: {runs[0].worst}")
+        return notes
+
+
+def _unfinished(searches: dict[str, Fewest]) -> list[str]:
+    return [name for name, search in searches.items() if search.next() is not None]
+
+
+def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> list[str]:
+    """Answers that a longer run might overturn."""
+    stay = max((size.stay for each in found if (size := each.size(each.engines or 0))), default=0.0)
+    brief = [
+        f"runs of {seconds:.0f} s last less than {STAYS} times the longest stay ({stay:.0f} s) and flatter "
+        f"every fleet: take --requests {ceil(STAYS * stay * rate / 100) * 100}"
+    ]
+    return [*_nearly_full(found, seconds), *(brief if seconds < STAYS * stay else [])]
+
+
+def _nearly_full(found: Sequence[FleetFound], seconds: float) -> list[str]:
+    """Answers beside λ*."""
+    close = [
+        each for each in found if each.engines and (size := each.size(each.engines)) and size.load > FULL
+    ]
+    return [
+        f"{each.name}: {each.engines} engines run at {100 * FULL:.0f} % of λ* or more, where {seconds:.0f} s "
+        "of traffic do not show a backlog that grows slowly; take more --requests, or an engine more"
+        for each in close
+    ]
+
+
+def _without_fleet(settings: Experiment) -> Experiment:
+    """The same without a fleet's own settings, which have done their work."""
+    left = {
+        name: getattr(settings, name) for name in settings.model_fields_set - set(ManyEngines.model_fields)
+    }
+    return Experiment.model_construct(set(left), **left)
+
+
+def _enough(settings: Experiment, traffic: Traffic, least: int) -> Traffic:
+    """So many requests that every engine is busy for a while."""
+    if settings.requests or traffic.recorded:
+        return traffic
+    return replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
+
+
+def _fluid(settings: Experiment, rate: float) -> float:
+    """Engines that serve everybody in the model of gate-and-route, with the whole step for a chunk."""
+    plain = settings.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
+    engine = make_engine(settings, load_card(settings.card))
+    who = demand(plain, (), CLUSTERS, engine)
+    seated = settings.model_copy(update={"budget": engine.batch_tokens})
+    pace, _, _ = make_pace(seated, StepSettings(), who)
+    return fluid_bound(Instance(who.flows, pace, Prices(1.0, 1.0)).checked())
+
+
+def _fleets(
+    counted: Counted, ways: dict[str, Way], levels: Sequence[Level], least: float
+) -> tuple[FleetFound, ...]:
+    """All counts of engines that were tried, way by way; `least` is the load / λ*."""
+    names = [str(level) for level in levels if level.statistic]
+    fleets = []
+    for name, search in counted.tried.items():
+        runs = {count: counted.outcomes[name, count] for count in sorted(search.tried)}
+        missed = Counter(run.worst for run in runs.get(search.too_few, ()) if not run.ratio <= 1)
+        fleets.append(
+            FleetFound(
+                name=name,
+                router=ways[name].router,
+                policy=ways[name].policy,
+                engines=search.enough,
+                gives_way=missed.most_common(1)[0][0] if missed else "",
+                sizes=tuple(_size(count, own, names, least / count) for count, own in runs.items()),
+            )
+        )
+    return tuple(fleets)
+
+
+def _size(engines: int, runs: Sequence[Outcome], names: Sequence[str], load: float) -> Size:
+    """Means over seeds; runs that stopped count as missed and give no numbers."""
+    whole = [run for run in runs if run.shares]
+    values = {name: [run.values[place] for run in whole] for place, name in enumerate(names)}
+    return Size(
+        engines=engines,
+        kept=sum(run.ratio <= 1 for run in runs),
+        stopped=len(runs) - len(whole),
+        seeds=len(runs),
+        shares={name: _mean([run.shares[place] for run in whole]) for place, name in enumerate(names)},
+        values={name: _mean(own).value for name, own in values.items()},
+        busy=_mean([run.busy for run in whole]),
+        seats=_mean([run.seats for run in whole]),
+        load=load,
+        highest={name: max(own) for name, own in values.items() if own},
+        stay=max((run.stay for run in whole), default=0.0),
+    )
+
+
+def _mean(values: Sequence[float]) -> Estimate:
+    """Over seeds; without an interval when there is nothing to make one from."""
+    if not values or not isfinite(sum(values)):
+        return Estimate(float(np.mean(values)) if values else float("nan"))
+    return Spread.of_values(np.array(values)).estimate()
+
+
+# -- Service levels that no fleet keeps: which, and the nearest ones that the best of the fleets tried --
+#    would
+
+DIGITS = 3  # of the value proposed, rounded up so that it is kept
+
+
+def out_of_reach(plan: EnginesPlan) -> str:
+    """One line of advice; empty when some fleet is enough, or when the search was interrupted."""
+    if plan.interrupted or any(each.engines is not None for each in plan.found):
+        return ""
+    checked = [level for level in plan.levels if level.statistic]
+    best = min(plan.found, key=lambda found: _ratio(found.sizes[-1], checked))
+    size = best.sizes[-1]
+    engines = f"{size.engines} engine{'s' if size.engines > 1 else ''}"
+    more = f"raise --most-engines (now {plan.most})"
+    if size.stopped:
+        return f"{engines} with {best.name}: {best.gives_way}"
+    if not isfinite(_ratio(size, checked)):
+        return f"{engines} leave requests unserved with {best.name}; {more}"
+    missed = [level for level in checked if size.highest[str(level)] > level.limit]
+    nearest = [_wish(level, size.highest[str(level)]) for level in missed]
+    return (
+        f"{engines} cannot keep {'; '.join(map(str, missed))}: the nearest that {best.name} keeps is "
+        f"--slo {','.join(nearest)}; ask for that, or {more}"
+    )
+
+
+def _ratio(size: Size, levels: list[Level]) -> float:
+    """How far it is from keeping the level it misses most; nothing can be proposed where a run stopped."""
+    if size.stopped:
+        return inf
+    return max((size.highest.get(str(level), inf) / level.limit for level in levels), default=inf)
+
+
+def _wish(level: Level, value: float) -> str:
+    """The level as a user writes it, with a limit that was kept."""
+    unit, scale = ("ms", 1000.0) if value < 1 else ("s", 1.0)
+    digits = DIGITS - 1 - floor(log10(value * scale))
+    limit = ceil(value * scale * 10**digits) / 10**digits
+    kind = f":{level.kind}" if level.kind else ""
+    return f"{level.metric}={limit:g}{unit}@{level.statistic}{kind}"
+
+
+# -- Ways to serve with a fleet: routers times policies, and what carries one of them out at token level
+
+SPREADS = ("round-robin", "least-loaded")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Runs any way to serve on any number of engines; it can be sent to another process."""
+
+    engine: Engine
+    transfer: Transfer
+    prices: Prices
+    watchdog: float
+    asynchronous: bool = False
+
+    @classmethod
+    def of(cls, settings: Experiment) -> Serving:
+        card = load_card(settings.card)
+        engine = make_engine(settings, card)
+        return cls(
+            engine=engine,
+            transfer=transfer_time(settings, card.send),
+            prices=prices_of(settings),
+            watchdog=settings.watchdog,
+            asynchronous=composes_ahead(settings.asynchronous, engine.cost.host),
+        )
+
+    def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
+        """One run; one that could not go on is an error, and so is a fleet too small for its router.
+
+        A router that only spreads requests has nothing to do with one engine, which is then simulated as
+        `plan capacity` does, for that has all of asynchronous scheduling.
+        """
+        if engines == 1 and way.router in SPREADS:
+            alone, _ = make_policy(way.policy, way.settings, self.engine)
+            return simulate(
+                self.engine, alone, requests, asynchronous=self.asynchronous, watchdog=self.watchdog
+            )
+        setup = FleetSetup(
+            self.engine,
+            engines,
+            transfer=self.transfer,
+            prices=self.prices,
+            watchdog=self.watchdog,
+            asynchronous=self.asynchronous,
+        )
+        try:
+            router, _ = setup.router(way.router, way.router_settings, requests, seed)
+        except InputError as error:
+            raise RunError(str(error)) from None
+        run = setup.run(lambda role: make_policy(way.policy, way.settings, self.engine)[0], router, requests)
+        outcome = str(run.meta["outcome"])
+        if outcome == "interrupted":
+            raise KeyboardInterrupt
+        if outcome != "finished":
+            raise RunError(outcome.removeprefix("failed: "))
+        return run
+
+
+def remembered(folder: Path | None, serving: Serving, case: FleetCase) -> Kept[Trial, Outcome] | None:
+    """What the folder knows of such fleets under this load; None without a folder."""
+    if folder is None:
+        return None
+    shared = case.rate, serving.transfer, serving.prices, serving.watchdog, serving.asynchronous
+    return Kept(file_of(folder, serving.engine, case.traffic, shared), Outcome, _known_as)
+
+
+def _known_as(trial: Trial) -> tuple[list[str], object]:
+    way = trial.way
+    settings = sorted(way.router_settings.items()), sorted(way.settings.items())
+    return [way.router, way.policy], (settings, trial.engines, trial.seed)
+
+
+def make_ways(routers: Sequence[str], policies: Sequence[str], settings: Experiment) -> dict[str, Way]:
+    """Every router with every policy, by what the user called them; mistakes show before the work."""
+    if ALL in policies:
+        raise InputError("--policy all is too much for a search over fleets; name the policies to try")
+    engine = make_engine(settings, load_card(settings.card))
+    found: dict[str, Way] = {}
+    for router_text in routers:
+        router, router_own = split_name(router_text, "router")
+        shared = {
+            key: value for key, value in settings.set_router.items() if key in router_parameters(router)
+        }
+        asked = router_settings(router, shared | router_own)
+        for text in policies:
+            policy, own = split_name(text)
+            mine = policy_parameters(policy)
+            values = {key: value for key, value in settings.set.items() if key in mine} | own
+            make_policy(policy, values, engine)
+            name = f"{router_text} + {text}"
+            if name in found:
+                raise InputError(f"{name!r} is there twice; drop one")
+            found[name] = Way(router, policy, asked, values)
+    return found
+
+
+class Trial(NamedTuple):
+    """One run: a way to serve on so many engines with a seed."""
+
+    way: Way
+    engines: int
+    seed: int
+
+
+Serve = Callable[[Way, int, int, Workload], Run]  # way, engines, seed, requests
+
+
+class FleetCase(NamedTuple):
+    """All that runs share."""
+
+    serve: Serve
+    traffic: Traffic
+    rate: float
+    seats: int  # of an engine
+
+    def run(self, trial: Trial) -> Outcome:
+        requests = self.traffic.at(self.rate, trial.seed)
+        try:
+            run = self.serve(trial.way, trial.engines, trial.seed, requests)
+            kept = measure(run, self.traffic.levels)
+        except RunError as error:
+            return Outcome(inf, f"the run stopped: {error}")
+        busy, seats = utilisation(run, trial.engines, self.seats)
+        return Outcome(
+            ratio=kept.ratio,
+            worst=str(kept.worst),
+            values=kept.values,
+            shares=kept.shares,
+            busy=busy,
+            seats=seats,
+            stay=longest_stay(run),
+        )
+
+
+def utilisation(run: Run, engines: int, seats: int) -> tuple[float, float]:
+    """Shares of the engines' time in steps and of their seats taken by decodes, where rates are measured."""
+    window = choose(run)
+    start, seconds = run.steps["start"], run.steps["seconds"]
+    inside = np.minimum(start + seconds, window.high) - np.maximum(start, window.low)
+    inside = np.maximum(inside, 0.0) / (engines * max(window.seconds, np.finfo(float).tiny))
+    return float(inside.sum()), float((inside * run.steps["decodes"]).sum()) / seats

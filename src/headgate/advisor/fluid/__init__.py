@@ -1,1 +1,0 @@
-"""How a fleet splits its engines, and what that is worth."""

@@ -1,0 +1,635 @@
+"""How a fleet splits its engines between prompts and decodes, whom it serves, and what that is worth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
+from headgate.core.durations import duration, price
+from headgate.core.errors import InputError, unknown
+from headgate.core.policy import End
+from headgate.cost.card import load_card
+from headgate.cost.likeness import error_bar
+from headgate.cost.model import Shape, StepCost
+from headgate.estimators.traffic import MOST_CACHED
+from headgate.experiment.build import (
+    ALL_FIT,
+    DEFAULT_REQUESTS,
+    Unservable,
+    make_engine,
+    make_workload,
+    servable,
+    unservable,
+)
+from headgate.experiment.settings import MAKE_LENGTHS, Experiment, flag
+from headgate.methods.bounds import Requests, engine_bound
+from headgate.methods.fluid.flows import BUNDLED, SEPARATE, Flow, Instance, Pace, Prices
+from headgate.methods.fluid.levels import Levels
+from headgate.methods.fluid.plan import Staffing, fixed_staff, staff
+from headgate.methods.fluid.planner import (
+    CAPS,
+    NOTHING,
+    PARAMETERS,
+    FluidPlan,
+    Point,
+    elasticity,
+    frontier,
+    plan_fluid,
+)
+from headgate.record.route_trace import read_route_trace
+from headgate.record.tables import ENDS, Run
+from headgate.sim.engine.engine import Engine
+from headgate.stats.metrics import without_nan
+from headgate.workloads.workload import Workload
+
+FRONTIER_POINTS = 8
+MOST_CLUSTERS = 50
+MOST_ENGINES = 1_000_000  # beyond, shares of them come near the solver's tolerance
+NO_LEVELS_HERE = ("ttft", "abort")
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The classes, with rates of the whole fleet, and what their decodes read on average."""
+
+    source: str
+    flows: tuple[Flow, ...]
+    context: float  # KV tokens a running decode reads, at a random moment
+    notes: tuple[str, ...] = ()
+    lost: Unservable = ALL_FIT
+
+
+@dataclass(frozen=True)
+class FluidAnswer:
+    """The answer of `headgate plan fluid`. Rates and revenue of the plan are per engine."""
+
+    costs: str
+    demand: Demand
+    plan: FluidPlan
+    staffing: Staffing
+    spare: Staffing  # with the slack that withholding gates want
+    gains: tuple[float, float]  # revenue per second of one engine more, and of one fewer (negative)
+    next_mixed: bool  # whether the next engine takes prompts
+    full: float  # engines that would serve everybody, as a fluid
+    sensitivity: dict[str, float]
+    points: tuple[Point, ...]
+    notes: tuple[str, ...]
+    per_second: dict[str, float]  # what a full engine earns with each class alone, best first; from cards
+
+    @property
+    def engines(self) -> int:
+        return self.staffing.engines
+
+    @property
+    def per_engine(self) -> float:
+        """Requests per second that each engine is offered."""
+        return sum(flow.rate for flow in self.plan.instance.flows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain numbers, None where there is none."""
+        plan, pace = self.plan, self.plan.instance.pace
+        more = {"adds": self.gains[0], "role": "mixed" if self.next_mixed else "solo"}
+        document = {
+            "costs_from": self.costs,
+            "classes_from": self.demand.source,
+            "engines": self.engines,
+            "pace": asdict(pace) | {"mixed_step": pace.mixed_step},
+            "prices": asdict(plan.instance.prices),
+            "charging": plan.instance.charging,
+            "levels": {key: value for key, value in asdict(plan.levels).items() if value is not None},
+            "classes": self._classes(),
+            "mixed_engines": self.staffing.mixed,
+            "solo_engines": self.staffing.solo,
+            "mixed_engines_with_slack": self.spare.mixed,
+            "revenue": plan.revenue * self.engines,
+            "revenue_per_engine": plan.revenue,
+            "tpot": {"over_tokens": plan.token_tpot, "over_slots": plan.tpot},
+            "shadow_prices": _prices(plan),
+            "one_more_engine": more,
+            "one_engine_less": {"adds": self.gains[1]},
+            "engines_to_serve_all": self.full,
+            "elasticities": self.sensitivity,
+            "frontier": [_point(point) for point in self.points],
+            "value_per_engine_second": self.per_second,
+            "notes": list(self.notes),
+        }
+        plain = without_nan(document)
+        assert isinstance(plain, dict)
+        return plain
+
+    def _classes(self) -> list[dict[str, Any]]:
+        """One entry each, with numbers of the whole fleet."""
+        plan, found = self.plan, []
+        per_engine = {
+            "served": plan.served,
+            "prefilling": plan.prefill,
+            "mixed_decodes": plan.mixed,
+            "solo_decodes": plan.solo,
+            "waiting": plan.waiting,
+            "waiting_for_decode": plan.decode_waiting,
+        }
+        for place, flow in enumerate(plan.instance.flows):
+            each = {"name": flow.name, "prompt": flow.prompt, "output": flow.output}
+            each |= {"cached": flow.cached} if flow.cached else {}
+            each |= {"arrivals": flow.rate * self.engines, "impatience": flow.impatience}
+            each |= {name: values[place] * self.engines for name, values in per_engine.items()}
+            each["turned_away"] = not isfinite(plan.waiting[place])
+            each["worth_of_one_more"] = plan.shadows.arrival[place]
+            each["worth_when_prefilled"] = plan.shadows.prefilled[place]
+            found.append(each)
+        return found
+
+
+def _prices(plan: FluidPlan) -> dict[str, Any]:
+    shadows = plan.shadows
+    seats = {"prefill": shadows.prefill, "mixed_seat": shadows.mixed, "solo_seat": shadows.solo}
+    return seats | {"levels": shadows.levels}
+
+
+def _point(point: Point) -> dict[str, float | None]:
+    return {"value": point.value, "revenue": point.revenue if point.plan else None, "slope": point.slope}
+
+
+def make_fluid_plan(
+    settings: Experiment, fleet: FleetSettings, steps: StepSettings, asked: LevelSettings
+) -> FluidAnswer:
+    """The whole answer."""
+    engines, roles = fleet.size(settings), _checked(settings, fleet)
+    who = _demand(settings, fleet, steps)
+    pace, costs, notes = make_pace(settings, steps, who)
+    flows = tuple(replace(flow, rate=flow.rate / engines) for flow in who.flows)
+    prices = Prices(*fleet.prices(settings))
+    instance = Instance(flows, pace, prices, SEPARATE if fleet.separate else BUNDLED).checked()
+    levels = make_levels(settings, asked, roles)
+    plan = plan_fluid(instance, levels)
+    more, less = (_gain(instance, levels, plan, engines, change) for change in (1, -1))
+    return FluidAnswer(
+        costs=costs,
+        demand=who,
+        plan=plan,
+        staffing=roles or staff(plan, engines),
+        spare=staff(plan, engines, slack=True),
+        gains=(more, less),
+        next_mixed=_next_is_mixed(instance, levels, engines),
+        full=fluid_bound(instance) * engines,
+        sensitivity={name: elasticity(instance, name, levels) for name in PARAMETERS},
+        points=tuple(_frontier(instance, levels, plan, asked.frontier)),
+        notes=(*who.notes, *notes, *_warnings(plan)),
+        per_second={} if steps.costs else _per_second(settings, who, prices),
+    )
+
+
+def _demand(settings: Experiment, fleet: FleetSettings, steps: StepSettings) -> Demand:
+    """The classes: as given, as a router saw them, or of a workload."""
+    if fleet.from_log is None:
+        engine = None if steps.costs else make_engine(settings, load_card(settings.card))
+        return demand(settings, fleet.classes, fleet.clusters, engine)
+    if fleet.classes:
+        raise InputError("--from-log and --class: both describe the requests; drop one of the two")
+    not_with(settings, "--from-log")
+    return logged_demand(fleet.from_log)
+
+
+def _per_second(settings: Experiment, who: Demand, prices: Prices) -> dict[str, float]:
+    """Value over the least time a request takes from an engine that runs as much as it can in every step.
+
+    The plan's own order of classes prices one prompt at a time, which real engines do not run.
+    """
+    engine = make_engine(settings, load_card(settings.card))
+    earned = {}
+    for flow in who.flows:
+        lengths = Requests.of([max(flow.prompt, 1.0)], [max(flow.output - 1, 0.0)])
+        bound = engine_bound(engine.cost, lengths, engine.running, engine.batch_tokens, engine.kv_tokens)
+        earned[flow.name] = prices.value(flow) / bound.seconds
+    return dict(sorted(earned.items(), key=lambda each: -each[1]))
+
+
+def _checked(settings: Experiment, fleet: FleetSettings) -> Staffing | None:
+    """The roles the user asks for, if any; what cannot be is refused before anything is read."""
+    engines = fleet.size(settings)
+    if engines < 1:
+        raise InputError(f"--engines {engines}; give at least 1")
+    if engines > MOST_ENGINES:
+        raise InputError(f"--engines {engines}; a plan is exact up to {MOST_ENGINES:,}, give fewer")
+    if settings.slots is not None and settings.slots < 2:
+        raise InputError(
+            f"--slots {settings.slots}; give at least 2 seats: a prompt takes one beside the decodes"
+        )
+    if not 1 <= fleet.clusters <= MOST_CLUSTERS:
+        raise InputError(f"--clusters {fleet.clusters}; give 1 to {MOST_CLUSTERS}")
+    for word in NO_LEVELS_HERE:
+        if word in settings.model_fields_set and getattr(settings, word) is not None:
+            raise InputError(
+                f"--{word} is no level of a fluid plan, which knows rates and no single wait; drop it, or "
+                "ask headgate plan capacity --find engines"
+            )
+    return fixed_roles(fleet, engines)
+
+
+def fluid_bound(instance: Instance) -> float:
+    """How many times these engines would serve everybody, if requests were a fluid."""
+    pace, flows = instance.pace, instance.flows
+    prefill = sum(flow.rate * pace.prefill_seconds(flow) for flow in flows)
+    decode = sum(flow.rate * pace.decode_weight(flow) for flow in flows) / (pace.seats * pace.solo_speed)
+    return max(prefill, decode)
+
+
+def _with_engines(instance: Instance, engines: int, change: int) -> Instance:
+    """The same arrivals on another number of engines."""
+    scale = engines / (engines + change)
+    return replace(instance, flows=tuple(replace(flow, rate=flow.rate * scale) for flow in instance.flows))
+
+
+def _gain(instance: Instance, levels: Levels, plan: FluidPlan, engines: int, change: int) -> float:
+    """Revenue of the fleet with an engine more or fewer, less what it is now."""
+    if engines + change < 1:
+        return -plan.revenue
+    other = plan_fluid(_with_engines(instance, engines, change), levels)
+    return other.revenue * (engines + change) - plan.revenue * engines
+
+
+def _next_is_mixed(instance: Instance, levels: Levels, engines: int) -> bool:
+    now = staff(plan_fluid(instance, levels), engines).mixed
+    return staff(plan_fluid(_with_engines(instance, engines, 1), levels), engines + 1).mixed > now
+
+
+def _frontier(instance: Instance, levels: Levels, plan: FluidPlan, level: str | None) -> list[Point]:
+    """R along one cap, from the tightest that makes sense to where it stops to matter."""
+    if level is None:
+        return []
+    name = level.replace("-", "_")
+    if name not in CAPS:
+        raise unknown("service level", level, [cap.replace("_", "-") for cap in CAPS])
+    free = plan_fluid(instance, replace(levels, **{name: None}))  # type: ignore[arg-type]
+    low, high = 0.0, max(free.prefill) - min(free.prefill)
+    if name == "decode_fairness":
+        high = max(free.solo) - min(free.solo)
+    elif name == "tpot":
+        low = 1.0001 / instance.pace.solo_speed
+        high = free.tpot if levels.tpot_over == "slots" else free.token_tpot
+    steps = range(FRONTIER_POINTS)
+    values = [low + (high - low) * step / (FRONTIER_POINTS - 1) for step in steps] if high > low else [high]
+    return frontier(instance, name, values, levels)
+
+
+def _warnings(plan: FluidPlan) -> list[str]:
+    """Where the plan leans on what its model leaves out."""
+    pace, found = plan.instance.pace, []
+    if plan.prefilling <= NOTHING:
+        found.append("nobody is served: no engine may prefill under these roles and levels; loosen one")
+    if not pace.keeps_up:
+        found.append(
+            f"mixed steps are so short (κ = {pace.ratio:.2f}) that a queue before decode may pay; what the "
+            "paper proves of its router does not hold"
+        )
+    short = [flow.name for flow in plan.instance.flows if flow.computed < pace.chunk]
+    if short and not pace.whole_chunks:
+        found.append(
+            f"prompts of {', '.join(short)} are shorter than a chunk of {pace.chunk}: --whole-chunks counts "
+            "a whole step for each"
+        )
+    cached = [
+        f"{flow.name} {100 * flow.cached / flow.prompt:.0f} %" for flow in plan.instance.flows if flow.cached
+    ]
+    if cached:
+        found.append(f"prompt tokens in prefix caches are paid for but no prefill work: {', '.join(cached)}")
+    if any(loss > NOTHING for loss in plan.decode_loss):
+        found.append(
+            "the plan lets requests give up after their prompt: use the service-level-general router"
+        )
+    return found
+
+
+# -- Classes of requests for a fluid plan: from flags, from an experiment file, or from a trace by ------
+#    clusters
+
+Floats = NDArray[np.float64]
+NUMBERS = ("prompt", "output", "rate")
+OPTIONAL = ("patience", "cached")
+DRAWN = 50_000  # requests drawn to know the means of length laws
+ROUNDS = 60  # of the clustering
+NOT_WITH_CLASSES = (*MAKE_LENGTHS, "classes", "stages", "trace", "rate", "clients", "requests")
+
+
+def demand(words: Experiment, classes: tuple[str, ...], clusters: int, engine: Engine | None) -> Demand:
+    """From `--class` texts if there are any, else from the words of a run; of these what the engine takes."""
+    if classes:
+        not_with(words, "--class")
+        flows = tuple(_flow(text, words.patience) for text in classes)
+        return Demand("classes as given", flows, _context(flows))
+    rate = _rate_known(words)
+    workload, bad = make_workload(_enough(words))
+    lost = ALL_FIT if engine is None else unservable(workload, engine)
+    workload = workload if engine is None else servable(workload, engine)
+    rate = rate or _own_rate(workload)
+    notes = [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
+    outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
+    prompts = workload.prompt.astype(np.float64)
+    several = len(set(workload.kind.tolist())) > 1
+    groups = workload.kind if several else cluster(prompts, outputs, clusters)
+    names = {place: kind.name for place, kind in enumerate(workload.kinds)} if several else {}
+    flows = tuple(
+        _group(workload, outputs, groups == g, names.get(g), rate) for g in np.unique(groups).tolist()
+    )
+    flows = named_apart(flows)
+    context = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
+    source = f"trace {words.trace}" if words.trace else f"{workload.name} lengths"
+    return Demand(source, flows, context, tuple(notes), lost)
+
+
+def not_with(words: Experiment, name: str) -> None:
+    """Refuses settings that describe the requests a second time."""
+    for word in NOT_WITH_CLASSES:
+        if word in words.model_fields_set and getattr(words, word) not in (None, ()):
+            raise InputError(f"{name} and {flag(word)}: both describe the requests; drop one of the two")
+
+
+def cluster(prompts: Floats, outputs: Floats, most: int) -> NDArray[np.int64]:
+    """Up to so many groups of like prompt and output length: k-means in logarithms, the same every time.
+
+    It starts from equal parts along the direction in which lengths differ most.
+    """
+    points = np.log(np.column_stack([np.maximum(prompts, 1.0), np.maximum(outputs, 1.0)]))
+    centred = points - points.mean(axis=0)
+    along = centred @ np.linalg.svd(centred, full_matrices=False)[2][0]
+    edges = np.quantile(along, np.linspace(0, 1, most + 1)[1:-1])
+    group = np.searchsorted(edges, along, side="right")
+    for _ in range(ROUNDS):
+        used = np.unique(group)
+        centres = np.array([points[group == each].mean(axis=0) for each in used])
+        nearest = ((points[:, None, :] - centres[None, :, :]) ** 2).sum(axis=2).argmin(axis=1)
+        if np.array_equal(nearest, group):
+            break
+        group = nearest
+    found: NDArray[np.int64] = group.astype(np.int64)
+    return found
+
+
+def _group(
+    workload: Workload, outputs: Floats, mine: NDArray[np.bool_], name: str | None, rate: float
+) -> Flow:
+    prompt, output = float(workload.prompt[mine].mean()), float(outputs[mine].mean())
+    patience = float(workload.patience[mine].mean())
+    called = name or f"{prompt:.0f}+{output:.0f}"
+    return Flow(
+        called, prompt, output, rate * float(mine.mean()), 1 / patience if isfinite(patience) else 0.0
+    )
+
+
+def named_apart(flows: tuple[Flow, ...]) -> tuple[Flow, ...]:
+    """Clusters whose mean lengths read the same get numbers."""
+    seen, found = Counter[str](), []
+    for flow in flows:
+        seen[flow.name] += 1
+        number = seen[flow.name]
+        found.append(replace(flow, name=f"{flow.name}.{number}") if number > 1 else flow)
+    return tuple(found)
+
+
+def _context(flows: tuple[Flow, ...]) -> float:
+    """Exponential outputs: the one that runs has made D tokens on average."""
+    tokens = sum(flow.rate * flow.output for flow in flows)
+    read = sum(flow.rate * flow.output * (flow.prompt + flow.output) for flow in flows)
+    return read / tokens if tokens > 0 else 0.0
+
+
+def _enough(words: Experiment) -> Experiment:
+    """Drawn lengths are drawn in number, so that means are those of their law."""
+    if words.trace or words.requests or words.stages:
+        return words
+    return words.model_copy(update={"requests": max(DRAWN, DEFAULT_REQUESTS)})
+
+
+def _rate_known(words: Experiment) -> float | None:
+    """Requests per second of the whole fleet, as the words say; None: the trace's own."""
+    if words.clients or words.all_at_once:
+        raise InputError("a fluid plan needs arrivals per second; give --rate instead of another load")
+    if words.rate is None and words.trace is None:
+        raise InputError(
+            "no class has arrivals; give --rate for the whole fleet, --class NAME:...,rate=R or a trace"
+        )
+    return words.rate
+
+
+def _own_rate(workload: Workload) -> float:
+    span = float(workload.arrival[-1] - workload.arrival[0])
+    if span <= 0:
+        raise InputError("the trace has no arrival times, or only one, so its rate is unknown; give --rate")
+    return (len(workload) - 1) / span
+
+
+def _flow(text: str, patience: float | None) -> Flow:
+    """`code:prompt=300,output=1000,rate=10,patience=10s` as a class."""
+    name, colon, rest = text.partition(":")
+    if not colon or not name.strip():
+        raise InputError(
+            f"--class {text!r} is not NAME:prompt=TOKENS,output=TOKENS,rate=R; write "
+            "code:prompt=300,output=1000,rate=10"
+        )
+    about, found = f"--class {name.strip()}: ", {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise InputError(f"{about}{part!r} is not NAME=VALUE; write it as prompt=300")
+        if key not in (*NUMBERS, *OPTIONAL):
+            raise unknown(f"setting of --class {name.strip()}", key, (*NUMBERS, *OPTIONAL))
+        if key in found:
+            raise InputError(f"{about}{key} is given twice; drop one of the two")
+        found[key] = _number(about + key, value, key == "patience")
+    missing = [key for key in NUMBERS if key not in found]
+    if missing:
+        raise InputError(f"{about}{missing[0]} is missing; write {missing[0]}=NUMBER")
+    wait = found.get("patience", patience)
+    if wait is not None and wait <= 0:
+        raise InputError(f"{about}patience is {wait:g} s; give more than 0, or leave it out for ever")
+    prompt, output, rate = (found[key] for key in NUMBERS)
+    if rate <= 0:
+        fault = "nobody arrives" if rate == 0 else "a rate is at least 0"
+        raise InputError(f"{about}rate is {rate:g} requests/s: {fault}; give more than 0, or drop the class")
+    return Flow(
+        name.strip(), prompt, output, rate, 1 / wait if wait else 0.0, cached=found.get("cached", 0.0)
+    )
+
+
+def _number(about: str, text: str, time: bool) -> float:
+    if time:
+        return duration(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value):
+        raise InputError(f"{about}={text!r} is not a finite number; fix it")
+    return value
+
+
+# -- Classes of requests for a fluid plan from what a router has seen: the trace of `headgate route` ----
+
+LONGEST_PATIENCE = 3600.0  # seconds; more patient classes count as never giving up
+FEW = 30  # finished requests, or exits from the queue, below which an estimate is called rough
+
+
+def logged_demand(path: str) -> Demand:
+    """Rates, lengths and patience by class, over the whole file.
+
+    Lengths and patience are estimated as the running router does: ends over exposure. Requests that broke
+    off count with the tokens they had, requests that were refused or served with the time they waited; a
+    mean over finished requests alone would be too short. The class names are those of the router.
+    """
+    run = read_route_trace(path)
+    arrival = run.requests["arrival"]
+    span = float(arrival.max() - arrival.min())
+    if span <= 0:
+        raise InputError(
+            f"trace {path}: all requests came at one moment, so no rate is known; take a longer one"
+        )
+    notes: list[str] = []
+    flows = tuple(_flows(run, span, notes))
+    done = run.completed()
+    outputs = run.requests["output"][done].astype(np.float64)
+    reads = outputs * (run.requests["prompt"][done] + outputs / 2)
+    return Demand(f"router trace {path}", flows, float(reads.sum() / max(outputs.sum(), 1.0)), tuple(notes))
+
+
+def _flows(run: Run, span: float, notes: list[str]) -> Iterator[Flow]:
+    requests, done = run.requests, run.completed()
+    if not done.any():
+        raise InputError("no request of the trace finished, so no output length is known; take another one")
+    overall = float(requests["output"].sum() / done.sum())
+    for number, kind in enumerate(run.kinds):
+        name, mine = str(kind["name"]), requests["kind"] == number
+        ended = int((mine & done).sum())
+        output = float(requests["output"][mine].sum() / ended) if ended else overall
+        if not ended:
+            notes.append(f"no request of class {name} finished: its output is the mean of all classes")
+        elif ended < FEW:
+            notes.append(f"{ended} requests of class {name} finished: its output length is rough")
+        rate = float(mine.sum()) / span
+        prompt = float(requests["prompt"][mine].mean())
+        found = float(requests["cached"][mine & done].sum() / max(requests["prompt"][mine & done].sum(), 1.0))
+        cached = max(0.0, min(found, MOST_CACHED)) * prompt  # what engines told at the end of their answers
+        yield Flow(name, prompt, max(output, 1.0), rate, _impatience(run, mine, name, notes), cached=cached)
+
+
+def _impatience(run: Run, mine: NDArray[np.bool_], name: str, notes: list[str]) -> float:
+    """Clients that left the queue over the seconds that all of the class waited; 0: nobody gives up."""
+    requests = run.requests
+    queued = np.isnan(requests["admitted"])
+    gone = requests["how"] == ENDS.index(End.ABORTED)
+    exits = int((mine & queued & gone).sum())
+    until = np.where(queued, requests["finished"], requests["admitted"])
+    waited = float((until - requests["arrival"])[mine].sum())
+    if exits == 0 or waited <= 0 or exits / waited < 1 / LONGEST_PATIENCE:
+        return 0.0
+    if exits < FEW:
+        notes.append(f"{exits} clients of class {name} left the queue: its patience is rough")
+    return exits / waited
+
+
+# -- The engine's speeds, fixed roles and service levels of a fluid plan, from its settings -------------
+
+CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told otherwise
+PAPER_SEATS, PAPER_CHUNK = 16, 256  # with step costs as numbers
+
+
+def make_levels(settings: Experiment, asked: LevelSettings, roles: Staffing | None) -> Levels:
+    """Service levels as asked; a fixed number of mixed engines caps those that prefill."""
+    served: dict[str, float] = {}
+    for text in asked.serve:
+        name, equals, share = text.rpartition("=")
+        try:
+            value = float(share.rstrip("%")) / (100 if share.endswith("%") else 1)
+        except ValueError:
+            value = inf
+        if not equals or not isfinite(value):
+            raise InputError(f"--serve {text!r} is not CLASS=SHARE; write it as --serve code=90%")
+        served[name] = value
+    return Levels(
+        asked.prefill_fairness,
+        asked.decode_fairness,
+        settings.tpot,
+        tpot_over=asked.tpot_over,
+        served=served,
+        prefilling=roles.mixed / roles.engines if roles else 1.0,
+    )
+
+
+def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
+    """The engines that may prefill, where the user says; one number leaves the rest to the other role."""
+    mixed, solo = asked.mixed, asked.solo
+    if mixed is None and solo is None:
+        return None
+    if solo is None:
+        solo = max(0, engines - (mixed or 0))
+    if mixed is None:
+        mixed = max(0, engines - solo)
+    return fixed_staff(engines, mixed, solo)
+
+
+def make_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+    """The engine's speeds: from three numbers, or from a card at the seats and contexts of these classes."""
+    costs = asked.costs
+    if not costs:
+        return _card_pace(settings, asked, who)
+    missing = next((name for name, text in costs.items() if text is None), None)
+    if missing:
+        raise InputError(f"{missing} is missing; give all three step costs, or none")
+    if "card" in settings.model_fields_set:
+        raise InputError("--card and step costs as numbers; the numbers replace a card, drop one of the two")
+    fixed, per_token, alone = (_seconds(name, str(text)) for name, text in costs.items())
+    if alone <= 0:
+        raise InputError("--solo-step 0; a decode step takes time, give such as 22ms")
+    seats = settings.slots or PAPER_SEATS
+    chunk = PAPER_CHUNK if asked.chunk is None else asked.chunk
+    return Pace(seats, chunk, fixed, per_token, 1 / alone, asked.whole_chunks), "step costs as given", ()
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        return price(text) if flag == "--mixed-per-token" else duration(text)
+    except InputError as error:
+        raise InputError(f"{flag}: {error}") from None
+
+
+def _card_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+    """A straight line through the card's mixed steps at this chunk, and its decode step with all seats."""
+    card = load_card(settings.card)
+    engine = make_engine(settings, card)
+    seats, context = engine.running, who.context
+    chunk = asked.chunk
+    if chunk is None:
+        chunk = settings.budget - seats + 1 if settings.budget else CHUNK
+    if chunk < 1 or chunk + seats - 1 > engine.batch_tokens:
+        raise InputError(
+            f"a chunk of {chunk} tokens beside {seats - 1} decodes does not fit the step's budget of "
+            f"{engine.batch_tokens}; choose another --chunk, --slots or --budget"
+        )
+    alone = engine.cost.seconds(Shape(seats, round(seats * context)))
+    fixed, slope = _mixed_line(engine.cost, who, seats - 1, chunk)
+    held = seats * context
+    notes = tuple(error_bar(card))
+    if held > engine.kv_tokens:
+        notes = (
+            *notes,
+            f"{seats} seats of {context:,.0f} KV tokens each need {held:,.0f}, the engine has "
+            f"{engine.kv_tokens:,}: lower --slots",
+        )
+    return Pace(seats, chunk, fixed, slope, 1 / alone, asked.whole_chunks), f"card {card.name}", notes
+
+
+def _mixed_line(cost: StepCost, who: Demand, decodes: int, chunk: int) -> tuple[float, float]:
+    """Constant and price per prompt token, exact at this chunk."""
+    rate = sum(flow.rate for flow in who.flows) or 1.0
+    behind = round(sum(flow.prompt * flow.rate for flow in who.flows) / rate / 2)
+    read, half = round(decodes * who.context), max(1, chunk // 2)
+    whole, part = (cost.seconds(Shape(decodes, read, tokens, behind)) for tokens in (chunk, half))
+    slope = (whole - part) / (chunk - half) if chunk > half else 0.0
+    slope = min(max(slope, 0.0), whole / chunk)
+    return whole - slope * chunk, slope

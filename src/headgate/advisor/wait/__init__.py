@@ -1,1 +1,0 @@
-"""Thresholds of WAIT and Nested WAIT."""

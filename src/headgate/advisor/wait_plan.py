@@ -1,0 +1,504 @@
+"""WAIT and Nested WAIT planned from the settings of a run: thresholds, and the memory they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.advisor.settings import WaitSettings
+from headgate.advisor.situation import enough, prefix_hits, served_lengths
+from headgate.core.errors import InputError
+from headgate.cost.card import load_card
+from headgate.cost.likeness import error_bar
+from headgate.experiment.build import ALL_FIT, Unservable, make_engine, make_workload, unservable
+from headgate.experiment.settings import Experiment
+from headgate.methods.wait.inventory import (
+    Equilibrium,
+    Lines,
+    Pace,
+    Part,
+    Thresholds,
+    along_the_ray,
+    check_thresholds,
+    equilibrium,
+    least_thresholds,
+    lines_of,
+    most_rate,
+    offered,
+    pace_within,
+    printed_rule,
+    rounded,
+    seen_kind,
+    work_share,
+)
+from headgate.methods.wait.nested import (
+    Bound,
+    Choice,
+    Segments,
+    best_choice,
+    busiest,
+    chance_of_overflow,
+    check_nested,
+    choices,
+    equal_shares,
+    even_ends,
+    least_nested,
+    segments_from,
+    worst,
+)
+from headgate.methods.wait.traffic import best_pace, mean_latency
+from headgate.methods.wait.wait import read_ends, read_thresholds
+from headgate.sim.engine.engine import Engine
+from headgate.workloads.workload import Workload
+
+WHOLE_PROMPTS = (
+    "The prefix cache is not counted: it would find {:.0f} % of the prompt tokens, but every prompt is "
+    "planned as computed and held whole. The card carries more than this plan says, with less memory; check "
+    "the thresholds with headgate simulate."
+)
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Nested WAIT's half of the plan."""
+
+    segments: Segments
+    thresholds: Thresholds
+    whole: Thresholds | None
+    bound: Bound
+    miss: float
+    overflow: float  # δ that the card's memory gives
+    slots: int
+    tried: list[Choice]
+
+    @property
+    def active(self) -> float:
+        """Requests in full segments: cohorts that have not shrunk yet, so more than there usually are."""
+        parts = self.segments.parts()
+        return sum(size * part.stages for size, part in zip(self.thresholds.sizes, parts, strict=True))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "ends": list(self.segments.ends),
+            "reach": list(self.segments.reach),
+            "thresholds": list(self.thresholds.sizes),
+            "iteration": self.thresholds.seconds,
+            "active": self.active,
+            "whole": _sizes(self.whole),
+            "bound": {
+                **self.bound._asdict(),
+                "tail": _finite(self.bound.tail),
+                "total": _finite(self.bound.total),
+            },
+            "miss": self.miss,
+            "overflow": self.overflow,
+            "tried": {len(each.segments.ends): _total(each) for each in self.tried},
+        }
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The requests: types for WAIT, lengths and times for Nested WAIT."""
+
+    names: tuple[str, ...]
+    parts: list[Part]
+    split: str  # how `wait` tells the types apart
+    prompt: float
+    decodes: Floats
+    arrival: Floats
+    rate: float
+
+
+@dataclass(frozen=True)
+class WaitPlan:
+    """The answer of `headgate plan wait`."""
+
+    source: str
+    workload: str
+    capacity: int
+    wishes: WaitSettings
+    mix: Mix
+    lines: Lines
+    most: float  # requests/s that the card can carry
+    fluid: Equilibrium
+    pace: Pace
+    thresholds: Thresholds
+    latency: float
+    whole: Thresholds | None
+    why_not: str  # there are no whole ones
+    nested: Nested | None
+    why_not_nested: str
+    notes: tuple[str, ...]
+    cached: float = 0.0  # share of the prompt tokens that a prefix cache finds, which the plan ignores
+    lost: Unservable = ALL_FIT
+
+    @property
+    def alarm(self) -> str:
+        """What the first lines must say of the prefix cache."""
+        return WHOLE_PROMPTS.format(100 * self.cached) if self.cached else ""
+
+    @property
+    def need(self) -> float:
+        """KV tokens that fractional thresholds do not exceed: M^π and one request more of each type."""
+        return self.thresholds.kv + sum(part.peak for part in self.mix.parts)
+
+    @property
+    def rules(self) -> dict[str, tuple[float, ...]]:
+        """The paper's rule for a batch limit, and its correction."""
+        if self.wishes.batch is None:
+            return {}
+        return {
+            "printed rule": printed_rule(self.mix.parts, self.wishes.batch),
+            "work share": work_share(self.mix.parts, self.wishes.batch),
+        }
+
+    def policies(self) -> dict[str, dict[str, str]]:
+        """The two policies with these thresholds, as settings."""
+        sizes = zip(self.mix.names, self.thresholds.sizes, strict=True)
+        named = "+".join(f"{name}={size:.4g}" if name else f"{size:.4g}" for name, size in sizes)
+        split = {} if self.mix.split == "kind" else {"split": self.mix.split}
+        found = {"wait": {**split, "thresholds": named}}
+        if self.nested is not None:
+            ends = "/".join(map(str, self.nested.segments.ends))
+            inner = "/".join(f"{size:.4g}" for size in self.nested.thresholds.sizes)
+            found["nested-wait"] = {"ends": ends, "thresholds": inner}
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain numbers, None where there is none."""
+        return {
+            "costs_from": self.source,
+            "workload": self.workload,
+            "kv_tokens": self.capacity,
+            "rate": self.mix.rate,
+            "most_rate": self.most,
+            "load": self.mix.rate / self.most,
+            "ignored_prefix_hits": self.cached,
+            "fluid": {**self.fluid._asdict(), "work": offered(self.mix.parts)},
+            "pace": {"shortest": self.pace.shortest, "longest": self.pace.longest},
+            "wait": {
+                "types": [
+                    {"name": name, **_plain(part), "threshold": size}
+                    for name, part, size in zip(
+                        self.mix.names, self.mix.parts, self.thresholds.sizes, strict=True
+                    )
+                ],
+                "iteration": self.thresholds.seconds,
+                "kv": self.thresholds.kv,
+                "need": self.need,
+                "latency": _finite(self.latency),
+                "whole": _sizes(self.whole),
+                "rules": {name: list(sizes) for name, sizes in self.rules.items()},
+            },
+            "nested": None if self.nested is None else self.nested.as_dict(),
+            "policies": self.policies(),
+            "notes": list(self.notes),
+        }
+
+
+def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
+    """All of it; an InputError where the load is unstable or given thresholds violate a condition."""
+    check_wishes(wishes)
+    card = load_card(settings.card)
+    engine = make_engine(settings, card)
+    workload, bad = make_workload(enough(settings))
+    notes = (
+        *error_bar(card),
+        *workload.remarks,
+        *_notes(bad.count, wishes),
+    )
+    mix = gathered_mix(settings, wishes, workload, engine)
+    lines = lines_of(engine.cost, mix.parts, engine.kv_tokens)
+    most = mix.rate * most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
+    if wishes.load is not None:
+        mix = scaled(mix, wishes.load * most / mix.rate)
+    pace = _pace_or_why(lines, mix, engine, lambda roomy: gathered_mix(settings, wishes, workload, roomy))
+    chosen = _chosen(lines, mix.parts, pace, settings.tpot)
+    thresholds = along_the_ray(lines, mix.parts, chosen)
+    whole, why_not = _whole(lines, mix.parts, engine.kv_tokens, wishes.slack)
+    nested, why_not_nested = _nested_or_why(lines, mix, wishes, engine)
+    plan = WaitPlan(
+        source=f"card {card.name}",
+        workload=f"trace {settings.trace}" if settings.trace else f"{workload.name} lengths",
+        capacity=engine.kv_tokens,
+        wishes=wishes,
+        mix=mix,
+        lines=lines,
+        most=most,
+        fluid=equilibrium(lines, mix.parts),
+        pace=pace,
+        thresholds=thresholds,
+        latency=mean_latency(lines, mix.parts, thresholds.sizes),
+        whole=whole,
+        why_not=why_not,
+        nested=nested,
+        why_not_nested=why_not_nested,
+        notes=notes,
+        cached=_cached(workload, engine),
+        lost=unservable(workload, engine),
+    )
+    check_given(plan)
+    return plan
+
+
+def _cached(workload: Workload, engine: Engine) -> float:
+    """Share of the prompt tokens that a cache of this size finds when requests come one after the other."""
+    if not engine.prefix_cache:
+        return 0.0
+    hits, (prompts, _) = prefix_hits(workload, engine, engine.kv_tokens), served_lengths(workload, engine)
+    return float(hits.sum() / prompts.sum())
+
+
+def _pace(lines: Lines, mix: Mix, engine: Engine) -> Pace:
+    """The iterations that keep up and fit, with one request more of each type."""
+    spare = sum(part.peak for part in mix.parts)
+    return pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
+
+
+def _pace_or_why(lines: Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engine], Mix]) -> Pace:
+    """The same; what is missing is said for whole requests: memory below the model's length cuts them."""
+    try:
+        return _pace(lines, mix, engine)
+    except InputError:
+        if engine.longest < engine.max_model_len:
+            whole = mix_on(engine._replace(kv_tokens=engine.max_model_len + engine.block))
+            whole = scaled(whole, mix.rate / whole.rate)
+            _pace(lines_of(engine.cost, whole.parts, engine.kv_tokens), whole, engine)
+        raise
+
+
+def _notes(bad: int, wishes: WaitSettings) -> tuple[str, ...]:
+    """What the reader of the plan must know of its traffic."""
+    notes = [f"left out {bad} bad rows"] if bad else []
+    if wishes.every is not None:
+        notes.append(f"rates by type and thresholds are those of its busiest {wishes.every:g} s")
+    return tuple(notes)
+
+
+def _chosen(lines: Lines, parts: list[Part], pace: Pace, tpot: float | None) -> float:
+    """The pace with the least latency that the promised TPOT allows."""
+    if tpot is not None and tpot < pace.shortest:
+        raise InputError(
+            f"--tpot {tpot:g}s: need t >= DT*, the shortest iteration that keeps up; promise "
+            f"{rounded(pace.shortest, up=True):g}s or more, or serve less"
+        )
+    return best_pace(lines, parts, pace, tpot or inf)
+
+
+def _whole(lines: Lines, parts: list[Part], capacity: float, slack: float) -> tuple[Thresholds | None, str]:
+    try:
+        return least_thresholds(lines, parts, capacity, slack), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def _nested_or_why(lines: Lines, mix: Mix, wishes: WaitSettings, engine: Engine) -> tuple[Nested | None, str]:
+    """Nested WAIT needs more memory than WAIT; where that is too much the other half of the plan stands."""
+    cuts = candidates(mix, wishes)
+    try:
+        return _nested(lines, mix, wishes, engine, cuts), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def _nested(lines: Lines, mix: Mix, wishes: WaitSettings, engine: Engine, cuts: list[Segments]) -> Nested:
+    tried = choices(lines, cuts, wishes.slack, wishes.miss, wishes.horizon, engine.kv_tokens)
+    best = best_choice(tried)
+    assert best.thresholds and best.bound
+    come = None
+    if wishes.every is not None:
+        come = busiest([(wishes.every, rate) for rate in windows(mix, wishes.every)])
+    try:
+        whole = least_nested(lines, best.segments, engine.kv_tokens, wishes.slack, come)
+    except InputError:
+        whole = None
+    overflow = chance_of_overflow(best.bound, wishes.miss, engine.kv_tokens)
+    return Nested(
+        best.segments, best.thresholds, whole, best.bound, wishes.miss, overflow, engine.running, tried
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def _sizes(thresholds: Thresholds | None) -> list[float] | None:
+    return None if thresholds is None else list(thresholds.sizes)
+
+
+def _total(choice: Choice) -> float | None:
+    return None if choice.bound is None else _finite(choice.bound.total)
+
+
+def _plain(part: Part) -> dict[str, float]:
+    """Its numbers; a plan is made for whole prompts, so none is cached."""
+    return {name: value for name, value in part._asdict().items() if name != "cached"}
+
+
+# -- Who comes, as WAIT's planners want it: types with rates, lengths for segments, rates that change ---
+
+COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20)  # numbers of segments to try
+MOST_WINDOWS = 10_000
+FEW = 100  # requests in a window below which its survival is not told apart from chance
+
+
+def check_wishes(wishes: WaitSettings) -> None:
+    """Numbers that make sense, and none that exclude each other."""
+    for name, value, fine, remedy in (
+        ("load", wishes.load, wishes.load is None or 0 < wishes.load < 1, "a share above 0 and below 1"),
+        ("slack", wishes.slack, 0 <= wishes.slack < inf, "a share, 0 or more"),
+        ("miss", wishes.miss, 0 < wishes.miss < 1, "a probability above 0 and below 1"),
+        ("horizon", wishes.horizon, wishes.horizon > 0, "more than 0 s"),
+        ("segments", wishes.segments, wishes.segments is None or wishes.segments >= 1, "1 or more"),
+        ("types", wishes.types, wishes.types is None or wishes.types >= 2, "2 or more"),
+        ("batch", wishes.batch, wishes.batch is None or wishes.batch >= 1, "1 request or more"),
+        ("every", wishes.every, wishes.every is None or wishes.every > 0, "more than 0 s"),
+    ):
+        if not fine:
+            raise InputError(f"--{name} {value}: give {remedy}")
+    read_ends("plan wait", wishes.ends)
+    if wishes.ends and wishes.segments:
+        raise InputError("--ends says where segments end, --segments how many; drop one of the two")
+    if wishes.every is not None and wishes.load is not None:
+        raise InputError("--every looks at when requests come, --load has no times; give --rate or a trace")
+
+
+def gathered_mix(settings: Experiment, wishes: WaitSettings, workload: Workload, engine: Engine) -> Mix:
+    """Types are the kinds of the workload, or groups by output length where the wishes say so.
+
+    Where rates change (`every`), each type comes as often as in its own busiest window: (13) for types.
+    """
+    prompts, decodes = (lengths.astype(np.int64) for lengths in served_lengths(workload, engine))
+    fits = workload.prompt < engine.longest
+    kind, arrival = workload.kind[fits], workload.arrival[fits]
+    rate = _rate(settings, wishes, workload)
+    names = [each.name for each in workload.kinds]
+    split = "kind"
+    if wishes.types is not None:
+        bounds = equal_shares(decodes + 1, wishes.types)[:-1]
+        kind = np.searchsorted(bounds, decodes + 1, side="left")
+        names, split = [*map(str, bounds), "more"], "output:" + "/".join(map(str, bounds))
+        if not bounds:
+            raise InputError(f"--types {wishes.types}: outputs are too alike to be split; leave it out")
+    present = [number for number in range(len(names)) if np.any(kind == number)]
+    parts = []
+    for number in present:
+        theirs = kind == number
+        busy = float(np.mean(theirs))
+        if wishes.every is not None:
+            counts = np.bincount(_windows(arrival, wishes.every)[theirs])
+            busy = float(counts.max()) * _span(arrival) / wishes.every / (len(arrival) - 1)
+        parts.append(seen_kind(rate * busy, prompts[theirs], decodes[theirs], engine.block))
+    prompt = float(prompts.mean()) + (engine.block - 1) / 2
+    shown = tuple(names[number] for number in present)
+    return Mix(shown, parts, split, prompt, decodes.astype(np.float64), arrival, rate)
+
+
+def _rate(settings: Experiment, wishes: WaitSettings, workload: Workload) -> float:
+    """Requests per second; any, where the load is to be a share of what the card can carry."""
+    span = _span(workload.arrival)
+    if wishes.load is not None:
+        if settings.rate or settings.clients or settings.trace:
+            raise InputError("--load scales the rate, but another load is given; drop one of the two")
+        return 1.0
+    if workload.closed or span <= 0:
+        raise InputError(
+            "thresholds of WAIT are for a rate; give --rate, a trace with its own times, or --load 0.9 for a "
+            "share of what the card can carry"
+        )
+    return settings.rate or (len(workload) - 1) / span
+
+
+def scaled(mix: Mix, factor: float) -> Mix:
+    """The same at another rate."""
+    parts = [part._replace(rate=part.rate * factor) for part in mix.parts]
+    return Mix(mix.names, parts, mix.split, mix.prompt, mix.decodes, mix.arrival, mix.rate * factor)
+
+
+def candidates(mix: Mix, wishes: WaitSettings) -> list[Segments]:
+    """Ways to cut: as told, or in segments of equal width and of equal shares of the requests."""
+    longest = int(mix.decodes.max())
+    if wishes.ends:
+        given = read_ends("nested-wait", wishes.ends)
+        cuts = [given if given[-1] >= longest else (*given, longest)]
+    else:
+        counts = [wishes.segments] if wishes.segments else [n for n in COUNTS if n <= max(1, longest)]
+        cuts = [even_ends(longest, count) for count in counts]
+        cuts += [equal_shares(mix.decodes, count) for count in counts]
+    unique = dict.fromkeys(cuts)
+    if wishes.every is None:
+        return [segments_from(mix.prompt, mix.decodes, mix.rate, ends) for ends in unique]
+    place = _windows(mix.arrival, wishes.every)
+    parts = [mix.decodes[place == number] for number in np.unique(place)]
+    parts = [part for part in parts if len(part) >= FEW] or [mix.decodes]
+    most = max(windows(mix, wishes.every))
+    return [worst([segments_from(mix.prompt, part, most, ends) for part in parts]) for ends in unique]
+
+
+def windows(mix: Mix, every: float) -> list[float]:
+    """Requests per second, window by window."""
+    own = (len(mix.arrival) - 1) / _span(mix.arrival)
+    return [float(count) / every * mix.rate / own for count in np.bincount(_windows(mix.arrival, every))]
+
+
+def _windows(arrival: Floats, every: float) -> NDArray[np.int64]:
+    """In which window each request comes."""
+    if _span(arrival) > MOST_WINDOWS * every:
+        least = _span(arrival) / MOST_WINDOWS
+        raise InputError(
+            f"--every {every:g}s makes more than {MOST_WINDOWS:,} windows; give {least:.3g}s or more"
+        )
+    number: NDArray[np.int64] = ((arrival - arrival[0]) // every).astype(np.int64)
+    return number
+
+
+def _span(arrival: Floats) -> float:
+    return float(np.ptp(arrival))
+
+
+# -- Thresholds that a user gave, held against the conditions of a plan for WAIT ------------------------
+
+
+def check_given(plan: WaitPlan) -> None:
+    """Thresholds that the user gave: the first violated inequality ends the plan."""
+    given = read_thresholds("plan wait", plan.wishes.thresholds)
+    if not given:
+        return
+    everyone = given.get("", ())
+    if len(everyone) > 1:
+        faults = _nested_faults(plan, everyone)
+    else:
+        faults = check_thresholds(plan.lines, plan.mix.parts, _by_type(plan.mix, given), plan.capacity)
+    if faults:
+        raise InputError(f"--thresholds violate {faults[0]}")
+
+
+def _by_type(mix: Mix, given: dict[str, tuple[float, ...]]) -> list[float]:
+    """One for each type, or for all."""
+    names = [name for name in mix.names if name]
+    strange = [name for name in given if name and name not in names]
+    if strange or any(len(sizes) > 1 for sizes in given.values()):
+        known = f"types here are {', '.join(names)}" if names else "there is one type, write --thresholds 2"
+        raise InputError(f"--thresholds {'+'.join(given)}: {known}; by segment only for all, such as 8/4/2")
+    missing = [name for name in mix.names if name not in given]
+    if missing and "" not in given:
+        raise InputError(f"--thresholds: none for type {missing[0]!r}; give one for each, or one for all")
+    return [given[name if name in given else ""][0] for name in mix.names]
+
+
+def _nested_faults(plan: WaitPlan, sizes: tuple[float, ...]) -> list[str]:
+    """What thresholds by segment violate."""
+    if plan.nested is None:
+        raise InputError(plan.why_not_nested)
+    segments = plan.nested.segments
+    if len(sizes) != len(segments.ends):
+        raise InputError(f"--thresholds: {len(sizes)} for {len(segments.ends)} segments; give --ends too")
+    return check_nested(plan.lines, segments, sizes, plan.capacity)

@@ -1,0 +1,272 @@
+"""The steps of a live engine's trace as a table to fit a cost card to."""
+
+from __future__ import annotations
+
+import json
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headgate.core.errors import InputError
+from headgate.cost.fit.steps import StepTable
+from headgate.record.live_trace import WRONG, trace_lines
+from headgate.record.tables import Floats, Integers
+
+LABEL_EVERY = 200  # steps that make a part: neighbours are alike, so a fit is tried on whole stretches
+
+
+class _Steps:
+    """Turns the events of a trace into rows.
+
+    A trace tells of all prompts of a step together. Which of them ran is known: whoever is told as prefilled
+    right after it got all its missing tokens, what is left went to the others in the order of
+    admission. Where that does not add up (prefix caching), the number of prompts stays and their pairs are
+    unknown.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+        self._todo: dict[int, int] = {}  # of those admitted, by order
+        self._prompt: dict[int, int] = {}
+        self._here: set[int] = set()
+        self._end: float | None = None  # of the newest step, if somebody stayed
+        self._paused: float | None = None  # when a plan let everybody stand; no step was composed since
+        self._open: dict[str, Any] | None = None  # a step whose completed prompts are still to be told
+        self._done: list[int] = []
+
+    def tell(self, line: dict[str, Any]) -> None:
+        """One line of the trace."""
+        event = line["event"]
+        if event == "steps":
+            self.settle()
+            self._open = line
+        elif event == "prefilled":
+            self._done.append(line["id"])
+        elif event == "plan" and not line["decode"] and not line["prompts"]:
+            self._paused = line["at"]
+        elif event in ("arrived", "admitted", "evicted", "finished"):
+            self.settle()
+            getattr(self, f"_{event}")(line)
+
+    def settle(self) -> None:
+        """The newest step is complete: a row for each of its repetitions."""
+        line, done = self._open, self._done
+        self._open, self._done = None, []
+        if line is None:
+            return
+        pieces = self._pieces(line["prefill"], done)
+        known = sum(tokens for tokens, _ in pieces) == line["prefill"]
+        pairs = sum(tokens * (start + tokens / 2) for tokens, start in pieces)
+        start, context = line["start"], line["context"]
+        if self._paused is not None and start > self._paused:
+            self._end = self._paused = None
+        for end in line["ends"]:
+            follows = self._end is not None
+            began = self._end if self._end is not None else start
+            row = {"seconds": end - began, "decodes": line["decodes"], "context": context}
+            row |= {"prefill": line["prefill"], "behind": line["behind"], "busy": start <= began and follows}
+            row |= {"prompts": len(pieces), "attention": pairs if known else nan}
+            self.rows.append(row)
+            context += line["decodes"]
+            start = end
+            self._end = end if self._here else None
+        for id in done:
+            self._todo.pop(id, None)
+
+    def _pieces(self, tokens: int, done: list[int]) -> list[tuple[int, int]]:
+        """Tokens, and what lies behind them, of each prompt in a step."""
+        found: list[tuple[int, int]] = []
+        for id in [*done, *(id for id in self._todo if id not in done)]:
+            todo = self._todo.get(id, 0)
+            taken = min(todo, tokens)
+            if taken > 0:
+                found.append((taken, max(0, self._prompt.get(id, todo) - todo)))
+                self._todo[id] = todo - taken
+                tokens -= taken
+        return found
+
+    def _arrived(self, line: dict[str, Any]) -> None:
+        self._here.add(line["id"])
+        self._prompt[line["id"]] = line["prompt"]
+
+    def _admitted(self, line: dict[str, Any]) -> None:
+        self._todo[line["id"]] = self._prompt.get(line["id"], 0)
+
+    def _evicted(self, line: dict[str, Any]) -> None:
+        self._todo.pop(line["id"], None)
+        self._prompt[line["id"]] = self._prompt.get(line["id"], 0) + line["output"]
+
+    def _finished(self, line: dict[str, Any]) -> None:
+        self._here.discard(line["id"])
+        self._todo.pop(line["id"], None)
+        self._prompt.pop(line["id"], None)
+        if not self._here:
+            self._end = None
+
+
+def steps_of_trace(path: str | Path) -> tuple[StepTable, dict[str, Any]]:
+    """The timed steps of a trace that `headgate serve --trace` wrote, and what its first line says."""
+    lines = trace_lines(path)
+    _, header = next(lines)
+    told = _Steps()
+    for number, line in lines:
+        try:
+            told.tell(line)
+        except WRONG as error:
+            raise InputError(
+                f"trace {path}:{number}: {line.get('event')!r} makes no sense here "
+                f"({type(error).__name__}: {error}); the file was changed, take another"
+            ) from None
+    told.settle()
+    if not told.rows:
+        raise InputError(f"trace {path}: no step in it; let the engine serve some requests first")
+    columns = {name: [row[name] for row in told.rows] for name in told.rows[0]}
+    parts = [row // LABEL_EVERY for row in range(len(told.rows))]
+    labels = [f"steps from {LABEL_EVERY * part}" for part in range(parts[-1] + 1)]
+    return StepTable.from_columns({**columns, "part": parts}, labels), header
+
+
+# -- Steps guessed from what clients saw (`vllm bench serve --save-detailed`), to fit a cost card to ----
+
+NEEDED = ("input_lens", "ttfts", "itls", "start_times")
+SAME_STEP = 0.25  # of the median gap between tokens: tokens nearer than that came from one step
+GUESSES_EVERY = 100  # steps that make a part
+NUMBERS = {int, float}  # of a JSON file
+LIMITS = (
+    "steps are told apart by when tokens came: those that bring none (pieces of prompts, nobody decodes) "
+    "count with the next",
+    "a prompt is put into the step of its first token, what exceeds the budget into the steps before",
+    "network, detokenisation and front end are part of every time; host cannot be told from GPU",
+    "prefix caching, preemption and speculation cannot be told: use runs without them",
+)
+
+
+def steps_of_bench(path: str | Path, budget: int) -> tuple[StepTable, dict[str, Any]]:
+    """The steps a result file lets one guess, and the file's own words; `LIMITS` says what cannot be known.
+
+    Tokens of all requests are put on one clock. A step is a bunch of tokens that came together; its decodes
+    are those that were not first tokens, their contexts the prompts and outputs so far; its time is the
+    distance to the bunch before. A bunch after a pause in which nobody was served has no time and is left
+    out.
+    """
+    result = _read(path)
+    time, of, place = _tokens(result)
+    prompts = np.array(result["input_lens"], dtype=np.int64)
+    step = _bunches(time, place)
+    count = int(step[-1]) + 1
+    end = np.zeros(count)
+    np.maximum.at(end, step, time)
+    later = place > 0
+    decodes = np.bincount(step[later], minlength=count)
+    context = np.bincount(step[later], (prompts[of] + place)[later], minlength=count)
+    prefill, number, pairs = _prompts(step[~later], prompts[of[~later]], decodes, budget)
+    seconds = np.diff(end, prepend=np.nan)
+    served = _served(result, end)
+    good = served & (decodes + prefill > 0)
+    parts = np.arange(int(good.sum())) // GUESSES_EVERY
+    columns = {
+        "seconds": seconds[good],
+        "decodes": decodes[good],
+        "context": context[good],
+        "prefill": prefill[good],
+        "prompts": number[good],
+        "attention": pairs[good],
+        "part": parts,
+    }
+    labels = [f"steps from {GUESSES_EVERY * part}" for part in range(int(parts.max(initial=0)) + 1)]
+    words = {name: value for name, value in result.items() if not isinstance(value, list)}
+    return StepTable.from_columns(columns, labels), words
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    remedy = "give a file of `vllm bench serve --save-result --save-detailed`"
+    try:
+        result: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"bench result {path}: {error.strerror}; {remedy}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"bench result {path}: not JSON; {remedy}") from None
+    missing = [name for name in NEEDED if not isinstance(result, dict) or not result.get(name)]
+    if missing:
+        raise InputError(f"bench result {path} has no {missing[0]}, so steps cannot be told; {remedy}")
+    lengths = {len(result[name]) if isinstance(result[name], list) else -1 for name in NEEDED}
+    if len(lengths) > 1 or -1 in lengths:
+        raise InputError(f"bench result {path}: {', '.join(NEEDED)} are no lists of one length; {remedy}")
+    for number, row in enumerate(zip(*(result[name] for name in NEEDED), strict=True)):
+        if not _makes_sense(*row):
+            raise InputError(
+                f"bench result {path}: request {number} has times or lengths of nonsense; {remedy}"
+            )
+    return dict(result)
+
+
+def _makes_sense(prompt: Any, first: Any, gaps: Any, start: Any) -> bool:
+    """Whether one request's words are numbers; one that failed has no first token."""
+    if type(prompt) not in NUMBERS or not 0 <= prompt < inf:
+        return False
+    if not first:
+        return True
+    return isinstance(gaps, list) and {type(first), type(start), *map(type, gaps)} <= NUMBERS
+
+
+def _tokens(result: dict[str, Any]) -> tuple[Floats, Integers, Integers]:
+    """Every token in order of time: when it came, whose it was, and the how-manieth of that request."""
+    times, owners, places = [], [], []
+    for number, (start, first, gaps) in enumerate(
+        zip(result["start_times"], result["ttfts"], result["itls"], strict=True)
+    ):
+        if not first:  # it failed
+            continue
+        came = start + first + np.cumsum([0.0, *gaps])
+        times.append(came)
+        owners.append(np.full(len(came), number))
+        places.append(np.arange(len(came)))
+    if not times:
+        raise InputError("no request of the bench result got a token; nothing can be fitted to it")
+    time, of, place = np.concatenate(times), np.concatenate(owners), np.concatenate(places)
+    order = np.argsort(time, kind="stable")
+    return time[order], of[order], place[order]
+
+
+def _bunches(time: Floats, place: Integers) -> Integers:
+    """The number of the step each token came from."""
+    gaps = np.diff(time)
+    if not len(gaps) or not np.any(place):
+        raise InputError("every request of the bench result has one token; decodes cannot be told")
+    spread = np.diff(np.unique(np.round(time, 4)))
+    limit = SAME_STEP * float(np.median(spread[spread > 0.001])) if np.any(spread > 0.001) else 0.0
+    return np.concatenate(([0], np.cumsum(gaps > limit)))
+
+
+def _prompts(
+    step: Integers, prompts: Integers, decodes: Integers, budget: int
+) -> tuple[Integers, Integers, Floats]:
+    """Prompt tokens, prompts and pairs of each step; what a step has no room for goes to the one before."""
+    tokens = np.zeros(len(decodes), np.int64)
+    number = np.zeros(len(decodes), np.int64)
+    pairs = np.zeros(len(decodes))
+    for at, length in zip(step.tolist(), prompts.tolist(), strict=True):
+        left = int(length)
+        while left > 0 and at >= 0:
+            room = max(0, budget - int(decodes[at] + tokens[at]))
+            taken = min(left, room) if at else left
+            if taken:
+                left -= taken
+                tokens[at] += taken
+                number[at] += 1
+                pairs[at] += taken * (left + taken / 2)
+            at -= 1
+    return tokens, number, pairs
+
+
+def _served(result: dict[str, Any], end: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Steps before which somebody was being served all the time since the step before."""
+    starts = np.array(result["start_times"], dtype=np.float64)
+    first = np.array([each or 0.0 for each in result["ttfts"]])
+    ends = starts + first + np.array([sum(gaps) for gaps in result["itls"]])
+    before = np.concatenate(([-np.inf], end[:-1]))
+    come = np.searchsorted(np.sort(starts), before, side="right")
+    gone = np.searchsorted(np.sort(ends), before + 1e-9, side="right")
+    return np.asarray((come > gone) & np.isfinite(before))

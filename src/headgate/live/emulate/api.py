@@ -1,0 +1,667 @@
+"""Requests and answers in OpenAI's dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from math import isfinite
+from os import write
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from headgate.live.emulate.engine import Job
+from headgate.live.emulate.faults import Fault
+from headgate.live.emulate.text import LITTLE, ByteRule, Ids, Text, Tokens, fingerprint
+
+TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "Service Unavailable"}
+BUSY = (
+    "The engine is currently busy and cannot accept new requests. "
+    "Please try again later or on a different instance."
+)
+
+
+class ProblemError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, type: str = "") -> None:
+        super().__init__(message)
+        self.message, self.status, self.param = message, status, param
+        self.type = type or TYPES.get(status, "Bad Request")
+
+    def body(self) -> bytes:
+        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": told})
+
+    def response(self) -> web.Response:
+        return web.Response(status=self.status, body=self.body(), content_type="application/json")
+
+
+def invalid(message: str, param: str | None = None) -> ProblemError:
+    """A body that is not what the endpoint takes."""
+    return ProblemError(f"1 validation error:\n  {message}", 400, param, "Bad Request")
+
+
+def parameter(message: str, name: str, value: object = None) -> ProblemError:
+    """A field with a value that makes no sense."""
+    shown = "" if value is None else f", value={value}"
+    return ProblemError(f"{message} (parameter={name}{shown})", 400, name)
+
+
+def busy() -> ProblemError:
+    """The queue is full."""
+    return ProblemError(BUSY, 503)
+
+
+def detail(status: int, text: str) -> web.Response:
+    """What vLLM's web framework says of paths and methods it does not know."""
+    return web.json_response({"detail": text}, status=status)
+
+
+# -- Bodies of requests: read in bounded time and size --------------------------------------------------
+
+BODY_PATIENCE = 60.0  # seconds to send a body
+
+
+async def read_bytes(request: web.Request, count: Callable[[int], None]) -> bytes:
+    """The body, in bounded time and size; `count` hears of its bytes as they come."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise invalid("Unsupported Media Type: Only 'application/json' is allowed")
+    try:
+        async with asyncio.timeout(BODY_PATIENCE):
+            return await _pieces(request, count)
+    except TimeoutError:
+        raise ProblemError("The body did not come in time.", 408, type="Bad Request") from None
+
+
+async def _pieces(request: web.Request, count: Callable[[int], None]) -> bytes:
+    """Not `request.read()`, which would keep the body for as long as the answer takes."""
+    most, found = request.client_max_size, bytearray()
+    async for piece in request.content.iter_any():
+        found += piece
+        count(len(piece))
+        if len(found) > most:
+            raise ProblemError("The body is too large.", 413, type="Bad Request")
+    return bytes(found)
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """A body that is an object, for the small endpoints."""
+    try:
+        found = msgspec.json.decode(await read_bytes(request, lambda more: None))
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise invalid(f"JSON decode error: {str(error)[:200]}", "body") from None
+    if not isinstance(found, dict):
+        raise invalid("Input should be a valid dictionary", "body")
+    return found
+
+
+# -- What a client asks for: bodies of the two completion endpoints, checked as vLLM checks them --------
+
+MOST_CHOICES = 128  # n times prompts of one request
+LONGEST_ID = 256
+INT64 = 2**63
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream says of itself."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class Body(msgspec.Struct):
+    """The fields that change what the emulator does; all others are accepted and ignored."""
+
+    model: str | None = None
+    prompt: str | list[Any] | None = None
+    messages: list[Any] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = 1
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    echo: bool | None = False
+    priority: int = 0
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    use_beam_search: bool = False
+    kv_transfer_params: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+
+
+DECODER = msgspec.json.Decoder(Body, strict=False)
+
+
+def read_body(data: bytes, chat: bool) -> Body:
+    """The body of a request, its types checked."""
+    try:
+        body = DECODER.decode(data)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at ")
+        place = where.strip("`").removeprefix("$").lstrip(".") or None
+        raise invalid(what, None if place is None else f"body.{place}") from None
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise invalid(f"JSON decode error: {str(error)[:200]}", "body") from None
+    if chat and body.messages is None:
+        raise invalid("Field required: body.messages", "body.messages")
+    _check_fields(body)
+    if not chat and not body.prompt:
+        raise parameter("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    return body
+
+
+def _check_fields(body: Body) -> None:
+    """What vLLM refuses before it looks at the model: nothing is freed anywhere for such a request."""
+    if body.stream_options is not None and not body.stream:
+        raise parameter("Stream options can only be defined when `stream=True`.", "stream_options")
+    for name in ("seed", "priority"):
+        value = getattr(body, name)
+        if value is not None and not -INT64 <= value < INT64:
+            raise invalid(f"Input should be a 64-bit integer: body.{name}", f"body.{name}")
+
+
+Check = tuple[str, Callable[[Any], bool], str]
+NUMBERS: tuple[Check, ...] = (
+    ("temperature", lambda v: v >= 0, "temperature must be non-negative, got {}."),
+    ("top_p", lambda v: 0 < v <= 1, "top_p must be in (0, 1], got {}."),
+    ("presence_penalty", lambda v: -2 <= v <= 2, "presence_penalty must be in [-2, 2], got {}."),
+    ("frequency_penalty", lambda v: -2 <= v <= 2, "frequency_penalty must be in [-2, 2], got {}."),
+)
+
+
+def check_sampling(body: Body, limit: int) -> None:
+    """What vLLM refuses after the prompt has been read; `limit` is the most output tokens."""
+    for name, fine, message in NUMBERS:
+        value = getattr(body, name)
+        if value is not None and not (isfinite(value) and fine(value)):
+            wrong = message.format(value)
+            raise ProblemError(wrong) if name.endswith("penalty") else parameter(wrong, name, value)
+    n = 1 if body.n is None else body.n
+    if n < 1:
+        raise ProblemError(f"n must be at least 1, got {n}.")
+    if n > 1 and body.temperature == 0:
+        raise ProblemError(f"n must be 1 when using greedy sampling, got {n}.")
+    if body.min_tokens < 0:
+        raise ProblemError(f"min_tokens must be greater than or equal to 0, got {body.min_tokens}.")
+    if body.min_tokens > limit:
+        raise ProblemError(
+            f"min_tokens must be less than or equal to max_tokens={limit}, got {body.min_tokens}."
+        )
+    if any(not stop for stop in stops_of(body)):
+        raise ProblemError("stop cannot contain an empty string.")
+    if body.use_beam_search:
+        raise ProblemError("The emulator has no beam search; drop use_beam_search.")
+
+
+def stops_of(body: Body) -> list[str]:
+    """The strings that end the answer."""
+    return [body.stop] if isinstance(body.stop, str) else body.stop or []
+
+
+def turns_of(messages: list[Any]) -> list[tuple[str, str]]:
+    """Role and text of each message of a chat."""
+    if not messages:
+        raise ProblemError(
+            "Cannot apply chat template to an empty conversation. Provide at least one message."
+        )
+    turns: list[tuple[str, str]] = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise invalid(f"Field required: body.messages.{place}.role", f"body.messages.{place}.role")
+        turns.append((message["role"], _content(message.get("content"), place)))
+    return turns
+
+
+def _content(content: object, place: int) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = [part.get("text", "") for part in content if isinstance(part, dict)]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            return "".join(texts)
+    raise invalid(f"Input should be text or parts: body.messages.{place}", f"body.messages.{place}.content")
+
+
+def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
+    """One or several prompts, as text or as token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if _ids(prompt):
+        return [prompt]
+    if all(isinstance(each, str) for each in prompt) or all(_ids(each) for each in prompt):
+        if not all(prompt):
+            raise parameter("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        return list(prompt)
+    raise invalid("Input should be a string, token ids, or a list of these: body.prompt", "body.prompt")
+
+
+def _ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(id) is int and id >= 0 for id in value)
+
+
+# -- Answers in OpenAI's shape with vLLM's fields, in vLLM's order --------------------------------------
+
+LIKELY, UNLIKELY = -0.25, -1.75  # log probabilities of the token that was chosen and of those that were not
+encode = msgspec.json.encode
+
+
+def json_text(text: str) -> bytes:
+    """A text as it stands inside a JSON string."""
+    return encode(text)[1:-1]
+
+
+class Head:
+    """What all events of an answer have in common."""
+
+    def __init__(self, id: str, created: int, model: str, fingerprint: str, chat: bool) -> None:
+        self.id, self.created, self.model, self.fingerprint, self.chat = id, created, model, fingerprint, chat
+        self.prefix = encode(self.fields(True))[:-1] + b',"choices":['
+
+    def fields(self, stream: bool) -> dict[str, Any]:
+        """Of the answer, or of one event."""
+        kind = "text_completion"
+        if self.chat:
+            kind = "chat.completion.chunk" if stream else "chat.completion"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def usage(prompt: int, completion: int, details: bool = True) -> dict[str, Any]:
+    """Token counts; the last event of a stream leaves the details out."""
+    counts: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+    }
+    return {**counts, "prompt_tokens_details": None, "completion_tokens_details": None} if details else counts
+
+
+def whole(
+    head: Head, choices: list[dict[str, Any]], prompt: int, completion: int, **more: Any
+) -> dict[str, Any]:
+    """An answer that is not streamed."""
+    found = head.fields(False) | {
+        "choices": choices,
+        "service_tier": None,
+        "system_fingerprint": head.fingerprint,
+        "usage": usage(prompt, completion),
+    }
+    if head.chat:
+        ids = more.pop("prompt_token_ids", None)
+        found |= {"prompt_logprobs": None, "prompt_token_ids": ids, "prompt_text": None}
+    more.pop("prompt_token_ids", None)
+    params = more.pop("kv_transfer_params", None)
+    return found | {"kv_transfer_params": params, "ec_transfer_params": None, "metrics": None} | more
+
+
+def choice(
+    job: Job, text: str, chat: bool, logprobs: Any, ids: list[int] | None, prompt: Any
+) -> dict[str, Any]:
+    """One choice of an answer that is not streamed."""
+    if chat:
+        nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+        message = {"role": "assistant", "content": text, **nothing}
+        start: dict[str, Any] = {"index": job.choice, "message": message}
+    else:
+        start = {"index": job.choice, "text": text}
+    start |= {"logprobs": logprobs, "finish_reason": job.reason, "stop_reason": job.stop_reason}
+    start["token_ids"] = ids
+    if not chat:
+        start |= {"prompt_logprobs": None, "prompt_token_ids": prompt}
+    return start | {"routed_experts": None}
+
+
+def stream_choice(
+    job: Job, text: str, chat: bool, logprobs: Any, ids: list[int] | None, prompt: Any
+) -> dict[str, Any]:
+    """One choice in an event."""
+    reason = None if job.how is None else job.reason
+    found: dict[str, Any] = {"index": job.choice}
+    if chat:
+        found |= {"delta": {"content": text}, "logprobs": logprobs, "finish_reason": reason}
+        if reason is not None:
+            found["stop_reason"] = job.stop_reason
+    else:
+        found |= {"text": text, "logprobs": logprobs, "finish_reason": reason}
+        found |= {"stop_reason": job.stop_reason if reason else None, "prompt_token_ids": prompt}
+    found["token_ids"] = ids
+    return found
+
+
+def completion_logprobs(pieces: list[str], ids: list[int], offset: int, count: int) -> dict[str, Any]:
+    """Of a completion: the chosen token, and `count` made-up others."""
+    offsets, tops = [], []
+    for piece in pieces:
+        offsets.append(offset)
+        offset += len(piece)
+        tops.append({piece: LIKELY} | {f"{piece}{'?' * i}": UNLIKELY - i for i in range(1, count)})
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [LIKELY] * len(pieces),
+        "tokens": pieces,
+        "top_logprobs": tops,
+    }
+
+
+def chat_logprobs(pieces: list[str], count: int) -> dict[str, Any]:
+    """Of a chat."""
+
+    def one(token: str, value: float) -> dict[str, Any]:
+        return {"token": token, "logprob": value, "bytes": list(token.encode())}
+
+    return {
+        "content": [
+            one(piece, LIKELY)
+            | {"top_logprobs": [one(piece + "?" * i, UNLIKELY - i if i else LIKELY) for i in range(count)]}
+            for piece in pieces
+        ]
+    }
+
+
+# -- From tokens to bytes: a streamed answer is written as its tokens come, another one when it is ------
+#    complete
+
+FULL = 1 << 18  # bytes a slow reader may leave in the socket's buffer before events are merged
+DONE = b"data: [DONE]\n\n"
+NULLS = ("logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids")
+TAIL = b'"' + b"".join(b',"%b":null' % name.encode() for name in NULLS) + b"}]}\n\n"
+CHAT_TAIL = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
+
+
+class Wanted(NamedTuple):
+    """What the client wants to see beside the text."""
+
+    usage: bool = False
+    running_usage: bool = False
+    ids: bool = False
+    logprobs: int | None = None
+    echo: tuple[str, ...] = ()  # texts of the prompts, to stand before the answer
+    stamps: bool = False  # emulated times
+    cached: bool = False  # prompt tokens that were found in the prefix cache
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but text: events can be put together from parts made beforehand."""
+        return not (self.running_usage or self.ids or self.logprobs is not None or self.echo or self.stamps)
+
+
+class Answer:
+    """Collects the jobs of one request; `done` is set when all of them have ended."""
+
+    streams = False
+
+    def __init__(self, head: Head, wanted: Wanted, prompts: list[Ids], each: int) -> None:
+        self.head, self.wanted = head, wanted
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.jobs: list[Job] = []
+        self.error: str | None = None
+        self._prompts, self._each, self._open = prompts, each, 0
+        self.prompt_tokens = sum(map(len, prompts))
+        self.now: Callable[[], float] = lambda: 0.0
+
+    def add(self, job: Job) -> None:
+        self.jobs.append(job)
+        self._open += 1
+
+    def tokens(self, job: Job) -> None:
+        """Not of interest before the end."""
+
+    def end(self, job: Job) -> None:
+        """One of its jobs has ended."""
+        self._open -= 1
+        self.error = self.error or job.error
+        if not self._open and not self.done.done():
+            self.done.set_result(None)
+
+    def whole(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The answer in one piece."""
+        choices = [self._choice(job, 0, job.made, choice) for job in self.jobs]
+        made = sum(job.made for job in self.jobs)
+        more: dict[str, Any] = {"emulated": self._times(self.jobs[0])} if self.wanted.stamps else {}
+        ids = self._prompts[0].tolist() if self.wanted.ids else None
+        found = whole(
+            self.head, choices, self.prompt_tokens, made,
+            kv_transfer_params=params, prompt_token_ids=ids, **more,
+        )  # fmt: skip
+        found["usage"] |= self._cached()
+        return found
+
+    def _cached(self) -> dict[str, Any]:
+        """Prompt tokens of the last prompt that were not computed, where vLLM would say so."""
+        if not self.wanted.cached:
+            return {}
+        return {"prompt_tokens_details": {"cached_tokens": self.jobs[-1].cached + self.jobs[-1].loaded}}
+
+    def _choice(self, job: Job, begin: int, end: int, shape: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        """Positions from `begin` to `end` of one of its jobs, with all that is wanted of them."""
+        wanted, chat = self.wanted, self.head.chat
+        text, logprobs = job.text.text(begin, end), None
+        prompt = self._prompts[job.choice // self._each].tolist() if wanted.ids and not begin else None
+        if wanted.logprobs is not None:
+            pieces = job.text.pieces(begin, end)
+            if chat:
+                logprobs = chat_logprobs(pieces, wanted.logprobs)
+            else:
+                before = len(job.text.text(0, begin))
+                logprobs = completion_logprobs(pieces, [], before, wanted.logprobs)
+        if wanted.echo and not begin:
+            text = wanted.echo[job.choice // self._each] + text
+        ids = job.text.ids(begin, end) if wanted.ids else None
+        return shape(job, text, chat, logprobs, ids, prompt)
+
+    def _times(self, job: Job) -> dict[str, float]:
+        names = ("arrival", "admitted", "first", "finished")
+        return {name: value for name in names if (value := getattr(job, name)) >= 0}
+
+
+class Front(dict[int, bytes]):
+    """What stands before the text of an event, by the length of the text: chunks begin with their size."""
+
+    def __init__(self, start: bytes, tail: bytes, chunked: bool) -> None:
+        self._start, self._rest, self._chunked = start, len(start) + len(tail), chunked
+
+    def __missing__(self, length: int) -> bytes:
+        size = b"%x\r\n" % (self._rest + length) if self._chunked else b""
+        made = self[length] = size + self._start
+        return made
+
+
+class Stream(Answer):
+    """Writes events to the socket as the engine makes tokens. Nothing is awaited: a reader who is slow gets
+    fewer events with more text in each, as from vLLM, and costs no memory, for text need not be stored.
+
+    Events of tokens are made some at a time, and go to the socket itself: a transport costs more, and that
+    of uvloop writes only when the whole step has been handed out. All else goes through the transport, and
+    so do tokens while it holds something.
+    """
+
+    streams = True
+
+    def __init__(
+        self, head: Head, wanted: Wanted, prompts: list[Ids], each: int,
+        transport: asyncio.WriteTransport, chunked: bool, fault: Fault | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(head, wanted, prompts, each)
+        self._transport, self._chunked, self._fault = transport, chunked, fault
+        self._closing, self._soon = transport.is_closing, asyncio.get_running_loop().call_soon
+        self._silent = False  # a fault: nothing more is written
+        self._file = _file_of(transport) if wanted.plain and fault is None else -1
+        self._behind = True  # the transport may hold bytes that come first
+        tail = CHAT_TAIL if head.chat else TAIL
+        self._tail, self._end = tail, tail + b"\r\n" if chunked else tail
+        self._fronts: list[Front] = []
+
+    def add(self, job: Job) -> None:
+        """One of its jobs; the part of its events that never changes is made now."""
+        super().add(job)
+        middle = b',"delta":{"content":"' if self.head.chat else b',"text":"'
+        start = b"data: " + self.head.prefix + b'{"index":%d' % job.choice + middle
+        self._fronts.append(Front(start, self._tail, self._chunked))
+
+    def tokens(self, job: Job) -> None:
+        """Write what there is, unless the reader is slow."""
+        if self._behind:
+            self._behind = self._transport.get_write_buffer_size() > 0
+        events = job.events
+        if self._behind or job.sent + 1 < job.made or not (events or self._prepare(job)):
+            self._by_transport(job)
+        elif not self._closing():
+            event = events.pop()
+            try:
+                written = write(self._file, event)
+            except OSError:  # full, or gone: the next token goes through the transport, with this one
+                return
+            job.sent += 1
+            if not events:
+                self._soon(self._prepare, job)
+            if written < len(event):
+                self._behind = True
+                self._transport.write(event[written:])
+
+    def _prepare(self, job: Job) -> bool:
+        """Make the events of its next tokens; False where each has to be made for itself."""
+        if self._file < 0 or job.events or (self.head.chat and not job.sent):
+            return bool(job.events)
+        front, end = self._fronts[job.choice], self._end
+        job.events += [front[len(text)] + text + end for text in reversed(job.text.some(job.sent))]
+        return bool(job.events)
+
+    def _by_transport(self, job: Job) -> None:
+        transport = self._transport
+        job.events.clear()
+        if self._fault is not None and self._strike(job):
+            return
+        if transport.is_closing() or transport.get_write_buffer_size() > FULL:
+            return
+        if not job.sent and self.head.chat:
+            self.write(self._role(job))
+        self.write(self._event(job, job.sent, job.made))
+        job.sent = job.made
+
+    def end(self, job: Job) -> None:
+        """Its last token comes with the reason of its end."""
+        strikes = self._fault is not None and self._strike(job)
+        if not strikes and not self._transport.is_closing():
+            if job.error is not None:
+                self.write(b"data: " + ProblemError(job.error, 500).body() + b"\n\n")
+            else:
+                if not job.sent and self.head.chat:
+                    self.write(self._role(job))
+                self.write(self._event(job, job.sent, job.made))
+            job.sent = job.made
+        super().end(job)
+
+    def closing(self) -> bytes:
+        """What follows the last token."""
+        if self._silent:
+            return b""
+        if not self.wanted.usage or self.error is not None:
+            return DONE
+        made = sum(job.made for job in self.jobs)
+        event = self.head.fields(True) | {
+            "choices": [],
+            "usage": usage(self.prompt_tokens, made, details=False) | self._cached(),
+            "system_fingerprint": self.head.fingerprint,
+        }
+        return b"data: " + encode(event) + b"\n\n" + DONE
+
+    def write(self, data: bytes) -> None:
+        """Some bytes of the body, at once."""
+        if self._silent or self._transport.is_closing():
+            return
+        self._behind = True
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    @property
+    def silent(self) -> bool:
+        """A fault has ended the stream without an end."""
+        return self._silent
+
+    def _role(self, job: Job) -> bytes:
+        first = {"index": job.choice, "delta": {"role": "assistant", "content": ""}}
+        event = self.head.fields(True) | {"choices": [first | {"logprobs": None, "finish_reason": None}]}
+        if self.wanted.running_usage:
+            event["usage"] = self._usage(job, 0)
+        event |= {
+            "prompt_token_ids": self._prompts[0].tolist() if self.wanted.ids else None,
+            "prompt_text": None,
+        }
+        return b"data: " + encode(event) + b"\n\n"
+
+    def _event(self, job: Job, begin: int, end: int) -> bytes:
+        event = self.head.fields(True)
+        event["choices"] = [self._choice(job, begin, end, stream_choice)]
+        if job.how is not None and not self.wanted.usage:
+            event["system_fingerprint"] = self.head.fingerprint
+        if self.wanted.running_usage:
+            event["usage"] = self._usage(job, end)
+        if self.wanted.stamps:
+            event["emulated"] = {"time": self.now()} if job.how is None else self._times(job)
+        return b"data: " + encode(event) + b"\n\n"
+
+    def _usage(self, job: Job, made: int) -> dict[str, Any]:
+        counts = usage(len(self._prompts[job.choice // self._each]), made, details=False)
+        return counts | ({"completion_tokens_details": None} if self.head.chat else {})
+
+    def _strike(self, job: Job) -> bool:
+        """Does the fault strike now, or has it?"""
+        assert self._fault is not None
+        if self._silent:
+            return True
+        kind, at = self._fault
+        if job.made < at:
+            return False
+        if kind == "error-event":
+            self.write(b"data: " + ProblemError("emulated fault", 500).body() + b"\n\n" + DONE)
+        elif kind == "reset-mid-event":
+            self.write(self._event(job, job.sent, job.made)[:-20])
+        self._silent = True
+        if kind == "drop":
+            self._transport.abort()
+        elif kind == "reset-mid-event":
+            self._transport.close()  # what was written goes out before the end
+        if kind != "stall" and not self.done.done():
+            self.done.set_result(None)
+        return True
+
+
+def _file_of(transport: asyncio.WriteTransport) -> int:
+    """The descriptor that bytes may be written to; -1 where sockets are no files."""
+    found = transport.get_extra_info("socket")
+    return -1 if found is None or sys.platform == "win32" else int(found.fileno())
+
+
+# -- The answer an emulator will give, computed by whoever wants to check it ----------------------------
+
+RULE = ByteRule()
+
+
+def answer(prompt: str | list[int], count: int, choice: int = 0, tokens: Tokens = RULE) -> str:
+    """The first `count` tokens of the answer to a prompt; `choice` counts the `n` of the prompt."""
+    ids = tokens.encode(prompt) if isinstance(prompt, str) else np.array(prompt, LITTLE)
+    return Text(fingerprint(ids.tobytes()), choice, tokens.vocabulary).text(0, count)
+
+
+def chat_answer(messages: list[dict[str, Any]], count: int, choice: int = 0, tokens: Tokens = RULE) -> str:
+    """The same for a chat."""
+    ids = tokens.chat(turns_of(messages))
+    return Text(fingerprint(ids.tobytes()), choice, tokens.vocabulary).text(0, count)

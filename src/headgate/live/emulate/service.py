@@ -1,0 +1,598 @@
+"""One request: its place, its work, its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from headgate.core.errors import InputError
+from headgate.core.policy import BatchPolicy, End, Observer
+from headgate.cost.card import Card, load_card
+from headgate.live.emulate.api import (
+    LONGEST_ID,
+    MOST_CHOICES,
+    Answer,
+    Body,
+    Head,
+    ProblemError,
+    Stream,
+    Wanted,
+    busy,
+    check_sampling,
+    json_text,
+    parameter,
+    prompts_of,
+    read_body,
+    read_bytes,
+    stops_of,
+    turns_of,
+)
+from headgate.live.emulate.clock import Clock
+from headgate.live.emulate.engine import EmulatedEngine, Job
+from headgate.live.emulate.faults import HEADER, IN_STREAM, Fault, Faults
+from headgate.live.emulate.kv import Exports, LoadFailedError, Peers, wants_export, wants_import
+from headgate.live.emulate.options import Options
+from headgate.live.emulate.text import LITTLE, Echo, Ids, Text, Tokens, content, fingerprint
+from headgate.live.engine.requests import promises
+from headgate.live.engine.settings import Settings
+from headgate.methods.make import make_policy, split_name
+from headgate.sim.engine.engine import Engine, engine_of_card
+from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
+from headgate.workloads.traces import BUNDLED, bundled, read_trace
+
+DEFAULT_LAW, DEFAULT_MEAN = "uniform", 512.0
+
+
+class Made:
+    """Options turned into objects, checked before anything listens."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.card: Card = load_card(options.card)
+        self.engine: Engine = engine_of_card(
+            self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
+        )._replace(prefix_cache=options.prefix_cache)
+        asked = options.asynchronous
+        self.asynchronous = self.card.host is not None if asked is None else asked
+        self.model = options.model or self.card.model
+        self.lengths = OutputLengths(options)
+        _, self.parameters = self._policy()
+
+    def policy(self) -> BatchPolicy:
+        """One that no engine has used."""
+        return self._policy()[0]
+
+    def _policy(self) -> tuple[BatchPolicy, dict[str, Any]]:
+        name, settings = split_name(self.options.policy)
+        return make_policy(name, settings, self.engine)
+
+
+class OutputLengths:
+    """How long an answer is where the client does not say: the same for the same prompt, on every engine."""
+
+    def __init__(self, options: Options) -> None:
+        self.decides = bool(options.output or options.output_law or options.trace)
+        self._trace: list[int] | None = None
+        self._law: LengthLaw | None = None
+        if options.trace is not None:
+            name = options.trace
+            workload = bundled(name) if name in BUNDLED else read_trace(name)[0]
+            self._trace = workload.output.tolist()
+        else:
+            law = options.output_law or DEFAULT_LAW
+            mean = options.output if law.startswith(FROM_FILE) else options.output or DEFAULT_MEAN
+            self._law = length_law(law, mean)
+
+    def draw(self, mark: int, choice: int) -> int:
+        """The length of the answer to a prompt with this fingerprint."""
+        generator = np.random.default_rng((mark, choice))
+        if self._trace is not None:
+            return self._trace[int(generator.integers(len(self._trace)))]
+        assert self._law is not None
+        return int(self._law.draw(1, generator)[0])
+
+
+# -- One port: its engines, what they share, and how many requests may be there -------------------------
+
+WAITING_WEIGHT = 4  # a waiting request counts as four running ones when vLLM chooses a rank
+
+
+class Place:
+    """What the handlers of one port know."""
+
+    def __init__(
+        self, made: Made, clock: Clock, tokens: Tokens, peers: Peers, observers: Sequence[Sequence[Observer]]
+    ) -> None:
+        """With an engine for each of the `observers`, which hear what happens in it."""
+        options = made.options
+        self.made, self.clock, self.tokens, self.peers = made, clock, tokens, peers
+        self.engines = [
+            EmulatedEngine(
+                made.engine, made.policy(), clock, asynchronous=made.asynchronous, observers=tuple(hear)
+            )
+            for hear in observers
+        ]
+        for engine in self.engines:
+            engine.memory.fixed = options.transfer_delay
+            engine.memory.per_token = options.transfer_per_token
+            if options.crash_after is not None:
+                engine.crash_at = options.crash_after
+        self.exports = [Exports(engine, options.kv_lease) for engine in self.engines]
+        self.faults = Faults(options.fail_rate, options.fault)
+        self.faults.by_header = options.fault_header
+        if options.stall_at is not None:
+            self.faults.always = Fault("stall", options.stall_at)
+        self.port = 0
+        self.inside = 0  # requests being answered
+        self.bytes = 0  # of bodies being read
+        self.draining = False
+        self.fingerprint = f"vllm-0.32.0-{sha256(made.model.encode()).hexdigest()[:8]}"
+        self._held = options.hold or 0
+        if self._held:
+            for engine in self.engines:
+                engine.hold()
+        self._turn = itertools.count()
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[int], None]]:
+        """While a body is read and understood; what it yields counts the bytes, and refuses too many."""
+        mine = 0
+
+        def count(more: int) -> None:
+            nonlocal mine
+            mine += more
+            self.bytes += more
+            if self.bytes > self.made.options.max_bytes:
+                raise busy()
+
+        try:
+            yield count
+        finally:
+            self.bytes -= mine
+
+    def choose(self, wanted: int | None) -> int:
+        """The rank of a request: the one it names, else the least loaded as vLLM counts it."""
+        if wanted is not None and 0 <= wanted < len(self.engines):
+            return wanted
+        if len(self.engines) == 1:
+            return 0
+        start = next(self._turn)
+        order = [(start + step) % len(self.engines) for step in range(len(self.engines))]
+        return min(order, key=lambda rank: self._load(self.engines[rank]))
+
+    def check_room(self, engine: EmulatedEngine, more: int, tokens: int) -> None:
+        """503 where the queue is full, as vLLM answers."""
+        options, rejected = self.made.options, engine.tally.rejected
+        spare = self.made.engine.running - engine.running
+        waiting = engine.waiting + more - max(0, spare)
+        if options.max_queued is not None and waiting > options.max_queued:
+            rejected["max_num_queued_reqs"] += 1
+            raise busy()
+        if options.max_queued_tokens is not None:
+            queued = sum(entry.prompt for entry in engine.replica.ledger.waiting.values())
+            if queued + tokens > options.max_queued_tokens:
+                rejected["max_num_queued_tokens"] += 1
+                raise busy()
+
+    def arrived(self) -> None:
+        """A request is in; a held clock begins when enough of them are."""
+        if self._held:
+            self._held -= 1
+            if not self._held:
+                self.go()
+
+    def go(self) -> None:
+        """Let a held clock run."""
+        self._held = 0
+        for engine in self.engines:
+            engine.go()
+
+    @staticmethod
+    def _load(engine: EmulatedEngine) -> int:
+        return engine.waiting * WAITING_WEIGHT + engine.running
+
+
+PLACE: web.AppKey[Place] = web.AppKey("place", Place)
+
+
+# -- From a checked body to jobs: prompts as tokens, limits, true lengths, what ends an answer ----------
+
+DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI and vLLM have it
+SETTINGS = Settings()
+
+
+@dataclass
+class Prompt:
+    """One prompt, its answers' most tokens, and what its KV really holds."""
+
+    ids: Ids
+    mark: int
+    limit: int
+    loaded: int = 0
+    true_mark: int = 0
+
+
+def prompts_in(body: Body, chat: bool, place: Place) -> list[Prompt]:
+    """The prompts as tokens; their lengths and limits are checked as vLLM does it."""
+    made, tokens = place.made, place.tokens
+    if body.model is not None and body.model != made.model:
+        text = f"The model `{body.model[:200]}` does not exist. Valid aliases: {made.model}."
+        raise ProblemError(text, 404, "model")
+    if chat:
+        encoded = [tokens.chat(turns_of(body.messages or []))]
+    else:
+        assert body.prompt is not None
+        texts = prompts_of(body.prompt)
+        encoded = [tokens.encode(each) if isinstance(each, str) else _ids(each) for each in texts]
+    if len(encoded) * max(1, body.n or 1) > MOST_CHOICES:
+        raise ProblemError(f"The emulator answers at most {MOST_CHOICES} choices in a request.")
+    limit = body.max_tokens
+    if chat and body.max_completion_tokens is not None:
+        limit = body.max_completion_tokens
+    found = [Prompt(ids, fingerprint(ids.tobytes()), _limit(limit, len(ids), chat, made.engine.longest))
+             for ids in encoded]  # fmt: skip
+    for prompt in found:
+        check_sampling(body, prompt.limit)
+        prompt.true_mark = prompt.mark
+    return found
+
+
+def _ids(ids: list[int]) -> Ids:
+    if max(ids) >= 2**32:
+        raise ProblemError(f"Token id {max(ids)} is out of vocabulary")
+    return np.array(ids, LITTLE)
+
+
+def _limit(wanted: int | None, prompt: int, chat: bool, longest: int) -> int:
+    """The most output tokens."""
+    if wanted is not None and wanted > longest:
+        text = f"max_tokens={wanted} cannot be greater than max_model_len={longest}."
+        raise parameter(f"{text} Please request fewer output tokens.", "max_tokens", wanted)
+    if wanted is not None and wanted < 1:
+        raise parameter(f"max_tokens must be at least 1, got {wanted}.", "max_tokens", wanted)
+    if prompt >= longest:
+        raise parameter(
+            f"This model's maximum context length is {longest} tokens. However, your request has {prompt} "
+            "input tokens. Please reduce the length of the input messages.",
+            "input_tokens",
+            prompt,
+        )
+    asked = longest if wanted is None and chat else wanted or DEFAULT_MAX_TOKENS
+    return min(asked, longest - prompt)
+
+
+async def load_kv(body: Body, prompts: list[Prompt], place: Place, rank: int) -> None:
+    """KV from another engine: for the first prompt of a list; the others read blocks not theirs."""
+    params, options = body.kv_transfer_params, place.made.options
+    if params is None or not wants_import(params) or not options.kv_connector:
+        return
+    nixl = place.engines[rank].tally.nixl
+    for prompt in prompts:
+        try:
+            prompt.true_mark = await place.peers.read(place.exports[rank].id, params, prompt.mark)
+            prompt.loaded = len(prompt.ids) - 1
+            nixl["transfers"] += 1
+        except LoadFailedError:
+            nixl["failed_transfers"] += 1
+            if options.kv_load_failure == "fail":
+                raise ProblemError("The KV of the request could not be loaded.", 500) from None
+
+
+def jobs_for(
+    body: Body, prompts: list[Prompt], each: int, answer: Answer, place: Place, priority: int
+) -> list[Job]:
+    """One job for each choice of each prompt."""
+    said = promises(body.vllm_xargs, SETTINGS)
+    jobs = []
+    for number, prompt in enumerate(prompts):
+        for copy in range(each):
+            text: Text = Text(prompt.true_mark, copy, place.tokens.vocabulary)
+            job = Job(len(prompt.ids), 0, prompt.limit, text, answer, number * each + copy)
+            job.mark, job.loaded, job.priority = prompt.mark, prompt.loaded, priority
+            job.kind, job.slo, job.guess = said
+            _decide_length(job, body, prompt, copy, place)
+            if place.made.engine.prefix_cache:
+                output = job.text.ids(0, min(job.length, job.limit))
+                job.content = content(prompt.ids, output, body.cache_salt, place.made.engine.block)
+            jobs.append(job)
+    return jobs
+
+
+def _decide_length(job: Job, body: Body, prompt: Prompt, copy: int, place: Place) -> None:
+    """How long the answer really is, and what ends it."""
+    lengths, given = place.made.lengths, body.max_tokens or body.max_completion_tokens
+    natural = job.limit + 1  # never reached: the limit ends it
+    if place.made.options.echo:
+        pieces = place.tokens.pieces(prompt.ids.tolist())
+        job.text = Echo(pieces, prompt.ids.tolist(), [json_text(piece) for piece in pieces])
+        natural = len(pieces)
+        job.limit = min(job.limit, natural)
+    elif not body.ignore_eos and (lengths.decides or given is None):
+        natural = max(body.min_tokens, 1, lengths.draw(prompt.mark, copy))
+    stop = _stop_at(job, body, min(natural, job.limit))
+    if stop is not None:
+        natural, job.stop_reason = stop
+    job.length, job.stops = natural, natural <= job.limit
+
+
+def _stop_at(job: Job, body: Body, length: int) -> tuple[int, str | int] | None:
+    """After how many tokens a stop string or a stop token ends the answer, and which of them.
+
+    The text of the answer is known beforehand, so it is cut here, where vLLM holds text back meanwhile.
+    """
+    ids = set(body.stop_token_ids or ())
+    known = job.text.ids(0, length) if ids else []
+    found = next((place for place, id in enumerate(known, 1) if id in ids and place > body.min_tokens), None)
+    stops = stops_of(body)
+    if stops:
+        pieces = job.text.pieces(0, length if found is None else found)
+        ends = list(accumulate(map(len, pieces)))
+        text, begin = "".join(pieces), ends[body.min_tokens - 1] if body.min_tokens else 0
+        hits = [(at + len(stop), at, stop) for stop in stops
+                if (at := text.find(stop, max(0, begin - len(stop) + 1))) >= 0]  # fmt: skip
+        if hits:
+            end, at, stop = min(hits)
+            count = bisect_left(ends, end) + 1
+            _cut(job, text[: end if body.include_stop_str_in_output else at], ends[:count])
+            return count, stop
+    return None if found is None else (found, known[found - 1])
+
+
+def _cut(job: Job, text: str, ends: list[int]) -> None:
+    """The answer is this text, of which each token brings what lies before its end."""
+    pieces = [text[begin:end] for begin, end in pairwise((0, *ends))]
+    job.text = Echo(pieces, job.text.ids(0, len(ends)), [json_text(piece) for piece in pieces])
+
+
+# -- `/v1/completions` and `/v1/chat/completions` -------------------------------------------------------
+
+UNPRINTED = re.compile("[^!-~]")
+
+
+async def complete(request: web.Request) -> web.StreamResponse:
+    """Both endpoints."""
+    place = request.app[PLACE]
+    if place.inside >= place.made.options.max_requests:
+        raise busy()
+    place.inside += 1
+    try:
+        fault = _fault(request, place)
+        call = await _read(request, place)
+        if fault is not None and (struck := await _strike_early(request, fault, call, place)) is not None:
+            return struck
+        return await _answer(request, place, call, await _admit(request, place, call), fault)
+    finally:
+        place.inside -= 1
+
+
+class Call(NamedTuple):
+    """What is asked: the body and, until they have been looked at, nothing more."""
+
+    body: Body
+    chat: bool
+
+    @property
+    def each(self) -> int:
+        return self.body.n or 1
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.body.kv_transfer_params or {}
+
+
+class Admitted(NamedTuple):
+    """A call that the engine of this rank will work on."""
+
+    prompts: list[Prompt]
+    rank: int
+
+
+async def _read(request: web.Request, place: Place) -> Call:
+    chat = request.path.startswith("/v1/chat/")
+    with place.reading() as count:
+        return Call(read_body(await read_bytes(request, count), chat), chat)
+
+
+async def _admit(request: web.Request, place: Place, call: Call) -> Admitted:
+    """Refuse what vLLM refuses; whoever kept KV for a call that is refused is told."""
+    try:
+        prompts = prompts_in(call.body, call.chat, place)
+        rank = place.choose(_number(request, "x-data-parallel-rank"))
+        engine = place.engines[rank]
+        if engine.dead is not None:
+            raise ProblemError(engine.dead, 500)
+        total = len(prompts) * call.each
+        place.check_room(engine, total, sum(len(prompt.ids) for prompt in prompts))
+        return Admitted(prompts, rank)
+    except ProblemError:
+        if wants_import(call.params):
+            await place.peers.free(call.params)
+        raise
+
+
+async def _answer(
+    request: web.Request, place: Place, call: Call, admitted: Admitted, fault: Fault | None
+) -> web.StreamResponse:
+    """Hand the jobs to the engine, and write what it makes of them."""
+    (prompts, rank), engine = admitted, place.engines[admitted.rank]
+    answer, response = await _open(request, place, call, prompts, fault)
+    answer.now = lambda: engine.replica.now
+    try:
+        failed = await _load(call, admitted, place)
+        for job in jobs_for(call.body, prompts, call.each, answer, place, _priority(request, call.body)):
+            if wants_export(call.params) and place.made.options.kv_connector:
+                job.export = f"{answer.head.id}-{job.choice}"
+            answer.add(job)
+        for job in answer.jobs:
+            if failed or place.draining:
+                job.error, job.how = failed, End.ABORTED
+                job.sink.end(job)
+            else:
+                engine.submit(job, _arrival(request) if place.clock.virtual else None)
+        place.arrived()
+        await answer.done
+        if isinstance(answer, Stream):
+            assert response is not None
+            return await _close(response, answer, fault)
+    finally:
+        for job in answer.jobs:
+            engine.abort(job)
+    if answer.error is not None:
+        raise ProblemError(answer.error, 500)
+    if fault is not None:
+        await _strike_late(request, fault)
+    params = place.exports[rank].params(answer.jobs[0]) if answer.jobs[0].export else None
+    return _whole(answer.whole(params), fault)
+
+
+async def _load(call: Call, admitted: Admitted, place: Place) -> str | None:
+    """KV from another engine; why it did not come. A stream is told so after its 200, as by vLLM."""
+    try:
+        await load_kv(call.body, admitted.prompts, place, admitted.rank)
+    except ProblemError as problem:
+        return problem.message
+    return None
+
+
+# -- the request --------------------------------------------------------------------------------
+
+
+def _wanted(body: Body, chat: bool, place: Place, prompts: list[Ids]) -> Wanted:
+    options = body.stream_options
+    logprobs = body.logprobs
+    count: int | None = None
+    if chat and logprobs:
+        count = min(20, max(0, body.top_logprobs or 0))
+    elif not chat and logprobs is not None and logprobs is not False:
+        count = min(20, max(0, int(logprobs)))
+    echo = tuple(place.tokens.decode(ids.tolist()) for ids in prompts) if body.echo and not chat else ()
+    usage = bool(options and options.include_usage)
+    running = bool(usage and options and options.continuous_usage_stats)
+    details = place.made.options.prompt_tokens_details
+    return Wanted(usage, running, bool(body.return_token_ids), count, echo, place.clock.virtual, details)
+
+
+def _priority(request: web.Request, body: Body) -> int:
+    found = _number(request, "x-vllm-priority")
+    return body.priority if found is None else found
+
+
+def _number(request: web.Request, header: str) -> int | None:
+    text = request.headers.get(header, "")
+    return int(text) if len(text) < 19 and text.lstrip("-").isascii() and text.lstrip("-").isdigit() else None
+
+
+def _arrival(request: web.Request) -> float | None:
+    """With a virtual clock a request may say when it comes."""
+    try:
+        when = float(request.headers["x-emulate-arrival"])
+    except (KeyError, ValueError):
+        return None
+    return when if 0 <= when < 1e9 else None
+
+
+# -- the answer --------------------------------------------------------------------------------
+
+
+async def _open(
+    request: web.Request, place: Place, call: Call, prompts: list[Prompt], fault: Fault | None
+) -> tuple[Answer, web.StreamResponse | None]:
+    """Where the tokens go. A stream is answered 200 at once, whatever happens later."""
+    body, chat = call.body, call.chat
+    base = request.headers.get("x-request-id") or body.request_id or uuid4().hex[:16]
+    id = ("chatcmpl-" if chat else "cmpl-") + UNPRINTED.sub("", base[:LONGEST_ID])
+    head = Head(id, int(time.time()), body.model or place.made.model, place.fingerprint, chat)
+    ids = [prompt.ids for prompt in prompts]
+    wanted = _wanted(body, chat, place, ids)
+    if not body.stream:
+        return Answer(head, wanted, ids, call.each), None
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    if fault is not None and fault.kind == "wrong-length":
+        response.content_length = int(fault.at) + 1_000_000
+    writer = await response.prepare(request)
+    assert writer is not None and request.transport is not None
+    writer.send_headers()
+    chunked = "chunked" in response.headers.get("Transfer-Encoding", "")
+    struck = fault if fault is not None and fault.kind in IN_STREAM else None
+    return Stream(head, wanted, ids, call.each, request.transport, chunked, struck), response
+
+
+async def _close(response: web.StreamResponse, answer: Stream, fault: Fault | None) -> web.StreamResponse:
+    """The end of a stream, unless a fault has taken it away."""
+    if answer.silent and fault is not None and fault.kind == "stall":
+        await asyncio.Event().wait()  # until the client has enough of it
+    if fault is not None and fault.kind == "wrong-length":
+        answer.write(answer.closing())
+        raise ConnectionResetError
+    closing = answer.closing()
+    with suppress(ConnectionResetError):  # the client has gone with its last token
+        if closing:
+            await response.write(closing)
+        await response.write_eof()
+    return response
+
+
+async def _strike_late(request: web.Request, fault: Fault) -> None:
+    """Faults of a stream, for an answer in one piece: it never comes, or the connection ends instead."""
+    if fault.kind == "stall":
+        await asyncio.Event().wait()
+    if fault.kind in ("drop", "reset-mid-event") and request.transport is not None:
+        request.transport.abort()
+        raise ConnectionResetError
+
+
+def _whole(body: dict[str, Any], fault: Fault | None) -> web.Response:
+    data = msgspec.json.encode(body)
+    response = web.Response(body=data, content_type="application/json")
+    if fault is not None and fault.kind == "wrong-length":
+        response.headers["Content-Length"] = str(len(data) + int(fault.at))
+        response.force_close()
+    return response
+
+
+def _drained(head: Head) -> dict[str, Any]:
+    """What a draining vLLM says: 200, no text, abort."""
+    answer = Answer(head, Wanted(), [np.zeros(1, LITTLE)], 1)
+    job = Job(1, 1, 1, Text(0), answer)
+    job.how = End.ABORTED
+    answer.jobs.append(job)
+    return answer.whole()
+
+
+def _fault(request: web.Request, place: Place) -> Fault | None:
+    try:
+        return place.faults.of(request.headers.get(HEADER))
+    except InputError as error:
+        raise ProblemError(str(error)) from None
+
+
+async def _strike_early(
+    request: web.Request, fault: Fault, call: Call, place: Place
+) -> web.StreamResponse | None:
+    """Faults that come before the first token."""
+    if fault.kind == "slow-head":
+        await asyncio.sleep(fault.at)
+    elif fault.kind == "reset-before-head":
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError
+    elif fault.kind == "error" or (fault.kind == "error-event" and not call.body.stream):
+        raise ProblemError("emulated fault", int(fault.at) if fault.kind == "error" else 500)
+    elif fault.kind == "abort":
+        head = Head("cmpl-fault", int(time.time()), place.made.model, place.fingerprint, call.chat)
+        return web.json_response(_drained(head))
+    return None

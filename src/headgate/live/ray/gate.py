@@ -1,0 +1,363 @@
+"""One gate for all routers of a Ray Serve deployment: what the gate actor does, without a word of Ray.
+
+Each router (one per proxy or handle) is a client with a name. It joins with the replicas it sees, tells what
+happens to its requests, many events in one call, and hears where they go: in the answer to a call, or by
+waiting for `news`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
+
+from headgate.core.errors import InputError
+from headgate.core.policy import End
+from headgate.live.route.config import Count, GateConfig, Seconds, checked_as
+from headgate.live.route.gate.gate import EngineState, Gate, Refused, State, Ticket
+from headgate.live.route.gate.policy import LivePolicy, made
+from headgate.methods.balance.balance import LeastLoaded
+from headgate.methods.balance.prefix import KnowsPrefixes
+
+log = logging.getLogger("headgate.route")
+LEASE = 10.0  # seconds after which a silent client is forgotten, with all it had
+GRACE = 5.0  # seconds a new gate waits for the clients of the last one before it uses their share
+
+
+class Answer(NamedTuple):
+    """What became of a request that waited: a replica, or a refusal."""
+
+    key: int
+    replica: str
+    status: int = 200
+    reason: str = ""
+    retry_after: int = 0
+
+
+Event = tuple[Any, ...]  # a verb and what it is about; see `SharedGate.tell`
+Heard = tuple[list[Answer], int, bool]  # and how many clients there are, and whether any request waits
+
+
+class Client:
+    """One router: its requests, the replicas it sees, and what it has not been told yet."""
+
+    def __init__(self, seats: Mapping[str, int], busy: Mapping[str, int]) -> None:
+        self.seats = dict(seats)
+        self.busy = Counter(busy)  # requests that another gate has placed
+        self.tickets: dict[int, Ticket] = {}
+        self.requests: dict[int, str] = {}
+        self.waits: dict[int, asyncio.Task[None]] = {}
+        self.answers: list[Answer] = []
+        self.deliver: Callable[[list[Answer]], None] | None = None  # in the same process: at once
+        self.wake = asyncio.Event()
+        self.heard = time.monotonic()
+
+    def say(self, answer: Answer) -> None:
+        if self.deliver is not None:
+            self.deliver([answer])
+            return
+        self.answers.append(answer)
+        self.wake.set()
+
+    def take(self) -> list[Answer]:
+        """What it has not been told yet."""
+        found, self.answers = self.answers, []
+        self.wake.clear()
+        return found
+
+
+class SharedGate:
+    """A `Gate` with several clients.
+
+    A replica takes `share` of its seats from here: all, unless this gate stands in for a lost one. Replicas
+    are those that any client sees and none has found dead.
+    """
+
+    def __init__(self, given: dict[str, Any], share: float = 1.0) -> None:
+        self.config = RayConfig.model_validate(given)
+        self.share = share
+        self._deployed = 0.0  # when the router was made whose settings these are
+        self.clients: dict[str, Client] = {}
+        self.numbers: dict[str, int] = {}  # of replicas that take requests
+        self.names: dict[int, str] = {}  # retired ones included, until their number is given anew
+        self._dead: set[str] = set()
+        self._tickets: dict[str, Ticket] = {}  # by Ray's internal request id
+        self._gate: Gate | None = None
+        self._born = self._swept = time.monotonic()
+        self._expected = 1
+
+    @property
+    def gate(self) -> Gate:
+        """Made when the first client joins: some policies plan for a number of engines.
+
+        A policy that cannot be made in this process (its file is not here) is replaced by least-loaded.
+        """
+        if self._gate is None:
+            config, engines = self.config, len(self._seen()) or 1
+            try:
+                router = LivePolicy(config, engines).router
+            except InputError as error:
+                log.error("%s; least-loaded serves instead", error)
+                router = LeastLoaded(engines)
+            self._gate = Gate(router, config.kinds, limits=config.class_limits)
+        return self._gate
+
+    # -- clients ---------------------------------------------------------------------------------------
+
+    async def join(
+        self,
+        name: str,
+        seats: Mapping[str, int],
+        busy: Mapping[str, int],
+        clients: int,
+        given: dict[str, Any],
+        deployed: float,
+    ) -> int:
+        """A router comes, or comes again: what it had here is gone, what runs elsewhere is `busy`.
+
+        The settings of the youngest router hold: an application that was deployed anew may find the gate of
+        its predecessor. All routers then join again.
+        """
+        if deployed > self._deployed:
+            self._deployed = deployed
+            config = RayConfig.model_validate(given)
+            if config != self.config:
+                clients = max(clients, len({*self.clients, name}))
+                self._begin_anew(config)
+        return self.enter(name, seats, busy, clients)
+
+    def _begin_anew(self, config: RayConfig) -> None:
+        for each in [*self.clients]:
+            self.forget(each)
+        self.config, self._gate, self.numbers, self.names = config, None, {}, {}
+        self._born, self._expected = time.monotonic(), 1
+
+    def enter(self, name: str, seats: Mapping[str, int], busy: Mapping[str, int], clients: int = 1) -> int:
+        """`join`, for a client in the same process."""
+        self.forget(name)
+        self.clients[name] = Client(seats, busy)
+        if clients > self._expected:
+            self._expected = clients
+            asyncio.get_running_loop().call_later(GRACE, self._arrange)
+        self._arrange()
+        return len(self.clients)
+
+    def forget(self, name: str) -> None:
+        """A router has gone: its requests have ended."""
+        own = self.clients.pop(name, None)
+        if own is None:
+            return
+        for key in [*own.tickets]:
+            self._end(own, key, End.ABORTED)
+        own.wake.set()
+        self._arrange()
+
+    async def tell(self, name: str, events: Sequence[Event]) -> Heard | None:
+        """Events of one router in their order; None: it is not known (any more) and must join.
+
+        `arrive, key, request, class, prompt, limit, priority`; `end, key`; `back, key` (its replica could not
+        take it); `freed, replica` (a request placed by another gate has ended); `replicas, seats by name`;
+        `dead, replica`.
+        """
+        if not self.book(name, events):
+            return None
+        self.gate.settle()
+        await asyncio.sleep(0)  # those who were placed by it say so
+        return self._heard(self.clients[name])
+
+    async def news(self, name: str, seconds: float) -> Heard | None:
+        """Answers as soon as there are some, or none after so many seconds."""
+        own = self._known(name)
+        if own is None:
+            return None
+        if not own.answers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await own.wake.wait()
+        own.heard = time.monotonic()
+        return self._heard(own) if self.clients.get(name) is own else None
+
+    def _heard(self, own: Client) -> Heard:
+        return own.take(), len(self.clients), bool(self.gate.roster.waiting)
+
+    def book(self, name: str, events: Sequence[Event]) -> bool:
+        """`tell` without its answers."""
+        own = self._known(name)
+        if own is None:
+            return False
+        for verb, *about in events:
+            VERBS[verb](self, own, *about)
+        return True
+
+    def first_tokens(self, requests: Sequence[str]) -> None:
+        """Prompts that are done, by Ray's internal request ids; told by replicas."""
+        for request in requests:
+            if request in self._tickets:
+                self.gate.first_token(self._tickets[request])
+
+    def books(self) -> dict[str, Any]:
+        """Who is where, by class and replica."""
+        found = self.gate.books()
+        found["engines"] = {self.names[id]: about for id, about in found["engines"].items()}
+        busy = sum((each.busy for each in self.clients.values()), Counter[str]())
+        routers = {name: len(own.tickets) for name, own in self.clients.items()}
+        return {**found, "routers": routers, "busy": dict(busy), "faults": self.gate.check()}
+
+    def _known(self, name: str) -> Client | None:
+        now = time.monotonic()
+        if now - self._swept > LEASE / 4:
+            self._swept = now
+            for other in [each for each, own in self.clients.items() if now - own.heard > LEASE]:
+                self.forget(other)
+        own = self.clients.get(name)
+        if own is not None:
+            own.heard = now
+        return own
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def _arrive(
+        self, own: Client, key: int, request: str, kind: str, prompt: int, limit: int, priority: int
+    ) -> None:
+        try:
+            ticket = self.gate.arrive(kind, prompt, limit, priority=priority, whole=True)
+        except Refused as refused:
+            own.say(_refusal(key, refused))
+            return
+        own.tickets[key], own.requests[key] = ticket, request
+        self._tickets[request] = ticket
+        self._place(own, key, ticket)
+
+    def _place(self, own: Client, key: int, ticket: Ticket) -> None:
+        if ticket.answer is None or isinstance(ticket.answer, Refused):
+            own.waits[key] = asyncio.get_running_loop().create_task(self._wait(own, key, ticket))
+        else:
+            placed, ticket.answer = ticket.answer, None
+            own.say(Answer(key, self.names[placed.replica]))
+
+    async def _wait(self, own: Client, key: int, ticket: Ticket) -> None:
+        try:
+            move = await self.gate.place(ticket)
+        except Refused as refused:
+            own.tickets.pop(key, None)
+            self._tickets.pop(own.requests.pop(key, ""), None)
+            own.say(_refusal(key, refused))
+        else:
+            own.say(Answer(key, self.names[move.replica]))
+        finally:
+            own.waits.pop(key, None)
+
+    def _end(self, own: Client, key: int, how: End = End.STOPPED) -> None:
+        ticket = own.tickets.pop(key, None)
+        if ticket is None:
+            return
+        self._tickets.pop(own.requests.pop(key), None)
+        task = own.waits.pop(key, None)
+        if task is not None:
+            task.cancel()
+        self.gate.end(ticket, how)
+
+    def _back(self, own: Client, key: int) -> None:
+        ticket = own.tickets.get(key)
+        if ticket is None or ticket.state is State.QUEUED:
+            return
+        self.gate.back(ticket)
+        self.gate.settle()
+        self._place(own, key, ticket)
+
+    # -- replicas --------------------------------------------------------------------------------------
+
+    def _freed(self, own: Client, replica: str) -> None:
+        own.busy[replica] -= 1
+        self._arrange()
+
+    def _replicas(self, own: Client, seats: Mapping[str, int]) -> None:
+        own.seats = dict(seats)
+        self._arrange()
+
+    def _died(self, own: Client, replica: str) -> None:
+        self._dead.add(replica)
+        self._arrange()
+
+    def _seen(self) -> dict[str, int]:
+        listed = {name: seats for own in self.clients.values() for name, seats in own.seats.items()}
+        self._dead &= listed.keys()
+        return {name: seats for name, seats in listed.items() if name not in self._dead}
+
+    def _arrange(self) -> None:
+        """The gate's engines follow what clients see and what they have running from before."""
+        seen, gate = self._seen(), self.gate
+        for name in [each for each in self.numbers if each not in seen]:
+            gate.retire(self.numbers.pop(name))
+        waiting = self._born + GRACE > time.monotonic() and len(self.clients) < self._expected
+        share = len(self.clients) / self._expected if waiting else self.share
+        for name, most in seen.items():
+            taken = sum(max(0, own.busy[name]) for own in self.clients.values())
+            seats = min(self.config.seats or most, most)
+            left = max(0, max(1, int(seats * share)) - taken)
+            if name not in self.numbers:
+                state = EngineState(seats, min(self.config.prompts_at_once or seats, seats))
+                state.most = left
+                self.numbers[name] = gate.add_engine(state)
+                self.names[self.numbers[name]] = name
+                continue
+            state = gate.desk.engines[self.numbers[name]]
+            if (state.seats, state.most) != (seats, left):
+                gate.set_engine(self.numbers[name], seats=seats, most=left)
+
+
+def _refusal(key: int, refused: Refused) -> Answer:
+    return Answer(key, "", refused.status, refused.reason, refused.retry_after)
+
+
+# -- What `HeadgateRouter` is told in `request_router_kwargs`: JSON, with the tables of `headgate route`
+
+SEATS = 256  # of a replica, for a first plan, where nobody says
+
+
+class RayConfig(GateConfig):
+    """Router, classes and queues as in the file of `headgate route`, and what is Ray's own.
+
+    `prompts_at_once` is for deployments that tell the gate of first tokens (`ray_replica.Reports`). Without
+    it a replica may have all its seats in prompts, because nobody would say that one is done.
+    """
+
+    seats: Count | None = None  # requests a replica serves at once (default: its max_ongoing_requests)
+    prompts_at_once: Count | None = None
+    gate: Literal["shared", "local"] = "shared"  # one for all proxies, or one in each
+    timeout: Seconds = 2.0  # a gate actor that is silent for so long is lost
+
+    @property
+    def fewest_seats(self) -> int:
+        return self.seats or SEATS
+
+
+VERBS: Mapping[str, Callable[..., None]] = {
+    "arrive": SharedGate._arrive,
+    "end": SharedGate._end,
+    "back": SharedGate._back,
+    "freed": SharedGate._freed,
+    "replicas": SharedGate._replicas,
+    "dead": SharedGate._died,
+}
+
+
+def ray_config(given: dict[str, Any]) -> RayConfig:
+    """Checked, its router policy included; a mistake is one line."""
+    config = checked_as(RayConfig, given, "request_router_kwargs: ")
+    for each in config.classes:
+        if each.match.key:
+            raise InputError(
+                f"request_router_kwargs: class {each.name}: Ray has no keys; match by header, model, "
+                "field or prompt"
+            )
+    if isinstance(made(config, 1), KnowsPrefixes):
+        raise InputError(
+            f"request_router_kwargs: router {config.router.name} reads prompts, which no router in Ray sees; "
+            "choose affinity or least-loaded"
+        )
+    return config

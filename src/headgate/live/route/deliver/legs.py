@@ -1,0 +1,420 @@
+"""One request inside the router, from its body to its last byte."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from math import ceil
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from multidict import CIMultiDict
+
+from headgate.live.route.config import Class, Config
+from headgate.live.route.deliver.connections import Connections, Fault, LegError
+from headgate.live.route.deliver.relay import Leg, Times
+from headgate.live.route.engines import State, Upstream
+from headgate.live.route.observe import Metrics, clean
+from headgate.live.route.request import Asked, Body, Estimates, RefusedError, Turns, to_engine
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+@dataclass
+class Job:
+    """What the router knows of a request; written to the access log and the trace when it ends."""
+
+    request: web.BaseRequest
+    path: str
+    asked: Asked
+    kind: Class
+    key: str  # the name of its API key
+    id: str
+    arrived: float  # seconds, monotonic
+    wall: float  # seconds since 1970
+    prompt: int  # tokens, estimated until the engine says
+    queue_none: bool = False  # refuse rather than queue
+    tries: int = 0
+    placed: float | None = None  # first placed at
+    first_token: float | None = None
+    engine: int = -1
+    engines: list[int] = field(default_factory=list)  # all that were tried
+    output: int = 0
+    cached: int = 0
+    counted: bool = False  # the engine told its usage
+    status: int = 0
+    outcome: str = "failed"
+    fault: str = ""
+    generated: int = 0  # events so far
+    late: bool = False  # the first token came too late once
+    stalled: bool = False  # its client did not read
+
+    def log_record(self, now: float) -> dict[str, Any]:
+        """The line of the access log."""
+        return {
+            "time": round(self.wall, 3),
+            "id": clean(self.id),
+            "key": self.key,
+            "class": self.kind.name,
+            "path": self.path,
+            "model": clean(self.asked.model),
+            "stream": self.asked.stream,
+            "status": self.status,
+            "outcome": self.outcome,
+            "fault": self.fault,
+            "engine": self.engine,
+            "tries": self.tries,
+            "wait_ms": _ms(self.arrived, self.placed),
+            "first_token_ms": _ms(self.arrived, self.first_token),
+            "total_ms": _ms(self.arrived, now),
+            "prompt": self.prompt,
+            "output": self.output,
+        }
+
+    def trace_record(self, now: float, origin: float, router: str, mean_output: float) -> dict[str, Any]:
+        """The line of the trace: all that is needed to replay the request in the simulator.
+
+        `replay_output` is the output's length where it is known, else the mean of its class: requests that
+        were refused or hung up would have gone on.
+        """
+        finished = self.outcome == "ok"
+        return {
+            "route": 1,
+            "router": router,
+            "class": self.kind.name,
+            "arrival": round(self.arrived - origin, 6),
+            "placed": _since(origin, self.placed),
+            "first_token": _since(origin, self.first_token),
+            "finished": round(now - origin, 6),
+            "prompt": max(self.prompt, 1),
+            "output": self.output,
+            "replay_output": max(1, self.output if finished else max(self.output, round(mean_output))),
+            "limit": self.asked.limit,
+            "priority": self.kind.priority,
+            "engine": self.engine,
+            "tries": self.tries,
+            "cached": self.cached,
+            "outcome": self.outcome,
+        }
+
+
+def _ms(start: float, end: float | None) -> float | None:
+    return None if end is None else round(1000 * (end - start), 3)
+
+
+def _since(origin: float, moment: float | None) -> float | None:
+    return None if moment is None else round(moment - origin, 6)
+
+
+# -- How often a request may be tried again: per request, and for all of them together ------------------
+
+SPAN = 60.0  # seconds over which the share is taken
+FLOOR = 10  # retries a minute that are always allowed, so that a quiet router retries too
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds
+
+
+class RetryBudget:
+    """At most a share of the requests of the last minute may be retries. Counted by the second."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.denied = 0
+        self._requests: deque[tuple[int, int]] = deque()
+        self._retries: deque[tuple[int, int]] = deque()
+        self._sums = [0, 0]
+
+    def arrived(self, now: float) -> None:
+        self._add(0, self._requests, now)
+
+    def take(self, now: float) -> bool:
+        """Whether one more retry is within the budget; it is counted if so."""
+        self._forget(0, self._requests, now)
+        self._forget(1, self._retries, now)
+        if self._sums[1] >= max(FLOOR, self.share * self._sums[0]) or self.share == 0:
+            self.denied += 1
+            return False
+        self._add(1, self._retries, now)
+        return True
+
+    def _add(self, which: int, seconds: deque[tuple[int, int]], now: float) -> None:
+        second = int(now)
+        if seconds and seconds[-1][0] == second:
+            seconds[-1] = second, seconds[-1][1] + 1
+        else:
+            seconds.append((second, 1))
+            self._forget(which, seconds, now)
+        self._sums[which] += 1
+
+    def _forget(self, which: int, seconds: deque[tuple[int, int]], now: float) -> None:
+        while seconds and seconds[0][0] <= now - SPAN:
+            self._sums[which] -= seconds.popleft()[1]
+
+
+def backoff(attempt: int, draw: Callable[[], float]) -> float:
+    """Seconds before the next try: 50 ms doubled, at most 1 s, with half of it drawn.
+
+    Args:
+        attempt: tries so far, at least 1.
+        draw: a number from [0, 1).
+    """
+    pause: float = min(FIRST_PAUSE * 2.0 ** (attempt - 1), LONGEST_PAUSE)
+    return pause * (0.5 + 0.5 * draw())
+
+
+# -- Calls to engines with their accounting: open legs, breakers, faults --------------------------------
+
+log = logging.getLogger("headgate.route")
+SHUTTING_DOWN = "the router is shutting down"
+
+
+class Legs:
+    """Opens calls and keeps what they tell of their engines."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        config: Config,
+        metrics: Metrics,
+        changed: Callable[[Upstream], None],
+        now: Callable[[], float],
+        upstreams: Mapping[int, Upstream],
+    ) -> None:
+        self.config, self.metrics, self.now = config, metrics, now
+        self._connections, self._changed, self._upstreams = connections, changed, upstreams
+        self.stopping = False
+        self.open_calls: set[OpenLeg] = set()
+        self.turns = Turns()  # for all work on bodies
+
+    def open(self, upstream: Upstream, path: str, last: bool = False) -> OpenLeg:
+        """A call to be made; leaving it as a context closes it and frees its place.
+
+        When the router ends no call is begun any more, except `last` ones, which release KV.
+        """
+        if self.stopping and not last:
+            raise LegError(Fault.CUT, SHUTTING_DOWN, retry=False)
+        limits = self.config.limits
+        times = Times(
+            limits.connect,
+            limits.first_token,
+            limits.idle,
+            limits.answer_buffer,
+            limits.event,
+            limits.retry_500 or upstream.breaker.suspected,
+        )
+        return OpenLeg(self, upstream, Leg(self._connections, upstream.url, path, times))
+
+    def break_off(self) -> None:
+        """The router ends: calls that still run are cut, and their clients get an error."""
+        self.stopping = True
+        for call in list(self.open_calls):
+            call.leg.break_off(SHUTTING_DOWN)
+
+    def began(self, upstream: Upstream) -> None:
+        upstream.legs += 1
+        upstream.breaker.sent()
+
+    def ended(self, upstream: Upstream, told: bool) -> None:
+        """One fewer; `told` if its result was booked."""
+        upstream.legs -= 1
+        if not told:
+            upstream.breaker.gone()
+        self._changed(upstream)
+
+    def tell(self, upstream: Upstream) -> None:
+        """What it may be sent may have changed."""
+        self._changed(upstream)
+
+    def good(self, upstream: Upstream) -> None:
+        upstream.breaker.succeeded()
+
+    def failed(self, upstream: Upstream, fault: LegError) -> None:
+        """It did not; the breaker counts what is surely the engine's failure."""
+        self.metrics.faults.labels(str(upstream.id), fault.fault.value).inc()
+        if fault.fault is Fault.BUSY:
+            upstream.busy = True
+        if fault.doubtful:
+            upstream.breaker.doubted()
+        elif fault.trips:
+            self._count(upstream, fault.answered, fault.message)
+        else:
+            upstream.breaker.gone()
+
+    def blame(self, upstream: Upstream, better: Upstream) -> None:
+        """Another engine has served the request that this one answered with an error."""
+        self._count(upstream, True, f"it answered with an error to what engine {better.id} served")
+        self._changed(upstream)
+
+    def _count(self, upstream: Upstream, answered: bool, why: str) -> None:
+        may_open = not answered or self._may_close_off(upstream)
+        upstream.breaker.failed(self.now(), may_open, answered)
+        log.warning("engine %d: %s", upstream.id, why)
+
+    def _may_close_off(self, upstream: Upstream) -> bool:
+        """Would half of the engines that answer still be up? The last ones are used as long as they do."""
+        now = self.now()
+        others = [each for each in self._upstreams.values() if each is not upstream and each.healthy]
+        others = [each for each in others if not (each.retired or each.draining)]
+        up = sum(each.up(now) for each in others)
+        closed_off = sum(each.breaker.on_answers and not each.up(now) for each in others)
+        return up >= closed_off + 1
+
+    def headers(self, job: Job, upstream: Upstream, id: str = "") -> CIMultiDict[str]:
+        """The headers of a call for this request to this engine; `id` where it is not the request's own."""
+        passes = self.config.front.pass_authorization
+        return to_engine(job.request.headers, id or job.id, upstream.authorization, job.kind.priority, passes)
+
+
+class OpenLeg(AbstractContextManager["OpenLeg"]):
+    """One call as a context: its connection is closed before its place is free."""
+
+    def __init__(self, legs: Legs, upstream: Upstream, leg: Leg) -> None:
+        self.leg, self.upstream = leg, upstream
+        self._legs, self._told, self._open = legs, False, True
+        legs.began(upstream)
+        legs.open_calls.add(self)
+
+    async def start(self, job: Job, body: Body, id: str = "") -> None:
+        """Send it and wait for the first token or the whole answer; raises LegError, which is booked."""
+        sent = self._legs.now()
+        try:
+            await self.leg.start(body, self._legs.headers(job, self.upstream, id))
+        except LegError as fault:
+            self.fail(fault)
+            raise
+        if self.leg.status >= 500:
+            self.fail(LegError(Fault.STATUS, f"the engine answered {self.leg.status}", self.leg.status))
+        elif self.leg.streaming:
+            self.upstream.took_first_token(self._legs.now() - sent)
+            self.upstream.breaker.cleared()
+            if self.upstream.breaker.state is State.HALF_OPEN:
+                self.good()  # a probe has told enough; the next may come
+                self._legs.tell(self.upstream)
+
+    def fail(self, fault: LegError) -> None:
+        if not self._told:
+            self._told = True
+            self._legs.failed(self.upstream, fault)
+
+    def good(self) -> None:
+        if not self._told:
+            self._told = True
+            self._legs.good(self.upstream)
+
+    def close(self) -> None:
+        """Close the connection, then free the place. Again does nothing."""
+        if self._open:
+            self._open = False
+            self._legs.open_calls.discard(self)
+            self.leg.close()
+            self.upstream.events += self.leg.scanner.events
+            self._legs.ended(self.upstream, self._told)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# -- Limits in tokens a minute, per API key and per class: prompts and outputs count, requests do not ---
+
+MINUTE = 60.0
+SOONEST, LATEST = 1, 60  # seconds of Retry-After
+
+
+class Allowance:
+    """Tokens that may be used: full at first, filled at a steady rate, at most one minute's worth.
+
+    A request is charged what it is expected to use, and the difference when it has ended; the level may fall
+    below 0 by that. A request larger than a minute's worth is let in when the level is full.
+    """
+
+    def __init__(self, per_minute: int) -> None:
+        self.per_minute = per_minute
+        self._level, self._at = float(per_minute), 0.0
+
+    def level(self, now: float) -> float:
+        """Tokens there now."""
+        if now > self._at:
+            filled = self._level + (now - self._at) * self.per_minute / MINUTE
+            self._level, self._at = min(filled, float(self.per_minute)), now
+        return self._level
+
+    def wait(self, tokens: float, now: float) -> float:
+        """Seconds until so many may be used, 0 if now."""
+        missing = min(tokens, self.per_minute) - self.level(now)
+        return max(0.0, missing * MINUTE / self.per_minute)
+
+    def use(self, tokens: float, now: float) -> None:
+        """Negative: some were not used after all."""
+        self._level = min(self.level(now) - tokens, float(self.per_minute))
+
+
+class TokenLimits:
+    """The allowances of a router; those that a reload does not change keep their level."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, Allowance] = {}
+        self.classes: dict[str, Allowance] = {}
+
+    def set(self, keys: Mapping[str, int], classes: Mapping[str, int]) -> None:
+        """Tokens a minute by name; names that are not there have no limit."""
+        self.keys, self.classes = _kept(self.keys, keys), _kept(self.classes, classes)
+
+    def check_key(self, key: str, now: float) -> None:
+        """Refuse before the body is read where no request of the key could be let in, whatever is in it."""
+        allowance = self.keys.get(key)
+        if allowance is not None:
+            _check("API key", allowance, 1, now)
+
+    @contextmanager
+    def charged(self, job: Job, now: Callable[[], float], estimates: Estimates) -> Iterator[None]:
+        """Charge a request before it is served and settle when it has ended; 429 where it must wait.
+
+        A request that the router or its engines fail costs nothing. One whose client hangs up does, from the
+        moment it is sent: the engine works on its prompt whether or not a token has come back.
+        """
+        named = (("API key", self.keys.get(job.key)), ("class", self.classes.get(job.kind.name)))
+        limits = [(what, each) for what, each in named if each is not None]
+        expected = job.prompt + min(estimates.output(job.kind.name), job.asked.limit)
+        for what, each in limits:
+            _check(what, each, expected, now())
+        for _, each in limits:
+            each.use(expected, now())
+        gone = False
+        try:
+            yield
+        except (asyncio.CancelledError, ConnectionError):
+            gone = True
+            raise
+        finally:
+            used = _used(job, expected, gone)
+            for _, each in limits:
+                each.use(used - expected, now())
+
+
+def _check(what: str, allowance: Allowance, tokens: float, now: float) -> None:
+    if wait := allowance.wait(tokens, now):
+        after = min(max(ceil(wait), SOONEST), LATEST)
+        raise RefusedError(429, "tokens", f"the {what} may use {allowance.per_minute} tokens a minute", after)
+
+
+def _used(job: Job, expected: float, gone: bool) -> float:
+    """Tokens of a request that has ended; `gone` if its client ended it."""
+    if job.first_token is not None:
+        return job.prompt + job.output
+    if not gone or job.placed is None:
+        return 0
+    return job.prompt if job.asked.stream else expected  # without a stream nobody knows how far it is
+
+
+def _kept(before: Mapping[str, Allowance], wanted: Mapping[str, int]) -> dict[str, Allowance]:
+    made = {}
+    for name, per_minute in wanted.items():
+        old = before.get(name)
+        made[name] = old if old is not None and old.per_minute == per_minute else Allowance(per_minute)
+    return made

@@ -1,0 +1,502 @@
+"""A circuit breaker per engine: open after failures, then one probe request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf, isfinite
+from statistics import median
+from typing import Any
+
+import aiohttp
+
+from headgate.core.errors import InputError
+from headgate.live.route.config import (
+    Config,
+    Discovery,
+    EngineAt,
+    Health,
+    address,
+    checked,
+    parsed,
+    read_text,
+)
+from headgate.live.route.observe import clean
+
+IN_A_ROW = 5
+WINDOW = 20
+SHARE = 0.5
+FIRST_PAUSE, LONGEST_PAUSE = 10.0, 120.0  # seconds
+CLOSES_AFTER = 2  # successes of probes
+SUSPECT, OFTEN = 3, 5  # answered errors in a row, or of WINDOW answers: then it is found out whose they are
+
+
+class State(Enum):
+    """Whether requests may go there."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class Breaker:
+    """Opens after 5 failures in a row or 10 of the last 20, for 10 s, doubled to 120 s while probes fail.
+
+    Only what is the engine's own is a failure; the caller decides. An error that the engine answered may be
+    the request's, so it is a doubt at first, which raises suspicion and opens nothing. Time is given, not
+    read.
+    """
+
+    def __init__(self) -> None:
+        self.state = State.CLOSED
+        self.opened = 0  # how often
+        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._row = 0
+        self._doubts = 0  # in a row
+        self._doubted: deque[bool] = deque(maxlen=WINDOW)  # which of the newest answers were errors
+        self.on_answers = False  # it is open for errors that the engine answered
+        self._pause = FIRST_PAUSE
+        self._until = 0.0
+        self._probes = 0  # probe requests under way
+        self._good = 0
+
+    def allows(self, now: float) -> int | None:
+        """How many more requests it lets through: None for any number."""
+        if self.state is State.CLOSED:
+            return None
+        if self.state is State.OPEN and now >= self._until:
+            self.state, self._probes, self._good = State.HALF_OPEN, 0, 0
+        return max(0, 1 - self._probes) if self.state is State.HALF_OPEN else 0
+
+    @property
+    def reopens_at(self) -> float | None:
+        """When an open breaker lets a probe through."""
+        return self._until if self.state is State.OPEN else None
+
+    @property
+    def suspected(self) -> bool:
+        """Whether requests that it answers with an error should be tried elsewhere, to see whose it is."""
+        often = self._doubts >= SUSPECT or self._doubted.count(True) >= OFTEN
+        return often or self.state is not State.CLOSED
+
+    def sent(self) -> None:
+        """A request goes to the engine."""
+        if self.state is State.HALF_OPEN:
+            self._probes += 1
+
+    def gone(self) -> None:
+        """A request ended without telling anything of the engine, such as a client that hung up."""
+        if self.state is State.HALF_OPEN:
+            self._probes = max(0, self._probes - 1)
+
+    def doubted(self) -> None:
+        """It answered with an error; whether that is the engine's or the request's is not known."""
+        self._doubts += 1
+        self._doubted.append(True)
+        self.gone()
+
+    def cleared(self) -> None:
+        """It serves others: a token came, or its error was the request's, which failed elsewhere too."""
+        self._doubts = 0
+
+    def succeeded(self) -> None:
+        self._row = self._doubts = 0
+        self._doubted.append(False)
+        self._recent.append(True)
+        if self.state is State.HALF_OPEN:
+            self._probes = max(0, self._probes - 1)
+            self._good += 1
+            if self._good >= CLOSES_AFTER:
+                self.state, self._pause, self.on_answers = State.CLOSED, FIRST_PAUSE, False
+                self._recent.clear()
+
+    def failed(self, now: float, may_open: bool = True, answered: bool = False) -> None:
+        """The engine could not be reached, reset the connection, was late, or fails where others serve."""
+        self._row += 1
+        self._recent.append(False)
+        if not may_open:
+            self.gone()
+        elif self.state is State.HALF_OPEN:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._open(now, answered)
+        elif self.state is State.CLOSED and (self._row >= IN_A_ROW or self._half_failed()):
+            self._open(now, answered)
+
+    def _half_failed(self) -> bool:
+        return len(self._recent) == WINDOW and self._recent.count(False) >= SHARE * WINDOW
+
+    def _open(self, now: float, answered: bool) -> None:
+        self.on_answers = answered
+        self.state, self._until, self._row = State.OPEN, now + self._pause, 0
+        self.opened += 1
+        self._recent.clear()
+
+
+# -- What the router knows of one engine, and how much it may be sent -----------------------------------
+
+SMOOTHING = 0.1  # of the newest time to first token in its mean
+LONGEST_EJECTION = 300.0  # seconds
+
+
+@dataclass
+class Load:
+    """What an engine's /metrics last said."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    prompt_tokens: float = 0.0
+    generated: float = 0.0
+    alarms: dict[str, float] = field(default_factory=dict)
+    at: float = 0.0
+
+
+def engine_key(spec: EngineAt) -> str | None:
+    """The header with an engine's key, None where it needs none; an error where the key is not set."""
+    if spec.key_env is None:
+        return None
+    key = os.environ.get(spec.key_env)
+    if not key:
+        raise InputError(f"engine {spec.url}: environment variable {spec.key_env} is not set; set it")
+    return f"Bearer {key}"
+
+
+@dataclass
+class Upstream:
+    """One engine: its settings, its health, and what the router has there."""
+
+    id: int
+    spec: EngineAt
+    breaker: Breaker = field(default_factory=Breaker)
+    healthy: bool = False
+    probed: bool = False
+    failed_probes: int = 0
+    draining: bool = False
+    retired: bool = False
+    busy: bool = False  # its queue was full; until the next scrape
+    ejected_until: float = 0.0
+    ejections: int = 0
+    legs: int = 0  # calls of ours that are open there
+    foreign: int = 0  # requests there that are not ours
+    load: Load = field(default_factory=Load)
+    first_token: float = 0.0  # mean of the newest, seconds
+    samples: int = 0  # of it since the last check for outliers
+    events: int = 0  # relayed
+    tokens_per_event: float = 1.0  # learned from its counter of tokens
+    warned_no_params: bool = False
+    reading: list[float] = field(default_factory=list)  # of its KV, now: when each began to be late
+    read_late: float = -inf  # when KV of it was last read late, or could have been
+
+    @property
+    def url(self) -> str:
+        """Its address without a slash at the end."""
+        return self.spec.url
+
+    @property
+    def authorization(self) -> str | None:
+        """The header with its key, None where it needs none."""
+        return engine_key(self.spec)
+
+    def up(self, now: float) -> bool:
+        """May it be sent requests at all? One that is full is up, and requests wait for it."""
+        out = self.retired or self.draining or not self.healthy or self.ejected_until > now
+        return not out and self.breaker.allows(now) != 0
+
+    def seats(self, now: float) -> int:
+        """How many requests of ours it may have in all; 0 while it is down, drained or ejected."""
+        if self.retired or self.draining or not self.healthy or self.ejected_until > now:
+            return 0
+        allowed = self.breaker.allows(now)
+        if allowed is not None:
+            return self.legs + allowed if allowed else 0
+        if self.busy:
+            return self.legs
+        return max(self.spec.seats - self.foreign, 0)
+
+    def took_first_token(self, seconds: float) -> None:
+        """A stream's first token came so long after it was sent."""
+        self.samples += 1
+        self.first_token += (seconds - self.first_token) * (
+            SMOOTHING if self.samples > 1 or self.first_token else 1
+        )
+
+    def may_be_misread(self, now: float, span: float) -> bool:
+        """Whether an answer of the last `span` seconds may rest on KV that it did not hold any more."""
+        return now - self.read_late <= span or any(now > late for late in self.reading)
+
+    def eject(self, now: float, pause: float) -> None:
+        """It is much slower than the others: leave it alone for a while, longer each time."""
+        self.ejections += 1
+        self.ejected_until = now + min(pause * 2 ** (self.ejections - 1), LONGEST_EJECTION)
+        self.samples = 0
+
+    def status(self, now: float) -> str:
+        for there, word in (
+            (self.retired, "retired"),
+            (self.draining, "draining"),
+            (not self.probed, "unknown"),
+            (not self.healthy, "down"),
+            (self.breaker.state is not State.CLOSED, self.breaker.state.value),
+            (self.ejected_until > now, "ejected"),
+            (self.busy, "busy"),
+        ):
+            if there:
+                return word
+        return "up"
+
+
+# -- The few of vLLM's metrics that the router reads ----------------------------------------------------
+
+ALARMS = (
+    "vllm:nixl_num_notifications_after_expiry_total",
+    "vllm:nixl_num_kv_expired_reqs_total",
+    "vllm:nixl_num_failed_transfers_total",
+    "vllm:num_preemptions_total",
+)
+NAMES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    *ALARMS,
+)
+_SAMPLE = {
+    name: re.compile(rb"\n" + name.encode() + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)(?: [0-9]+)?(?=\n|$)")
+    for name in NAMES
+}
+
+
+def read_load(text: bytes, now: float) -> Load:
+    """Sums over all label sets (several engine cores behind one address); absent ones are 0."""
+    text = b"\n" + text  # a pattern that begins with a letter is found fast, one that begins with ^ is not
+    found = {name: _total(name, text) for name in NAMES}
+    return Load(
+        running=int(found["vllm:num_requests_running"]),
+        waiting=int(found["vllm:num_requests_waiting"]),
+        kv_usage=found["vllm:kv_cache_usage_perc"],
+        prompt_tokens=found["vllm:prompt_tokens_total"],
+        generated=found["vllm:generation_tokens_total"],
+        alarms={name: found[name] for name in ALARMS},
+        at=now,
+    )
+
+
+def _total(name: str, text: bytes) -> float:
+    if name.encode() not in text:
+        return 0.0
+    values = [float(each) for each in _SAMPLE[name].findall(text)]
+    return sum(each for each in values if isfinite(each) and each >= 0)
+
+
+# -- Watches engines: probes, scrapes, outliers, drain. Tells the gate how much each may be sent --------
+
+log = logging.getLogger("headgate.route")
+ENOUGH = 20  # first tokens before an engine is compared with others
+LEAST_GAP = 0.25  # seconds by which an outlier is slower at least
+METRICS_CAP = 16 << 20  # bytes of an engine's /metrics
+OUTLIER_EVERY = 5.0  # seconds
+ENOUGH_EVENTS = 500  # before tokens per event are learned
+SHOWN_AFTER = 10.0  # seconds in which an engine surely counts what it was told
+FOREIGN_WINDOW = 3  # scrapes whose least difference counts as others' load
+
+
+class Watch:
+    """One task per engine. `changed` is called whenever an engine may be sent more or less than before."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        health: Health,
+        changed: Callable[[Upstream], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.health = health
+        self.engines: dict[int, Upstream] = {}
+        self._session, self._changed, self._now = session, changed, now
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._differences: dict[int, deque[int]] = {}
+        self._said: dict[int, int] = {}
+        self._counted: dict[int, tuple[float, int]] = {}
+        self._outliers: asyncio.Task[None] | None = None
+
+    async def start(self, engines: Iterable[Upstream]) -> None:
+        """Probe all once, then go on in the background."""
+        new = list(engines)
+        await asyncio.gather(*(self._probe(engine) for engine in new))
+        for engine in new:
+            self.add(engine)
+        self._outliers = asyncio.create_task(self._look_for_outliers())
+
+    def add(self, engine: Upstream) -> None:
+        self.engines[engine.id] = engine
+        self._tasks[engine.id] = asyncio.create_task(self._watch(engine))
+        self.tell(engine)
+
+    def drop(self, engine: Upstream) -> None:
+        task = self._tasks.pop(engine.id, None)
+        if task is not None:
+            task.cancel()
+        self.engines.pop(engine.id, None)
+
+    async def stop(self) -> None:
+        """End all tasks."""
+        tasks = [*self._tasks.values(), *([self._outliers] if self._outliers else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def tell(self, engine: Upstream) -> None:
+        """Pass on what it may be sent, if that changed."""
+        seats = engine.seats(self._now())
+        if self._said.get(engine.id) != seats:
+            self._said[engine.id] = seats
+            self._changed(engine)
+
+    async def _watch(self, engine: Upstream) -> None:
+        while True:
+            if engine.probed:
+                await asyncio.sleep(self.health.every)
+            await self._probe(engine)
+            self.tell(engine)
+
+    async def _probe(self, engine: Upstream) -> None:
+        """Ask for its health, then for its load. An engine that does not answer is down after a few."""
+        try:
+            async with asyncio.timeout(self.health.timeout):
+                good = await self._get(engine, "/health") is not None
+                metrics = await self._get(engine, "/metrics") if good else None
+            why = "/health does not answer 200"
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            good, metrics = False, None
+            why = clean(str(error)) or f"no answer within {self.health.timeout:g} s"
+        was = engine.healthy if engine.probed else None
+        engine.failed_probes = 0 if good else engine.failed_probes + 1
+        if good or engine.failed_probes >= self.health.fails or not engine.probed:
+            engine.healthy = good
+        engine.probed = True
+        if was != engine.healthy:
+            log.warning("engine %d, %s, is %s", engine.id, engine.url, "up" if good else f"down: {why}")
+        if metrics is not None:
+            try:
+                self._scraped(engine, metrics)
+            except (ValueError, OverflowError):
+                log.warning("engine %d: its metrics cannot be read", engine.id)
+
+    def _scraped(self, engine: Upstream, metrics: bytes) -> None:
+        before = engine.load
+        engine.load = read_load(metrics, self._now())
+        engine.busy = False
+        recent = self._differences.setdefault(engine.id, deque(maxlen=FOREIGN_WINDOW))
+        recent.append(engine.load.running + engine.load.waiting - engine.legs)
+        engine.foreign = max(min(recent), 0)
+        self._learn_tokens(engine)
+        for name, value in engine.load.alarms.items():
+            if "expiry" in name and before.at and value > before.alarms.get(name, 0.0):
+                # one that gives KV up, or has no client any more, tells its owner, too
+                if engine.may_be_misread(self._now(), SHOWN_AFTER + 2 * self.health.every):
+                    log.error("engine %d: %s rose to %d: an answer may be wrong", engine.id, name, value)
+                else:
+                    log.warning("engine %d: %s rose to %d: KV was given up late", engine.id, name, value)
+
+    def _learn_tokens(self, engine: Upstream) -> None:
+        """Tokens per event, from its counter of tokens over the events relayed since it was first seen.
+
+        Only while all its requests are ours; requests under way distort it little once there are many.
+        """
+        generated, events = self._counted.setdefault(engine.id, (engine.load.generated, engine.events))
+        passed = engine.events - events
+        if engine.foreign or engine.load.generated < generated:
+            self._counted.pop(engine.id)
+        elif passed >= ENOUGH_EVENTS:
+            engine.tokens_per_event = min(max((engine.load.generated - generated) / passed, 1.0), 100.0)
+
+    async def _get(self, engine: Upstream, path: str) -> bytes | None:
+        headers = {"Authorization": engine.authorization} if engine.authorization else {}
+        async with self._session.get(engine.url + path, headers=headers, allow_redirects=False) as response:
+            body = await response.content.read(METRICS_CAP) if path == "/metrics" else b""
+            while body and not response.content.at_eof() and len(body) < METRICS_CAP:
+                body += await response.content.read(METRICS_CAP - len(body))
+            return body if response.status == 200 else None
+
+    async def _look_for_outliers(self) -> None:
+        while True:
+            await asyncio.sleep(OUTLIER_EVERY)
+            for engine in outliers(list(self.engines.values()), self.health, self._now()):
+                engine.eject(self._now(), self.health.eject)
+                log.warning("engine %d is ejected: first tokens after %.2f s", engine.id, engine.first_token)
+                self.tell(engine)
+            for engine in self.engines.values():
+                self.tell(engine)  # pauses of breakers and ejections end by themselves
+
+
+def outliers(engines: list[Upstream], health: Health, now: float) -> list[Upstream]:
+    """Engines whose first tokens take several times the median of all, slowest first, at most a share."""
+    judged = [each for each in engines if each.samples >= ENOUGH and each.seats(now)]
+    if len(judged) < 3:
+        return []
+    typical = median(each.first_token for each in judged)
+    slow = [
+        each
+        for each in judged
+        if each.first_token > health.outlier * typical and each.first_token > typical + LEAST_GAP
+    ]
+    out = sum(each.ejected_until > now for each in engines)
+    most = max(int(health.outlier_share * len(engines)) - out, 0)
+    return sorted(slow, key=lambda each: -each.first_token)[:most]
+
+
+# -- Engines from a file or from DNS, beside those of the configuration ---------------------------------
+
+MOST = 1000  # engines
+
+
+async def discover(config: Config) -> tuple[EngineAt, ...]:
+    """All engines there are now: the file's own, then discovered ones; the first of equal URLs counts."""
+    found = list(config.engines)
+    if config.discovery.file is not None:
+        found += from_file(config.discovery)
+    if config.discovery.dns is not None:
+        found += await from_dns(config.discovery)
+    return tuple({each.url: each for each in reversed(found)}.values())[::-1][:MOST]
+
+
+def from_file(discovery: Discovery) -> list[EngineAt]:
+    """The engines of a list of URLs, or of the [[engines]] tables of a TOML file."""
+    path = discovery.file or ""
+    if path.endswith(".toml"):
+        given: Any = parsed(path).get("engines", [])
+    else:
+        given = [{"url": line} for line in _lines(path)]
+    if not isinstance(given, list):
+        raise InputError(f"{path}: engines is not a list of tables; write [[engines]]")
+    tables = [{**_defaults(discovery), **each} if isinstance(each, dict) else each for each in given[:MOST]]
+    return list(checked({"engines": tables}, f"{path}: ").engines) if tables else []
+
+
+async def from_dns(discovery: Discovery) -> list[EngineAt]:
+    """One engine per address of a name. A name that has none gives none."""
+    host, port = address(discovery.dns or "")
+    try:
+        answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"DNS name {host}: {error}; check discovery.dns") from None
+    hosts = sorted({str(answer[4][0]) for answer in answers})
+    shown = [f"[{each}]" if ":" in each else each for each in hosts]
+    return [EngineAt(url=f"http://{each}:{port}", **_defaults(discovery)) for each in shown]
+
+
+def _defaults(discovery: Discovery) -> dict[str, Any]:
+    return {"seats": discovery.seats, "kv_group": discovery.kv_group}
+
+
+def _lines(path: str) -> list[str]:
+    lines = (line.partition("#")[0].strip() for line in read_text(path).splitlines())
+    return [line for line in lines if line]

@@ -1,0 +1,322 @@
+"""The gate: any `RoutePolicy` before real engines, without a word of HTTP. Read `Gate` first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from headgate.core.errors import InputError, RunError
+from headgate.core.fleet import Move, Stage
+from headgate.core.policy import End
+from headgate.core.request import Slo
+from headgate.live.route.config import ClassLimits
+from headgate.live.route.gate.guard import GuardedRouter
+from headgate.live.route.gate.queue import NO_SLO, EngineState, Lapsed, Refused, State, Ticket
+from headgate.live.route.request import Content
+
+if TYPE_CHECKING:
+    from headgate.live.route.gate.guard import GuardedRouter
+
+
+__all__ = ["ClassLimits", "EngineState", "Gate", "Lapsed", "Refused", "State", "Ticket"]
+
+OF_LEASE = 0.6  # of the time for which KV is kept, a request may wait for its decode place
+SERVED = (End.STOPPED, End.LIMIT)
+SHUT = 5  # seconds of Retry-After when the router ends
+ON_ENGINE = (State.PREFILLING, State.DECODING)
+
+
+class Gate(GuardedRouter):
+    """Requests wait here until the router finds them an engine. One per process; used from one event loop.
+
+    A request's handler calls `arrive`, awaits `place`, reports `first_token` or `parted` (and then awaits
+    `place` again), `back` where a leg failed before the client saw a byte, and `end` exactly once, when its
+    upstream connection is closed. Only `place` waits; everything else returns at once. Events of one turn of
+    the loop are booked first and routed together, arrivals are routed at once, as in the simulator.
+
+    A router that raises, answers nonsense or moves nobody for `watchdog` seconds although a request waits and
+    an engine has a place is disabled, once and loudly: `fallen` says why, and least-loaded goes on.
+    """
+
+    # -- the life of a request ------------------------------------------------------------------------
+
+    def arrive(
+        self,
+        kind: str,
+        prompt: int,
+        limit: int,
+        *,
+        guess: int | None = None,
+        priority: int = 0,
+        slo: Slo = NO_SLO,
+        whole: bool = False,
+        most_wait: float = inf,
+        content: Content | None = None,
+    ) -> Ticket:
+        """A request joins the queue of its class, or raises Refused. Unknown classes are the default one.
+
+        `prompt` is an estimate in tokens, `whole` forbids to split it over two engines, and one that
+        would have to wait for more than `most_wait` seconds is refused at once.
+        """
+        if self.closed:
+            raise Refused(503, "draining", SHUT)
+        now = self._look()
+        ticket = Ticket(
+            id=self._number,
+            kind=self.roster.kind(kind),
+            arrival=now,
+            prompt=prompt,
+            limit=limit,
+            guess=guess,
+            priority=priority,
+            slo=slo,
+            whole=whole,
+            content=content,
+        )
+        self._number += 1
+        self.tickets[ticket.id] = ticket
+        self.counts["arrived"] += 1
+        self._tell(self.desk.arrived, ticket, now)
+        self._routed(now)
+        if ticket.state is State.QUEUED:
+            self._bound(ticket, now, most_wait)
+        if isinstance(ticket.answer, Refused):
+            raise ticket.answer
+        return ticket
+
+    async def place(self, ticket: Ticket) -> Move:
+        """Where the router sends it: WHOLE or PREFILL, after `parted` DECODE. Raises Refused or Lapsed.
+
+        When the wait is cancelled the request keeps its place; `end` must still be told.
+        """
+        while ticket.answer is None and not ticket.lapsed:
+            if ticket.state is State.GONE:
+                raise RunError(f"{ticket} has ended and waits for nothing")
+            ticket.waiter = asyncio.get_running_loop().create_future()
+            try:
+                await ticket.waiter
+            finally:
+                ticket.waiter = None
+        if ticket.lapsed:
+            ticket.lapsed = False
+            raise Lapsed(f"{ticket}: its KV would not be there any more")
+        answer, ticket.answer = ticket.answer, None
+        if isinstance(answer, Refused):
+            raise answer
+        assert answer is not None
+        return answer
+
+    def first_token(self, ticket: Ticket) -> None:
+        """Its prompt is done and it decodes where it is; told again or for a DECODE it does nothing.
+
+        A request that was sent for its prompt alone, but came back without KV parameters, stays there too.
+        """
+        if ticket.state is not State.PREFILLING:
+            return
+        now, apart = self._look(), self.roster.places[ticket.id].stage is Stage.PREFILL
+        ticket.state = State.DECODING
+        if apart:  # the router expects it in `handoff`, and must not hear that its prompt is done
+            self.roster.end_prompt(ticket, self.roster.replicas[ticket.engine], True)
+        else:
+            self._tell(self.desk.prompt_done, ticket, ticket.engine, now)
+        self._settle_soon()
+
+    def parted(self, ticket: Ticket, lease: float = inf) -> None:
+        """Its prompt is done at an engine that keeps its KV for `lease` seconds; it waits for a decode place.
+
+        At 60 % of the lease `place` raises Lapsed.
+        """
+        if ticket.state is not State.PREFILLING:
+            raise RunError(f"{ticket} has no prompt under way that could be done")
+        now = self._look()
+        if self.closed:
+            raise Refused(503, "draining", SHUT)
+        ticket.state = State.HANDED_OVER
+        ticket.tell(None)
+        self._tell(self.desk.parted, ticket, ticket.engine, now)
+        self._deadlines.set(ticket, now + OF_LEASE * lease)
+        self._arm(now)
+        self._settle_soon()
+
+    def back(self, ticket: Ticket, whole: bool | None = None) -> None:
+        """A leg failed before the client saw a byte: it goes to the head of its queue, to be placed anew.
+
+        Another engine is preferred from now on; `whole` changes whether it may be split.
+        """
+        if self.closed:
+            raise Refused(503, "draining", SHUT)
+        if ticket.state is State.QUEUED or ticket.state is State.GONE:
+            raise RunError(f"{ticket} is on no engine and cannot come back from one")
+        ticket.tries += 1
+        ticket.avoid |= {ticket.engine}
+        self._take_back(ticket, self._look(), ticket.whole if whole is None else whole)
+        self._settle_soon()
+
+    def end(self, ticket: Ticket, how: End, tokens: int = 0) -> None:
+        """It is gone, wherever it was: its seat is free. A second call does nothing and is counted.
+
+        STOPPED and LIMIT mean served; ABORTED: the client hung up or the stream broke. Not needed after
+        Refused, but allowed.
+        """
+        self.counts["ended_twice"] += ticket.ended
+        ticket.ended = True
+        if ticket.state is State.GONE:
+            return
+        now, state = self._look(), ticket.state
+        ticket.state, ticket.generated = State.GONE, max(tokens, ticket.generated)
+        del self.tickets[ticket.id]
+        if state in ON_ENGINE:
+            self._tell(self.desk.ended, ticket, ticket.engine, now, how)
+        else:
+            self._tell(self.desk.left, ticket, now, End.ABORTED if how in SERVED else how)
+        self._settle_soon()
+
+    def shut(self) -> None:
+        """The end: requests without an engine are refused, now and from now on; the others end as they do."""
+        self.closed = True
+        now = self._look()
+        for ticket in [*self.tickets.values()]:
+            if ticket.state is State.QUEUED or ticket.state is State.HANDED_OVER:
+                self._refuse(ticket, now, "draining")
+
+    # -- engines, classes and routers -----------------------------------------------------------------
+
+    def add_engine(self, state: EngineState) -> int:
+        """One more engine; its number may be that of one that was retired and is empty."""
+        id = self.desk.add_engine(state.checked())
+        self.engines_changed()
+        return id
+
+    def set_engine(
+        self,
+        id: int,
+        *,
+        up: bool | None = None,
+        seats: int | None = None,
+        prompts: int | None = None,
+        role: str | None = None,
+        taken: int | None = None,
+        most: int | None = None,
+        group: str | None = None,
+    ) -> None:
+        """What is given changes. Down or drained is `up=False`: requests on it stay counted until `end`."""
+        if id not in self.desk.engines:
+            raise InputError(f"there is no engine {id}; add it first")
+        state = self.desk.engines[id]
+        asked = {"up": up, "seats": seats, "prompts": prompts, "role": role, "taken": taken, "most": most,
+                 "group": group}  # fmt: skip
+        before = {name: getattr(state, name) for name in asked}
+        for name, value in asked.items():
+            if value is not None:
+                setattr(state, name, value)
+        try:
+            state.checked()
+        except InputError:
+            for name, value in before.items():
+                setattr(state, name, value)
+            raise
+        self.engines_changed()
+
+    def retire(self, id: int) -> None:
+        """The engine is gone from the configuration; requests on it end there."""
+        self.desk.retire(id)
+        self.engines_changed()
+
+    def set_classes(self, kinds: Sequence[str], limits: Mapping[str, ClassLimits]) -> None:
+        """After a reload: classes that are new are added, the others keep their queues."""
+        for kind in kinds:
+            self.roster.add_kind(kind)
+        self.set_limits(limits)
+
+    def predicted_wait(self, kind: str) -> float:
+        """Seconds that a request of the class would wait if it came now."""
+        kind = self.roster.kind(kind)
+        return self.waits.predicted(kind, len(self.roster.queues[kind]), self._look())
+
+    def books(self) -> dict[str, Any]:
+        """Who is where, by class and engine, and what went wrong so far."""
+        return summary(self)
+
+    def check(self) -> list[str]:
+        """Every invariant of the books that does not hold, in words; none if all is well."""
+        return faults(self)
+
+
+# -- The gate's books: a summary for operators, and every invariant that can be checked from them -------
+
+
+def summary(gate: GuardedRouter) -> dict[str, Any]:
+    """Who is where, by class and engine, and what went wrong so far. Everything in it is JSON."""
+    roster, desk = gate.roster, gate.desk
+    return {
+        "router": type(gate.router).__name__,
+        "fallen": gate.fallen,
+        "queued": {kind: len(queue) for kind, queue in roster.queues.items()},
+        "handed_over": len(roster.handoff),
+        "engines": {
+            id: {
+                "role": roster.replicas[id].role,
+                "up": state.up,
+                "room": list(roster.replicas[id].room),
+                "prompts": roster.replicas[id].prompts,
+                "decodes": roster.replicas[id].decodes,
+            }
+            for id, state in desk.engines.items()
+        },
+        "retiring": {id: roster.replicas[id].load for id in roster.retired if roster.replicas[id].load},
+        "counts": dict(gate.counts),
+        "refused": dict(gate.refused),
+        "gauges": gate.gauges() if gate.fallen is None else {},
+    }
+
+
+def faults(gate: GuardedRouter) -> list[str]:
+    """Every invariant that does not hold: one place for each request, and counters that agree with them."""
+    roster, found = gate.roster, []
+    for ticket in gate.tickets.values():
+        queued = ticket.id in roster.waiting and ticket.id in roster.queues[ticket.kind]
+        stay = roster.places.get(ticket.id)
+        between = ticket.id in roster.handoff
+        is_there = {
+            State.QUEUED: queued and stay is None and not between,
+            State.PREFILLING: bool(stay and not stay.decoding and not between and not queued),
+            State.HANDED_OVER: bool(stay and not stay.decoding and between and not queued),
+            State.DECODING: bool(stay and stay.decoding and not between and not queued),
+        }
+        if not is_there.get(ticket.state, False):
+            found.append(f"{ticket} is not where it says: queued={queued}, place={stay}, between={between}")
+        elif stay is not None and stay.replica != ticket.engine:
+            found.append(f"{ticket} is on engine {stay.replica}")
+    here = len(roster.waiting) + len(roster.places)
+    if here != len(gate.tickets):
+        found.append(f"{here} requests in the roster, {len(gate.tickets)} in the gate")
+    return found + _engine_faults(gate)
+
+
+def _engine_faults(gate: GuardedRouter) -> list[str]:
+    """Counters of every engine against those who are on it."""
+    roster, found = gate.roster, []
+    prompts: Counter[tuple[int, str]] = Counter()
+    decodes: Counter[tuple[int, str]] = Counter()
+    for id, stay in roster.places.items():
+        if id not in roster.handoff:
+            (decodes if stay.decoding else prompts)[stay.replica, stay.request.kind] += 1
+    for seat in roster.replicas:
+        for name, counted, said in (
+            ("prompts", prompts, seat.prefilling),
+            ("decodes", decodes, seat.decoding),
+        ):
+            wrong = {kind: n for kind, n in said.items() if n != counted[seat.id, kind]}
+            if wrong:
+                found.append(f"engine {seat.id}: {name} {wrong} are not there")
+        if seat.prompts != sum(seat.prefilling.values()) or seat.decodes != sum(seat.decoding.values()):
+            found.append(f"{seat} does not add up")
+    for kind, number in roster.prefilling.items():
+        if number != sum(seat.prefilling[kind] for seat in roster.replicas):
+            found.append(f"class {kind!r}: {number} prompts in the fleet do not add up")
+    if roster.free_seats != sum(seat.seats for seat in roster.replicas):
+        found.append(f"{roster.free_seats} free seats do not add up")
+    return found

@@ -1,0 +1,417 @@
+"""One request inside the gate: what routers may read of it, where it is, and what its handler waits for."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
+
+from headgate.core.dispatch import Dispatch
+from headgate.core.errors import InputError
+from headgate.core.fleet import ANY, CLOSED, DECODE, MIXED, PREFILL, SOLO, Move, Room, RoutePolicy, Stage
+from headgate.core.request import Request, Slo
+from headgate.live.route.request import Content
+
+NO_SLO = Slo()
+NOWHERE: frozenset[int] = frozenset()
+
+
+class State(Enum):
+    """Where a request is. It is in exactly one of these."""
+
+    QUEUED = "queued"  # in the queue of its class
+    PREFILLING = "prefilling"  # holds a prompt seat at an engine, sent WHOLE or for its PREFILL
+    HANDED_OVER = "handed over"  # prompt done, waits for a decode place; its KV stays at the prefill engine
+    DECODING = "decoding"  # holds a decode seat at an engine
+    GONE = "gone"
+
+
+class Refused(Exception):  # noqa: N818  (an answer to the client, not a fault)
+    """The gate does not serve this request. `retry_after` is in whole seconds."""
+
+    def __init__(self, status: int, reason: str, retry_after: int) -> None:
+        super().__init__(f"{status} {reason}; retry after {retry_after} s")
+        self.status = status  # 429: the queue is full or too slow; 503: no engine, or the router ends
+        self.reason = reason  # one of REASONS
+        self.retry_after = retry_after
+
+
+REASONS = ("queue full", "queue time", "wait too long", "router", "no engines", "draining")
+
+
+class Lapsed(Exception):  # noqa: N818  (news, not a fault)
+    """No decode place was found before the KV's deadline. The KV must be given up.
+
+    The request is at the head of its queue again, to be sent WHOLE: wait for `place` once more.
+    """
+
+
+class Ticket:
+    """A request in the gate; routers see it as a read-only `Request`.
+
+    `prompt` is an estimate. The handler may write `generated` while tokens come; estimators read it.
+    """
+
+    __slots__ = (
+        "answer",
+        "arrival",
+        "avoid",
+        "cached",
+        "content",
+        "deadline",
+        "ended",
+        "engine",
+        "generated",
+        "guess",
+        "id",
+        "kind",
+        "lapsed",
+        "last_token",
+        "limit",
+        "priority",
+        "prompt",
+        "queued",
+        "slo",
+        "state",
+        "tries",
+        "waiter",
+        "whole",
+    )
+
+    evictions = 0
+    wasted = 0
+
+    def __init__(
+        self,
+        id: int,
+        kind: str,
+        arrival: float,
+        prompt: int,
+        limit: int,
+        guess: int | None = None,
+        priority: int = 0,
+        slo: Slo = NO_SLO,
+        whole: bool = False,
+        content: Content | None = None,
+    ) -> None:
+        self.content = content  # None: nobody asks what it shares with others
+        self.id, self.kind, self.arrival = id, kind, arrival
+        self.queued = arrival  # when it entered its queue; later where a failed leg brought it back
+        self.prompt, self.limit, self.guess = prompt, limit, guess
+        self.priority, self.slo = priority, slo
+        self.whole = whole  # never split, whatever the router says
+        self.state = State.QUEUED
+        self.engine = -1  # where it is; for HANDED_OVER where its KV is
+        self.tries = 0  # engines it was sent to that failed
+        self.avoid = NOWHERE  # those engines
+        self.generated = 0
+        self.cached = 0  # prompt tokens its engine had, where it says so at the end
+        self.last_token: float | None = None
+        self.deadline = 0.0  # of its state: the end of its time in the queue, or of its KV
+        self.ended = False  # its handler said so
+        self.lapsed = False  # its handler must give up its KV before anything else
+        self.answer: Move | Refused | None = None  # what `place` will return or raise
+        self.waiter: Future[None] | None = None
+
+    @property
+    def room(self) -> int:
+        return self.todo
+
+    @property
+    def todo(self) -> int:
+        """Prompt tokens still to prefill."""
+        return self.prompt if self.state in (State.QUEUED, State.PREFILLING) else 0
+
+    def tell(self, answer: Move | Refused | None) -> None:
+        """The handler that waits for a place learns what became of it; None: it has to wait again."""
+        self.answer = answer
+        if (answer is not None or self.lapsed) and self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def __repr__(self) -> str:
+        return (
+            f"Ticket({self.id}, {self.kind!r}, {self.state.value}, engine={self.engine}, tries={self.tries})"
+        )
+
+
+# -- Engines before the gate: what each may take by its role, and which roles the router's wish gives ---
+#    them
+
+AUTO = "auto"  # the router chooses the role
+UNBOUNDED = 1 << 30
+SPARE = 1 / 16  # of its seats that an engine may have queued inside, before routers that send at once
+
+
+class EngineState:
+    """What is known of one engine apart from the requests on it."""
+
+    __slots__ = ("group", "most", "prompts", "role", "rooms", "seats", "taken", "up")
+
+    def __init__(
+        self,
+        seats: int,
+        prompts: int = 1,
+        role: str = AUTO,
+        rooms: Callable[[str], Room] | None = None,
+        group: str = "",
+    ) -> None:
+        """`rooms` replaces the usual room of a role: to repeat a simulation one needs the simulator's."""
+        self.seats, self.prompts, self.role, self.rooms = seats, prompts, role, rooms
+        self.group = group  # engines of one group can send KV to each other
+        self.up = True
+        self.taken = 0  # seats held by requests that this gate did not send
+        self.most = UNBOUNDED  # requests it may have in all: a breaker that tries it again allows one
+
+    def checked(self) -> EngineState:
+        """The same, or an error that names what cannot be."""
+        if self.seats < 1 or self.prompts < 1 or self.taken < 0:
+            raise InputError(
+                f"an engine with {self.seats} seats, {self.prompts} prompts at once and {self.taken} seats "
+                "taken; give at least 1 seat, 1 prompt and 0 taken"
+            )
+        if self.most < 0:
+            raise InputError(f"an engine that may have {self.most} requests; give 0 or more")
+        if self.role not in (AUTO, ANY, MIXED, SOLO, PREFILL, DECODE):
+            raise InputError(f"role {self.role!r} of an engine is not known; give auto, any, mixed or solo")
+        return self
+
+    def room(self, role: str, deep: bool) -> Room:
+        """Its room in that role; `deep` before a router that sends at once."""
+        if not self.up:
+            return CLOSED
+        if self.rooms is not None:
+            return self.rooms(role)
+        return live_room(role, self.seats, self.prompts, deep, self.taken, self.most)
+
+
+def live_room(role: str, seats: int, prompts: int, deep: bool, taken: int = 0, most: int = UNBOUNDED) -> Room:
+    """The room of a role on a real engine, which may run several prompts at once.
+
+    Routers that send at once keep a few requests more than seats on every engine, so that a seat that falls
+    free is filled without waiting for the router; the others keep to the seats. With one prompt at a time it
+    is the simulator's `core.fleet.room`, but a prefill engine may decode: requests that cannot be split, or
+    come back from a failed hand-over, are sent there whole.
+    """
+    total = max(0, min((ceil(seats * (1 + SPARE)) if deep else seats) - taken, most))
+    at_once = total if deep else min(prompts, total)
+    if role == MIXED:
+        return Room(at_once, max(0, total - 1), total)
+    if role in (SOLO, DECODE):
+        return Room(0, total, total)
+    return Room(at_once, total, total)
+
+
+def paired(engines: Mapping[int, EngineState]) -> set[int]:
+    """Engines that can hand KV to another one of their group that is up; all that repeat a simulation."""
+    up: Counter[str] = Counter(each.group for each in engines.values() if each.up)
+    return {id for id, each in engines.items() if each.rooms is not None or up[each.group] > each.up}
+
+
+def assign(
+    engines: Mapping[int, EngineState], now: Mapping[int, str], wanted: Sequence[str]
+) -> dict[int, str]:
+    """The role of every engine: fixed ones keep theirs, as few of the others as possible change.
+
+    `wanted` are the roles that the router wants for the engines that are up, in any order.
+    """
+    found = {id: each.role for id, each in engines.items() if each.role != AUTO}
+    left = Counter(wanted) - Counter(role for id, role in found.items() if engines[id].up)
+    free = [id for id, each in engines.items() if each.role == AUTO and each.up]
+    for id in free:
+        if left[now[id]] > 0:
+            found[id] = now[id]
+            left[now[id]] -= 1
+    rest = list(left.elements())
+    for id in free:
+        if id not in found:
+            found[id] = rest.pop(0) if rest else now[id]
+    for id in engines:
+        found.setdefault(id, now[id])
+    return found
+
+
+# -- The dispatch of a gate: engines that differ, requests that cannot be split, and those nobody places
+
+SOONEST = 0.001  # seconds: a wake-up that lies in the past
+
+
+class Desk(Dispatch):
+    """What `core.dispatch` does, for real engines.
+
+    A request that must be sent whole is, also where no other engine could take its KV over. One that an
+    engine has failed goes to another while there is one with a place. Requests between two engines are placed
+    even if the router of the day hands nothing over; those whose KV is at an engine that is drained or down
+    before all others.
+    """
+
+    def __init__(
+        self,
+        router: RoutePolicy,
+        kinds: Sequence[str],
+        send: Callable[[Request, Move], None],
+        refuse: Callable[[Request, float], None],
+        wake: Callable[[float], None],
+    ) -> None:
+        self.engines: dict[int, EngineState] = {}
+        self._paired: set[int] = set()  # engines with another one to hand KV to
+        super().__init__(router, (), lambda role: CLOSED, kinds, send, refuse, wake, SOONEST)
+
+    def add_engine(self, state: EngineState) -> int:
+        """One more engine; its role comes with `arrange`."""
+        seat = self.roster.add(state.role if state.role != AUTO else "any", CLOSED)
+        self.engines[seat.id] = state
+        return seat.id
+
+    def retire(self, id: int) -> None:
+        """No request is sent there any more."""
+        self.roster.retire(id)
+        del self.engines[id]
+
+    def arrange(self) -> None:
+        """Roles as the router wants them for the engines that are up, and the room of each."""
+        self._paired = paired(self.engines)
+        up = sum(each.up for each in self.engines.values())
+        now = {id: self.roster.replicas[id].role for id in self.engines}
+        roles = assign(self.engines, now, self.router.roles(up) if up else ())
+        for id, state in self.engines.items():
+            role = roles[id]
+            room = state.room(role, self.router.sends_at_once)
+            seat = self.roster.replicas[id]
+            if seat.role != role:
+                self.roster.set_role(id, role, room)
+            elif seat.room != room:
+                self.roster.set_room(id, room)
+
+    def set_role(self, engine: int, role: str) -> bool:
+        """As the router wishes, unless the role of that engine is fixed."""
+        state = self.engines.get(engine)
+        if state is None or state.role != AUTO or self.roster.replicas[engine].role == role:
+            return False
+        self.roster.set_role(engine, role, state.room(role, self.router.sends_at_once))
+        self.engines_changed()
+        return True
+
+    def route(self, now: float) -> None:
+        """Ask the router, after hand-overs from engines that take nothing more have found a place."""
+        roster = self.roster
+        for id in [*roster.handoff]:
+            if roster.replicas[roster.places[id].replica].room == CLOSED:
+                able = [seat for seat in roster.replicas if seat.room.decodes > 0]
+                able = [seat for seat in able if seat.role != PREFILL] or able
+                best = max(able, key=lambda seat: seat.seats, default=None)
+                if best is None or not best.seats:
+                    break
+                self._move(Move(id, best.id, Stage.DECODE), now)
+        super().route(now)
+
+    def place_left(self, now: float) -> None:
+        """Requests between two engines, under a router that never moves those."""
+        roster = self.roster
+        for id in [*roster.handoff]:
+            home = roster.replicas[roster.places[id].replica]
+            open = [home.id] if home.seats > 0 else [each for pool in roster.open.values() for each in pool]
+            if not open:
+                return
+            engine = max(open, key=lambda each: roster.replicas[each].seats)
+            self._move(Move(id, engine, Stage.DECODE), now)
+
+    def _move(self, move: Move, now: float) -> None:
+        amended = self._amended(move)
+        if amended.replica == move.replica or amended.stage is not Stage.WHOLE:
+            return super()._move(amended, now)
+        seat, room = self.roster.replicas[amended.replica], self.roster.replicas[amended.replica].room
+        self.roster.set_room(seat.id, room._replace(prompts=max(room.prompts, seat.prompts + 1)))
+        try:
+            super()._move(amended, now)
+        finally:
+            self.roster.set_room(seat.id, room)
+
+    def _amended(self, move: Move) -> Move:
+        """The same move, whole where it must be, and to an engine that has not failed the request yet."""
+        roster, decode = self.roster, move.stage is Stage.DECODE
+        ticket = (roster.handoff if decode else roster.waiting).get(move.request)
+        if not isinstance(ticket, Ticket):
+            return move  # a number that nobody has is refused by the roster
+        engine, stage = move.replica, move.stage
+        if engine in ticket.avoid and 0 <= engine < len(roster.replicas):
+            places = (roster.open if decode else roster.idle)[roster.replicas[engine].role]
+            engine = next((each for each in places if each not in ticket.avoid), engine)
+            if engine in ticket.avoid and ticket.whole and not decode:
+                engine = self._elsewhere(ticket.avoid, engine)
+        if stage is Stage.PREFILL and (ticket.whole or engine not in self._paired):
+            stage = Stage.WHOLE
+        return move if (engine, stage) == move[1:] else Move(move.request, engine, stage)
+
+    def _elsewhere(self, avoid: frozenset[int], engine: int) -> int:
+        """Another engine with a seat, whatever its role: all that usually take prompts have failed it."""
+        others = [self.roster.replicas[id] for id in self.engines if id not in avoid]
+        free = [seat for seat in others if seat.load < seat.room.total]
+        return min(free, key=lambda seat: seat.load).id if free else engine
+
+
+# -- Deadlines of requests that wait, and whether the router has moved anybody lately -------------------
+
+OUT_OF_DATE = 256  # deadlines beyond one for each request inside, after which the heap is cleared of them
+
+
+class Deadlines:
+    """One heap for all. A deadline that is out of date is dropped when it comes up, or when they are many."""
+
+    def __init__(self, watchdog: float, tickets: Mapping[int, Ticket]) -> None:
+        """`tickets` are the requests inside, by number."""
+        if not watchdog > 0:
+            raise InputError(f"watchdog is {watchdog} s; give a time above 0")
+        self.watchdog, self._tickets = watchdog, tickets
+        self._heap: list[tuple[float, int]] = []
+        self._held_since = inf  # since when somebody has waited without a break
+        self._moved = -inf
+
+    def set(self, ticket: Ticket, when: float) -> None:
+        """It may stay in its state until then; infinite: for ever."""
+        ticket.deadline = when
+        if when < inf:
+            heappush(self._heap, (when, ticket.id))
+            if len(self._heap) > 2 * len(self._tickets) + OUT_OF_DATE:
+                self._heap = [each for each in self._heap if self._holds(*each)]
+                heapify(self._heap)
+
+    def moved(self, now: float) -> None:
+        """The router has moved a request."""
+        self._moved = now
+
+    def held(self, now: float, waiting: bool) -> None:
+        """Does anybody wait after the router was asked?"""
+        self._held_since = (now if self._held_since == inf else self._held_since) if waiting else inf
+
+    @property
+    def next_look(self) -> float:
+        """When to look again at the latest."""
+        dog = self._dog()
+        return self._heap[0][0] if self._heap and self._heap[0][0] < dog else dog
+
+    def due(self, now: float) -> list[Ticket]:
+        """Those whose time is over. Their state tells what that means."""
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            when, id = heappop(self._heap)
+            if self._holds(when, id):
+                found.append(self._tickets[id])
+        return found
+
+    def _holds(self, when: float, id: int) -> bool:
+        ticket = self._tickets.get(id)
+        return ticket is not None and ticket.deadline == when
+
+    def starving(self, now: float) -> bool:
+        """Has nobody been moved for too long, although somebody waits? Then time begins anew."""
+        if now < self._dog():
+            return False
+        self._moved = now
+        return True
+
+    def _dog(self) -> float:
+        since = self._held_since if self._held_since > self._moved else self._moved
+        return since + self.watchdog

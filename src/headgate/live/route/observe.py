@@ -1,0 +1,173 @@
+"""The router's own metrics. Labels are bounded: class, engine number, reason, fault."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from headgate.core.errors import InputError
+from headgate.live.route.request import RefusedError
+
+FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Ended(NamedTuple):
+    """Metrics of one class."""
+
+    total: Histogram
+    queued: Histogram
+    first_token: Histogram
+    prompt_tokens: Counter
+    output_tokens: Counter
+
+
+class Metrics:
+    """One registry per router, so that several may live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests by class and how they ended", "class", "outcome")
+        self.refused = self._counter("refused", "Requests the router answered itself", "reason")
+        self.retries = self._counter("retries", "Tries after the first, by what failed before", "fault")
+        self.faults = self._counter("leg_faults", "Upstream calls that failed", "engine", "fault")
+        self.first_token = self._histogram("first_token_seconds", "Arrival to first token", FIRST)
+        self.queued = self._histogram("queue_seconds", "Time in the router's queue", FIRST)
+        self.total = self._histogram("request_seconds", "Arrival to last byte", WHOLE)
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended requests", "class")
+        self.output_tokens = self._counter("output_tokens", "Output tokens of ended requests", "class")
+        self.unstreamed = self._counter("unstreamed", "Requests whose first token was assumed", "class")
+        self.handovers = self._counter("kv_handovers", "Decodes sent with KV parameters")
+        self.released = self._counter("kv_released", "KV given up, by result", "result")
+        self.consumed = self._counter("kv_consumed", "Decodes that went on to release KV without a client")
+        self.stripped = self._counter("kv_stripped", "Hand-overs past their deadline")
+        self.no_params = self._counter("kv_missing", "Prefills that gave no parameters", "engine")
+        self.reloads = self._counter("reloads", "Reloads by result", "result")
+        self.estimate = Gauge(
+            "headgate_prompt_estimate_error", "Mean relative error of prompt lengths", registry=self.registry
+        )
+        self.engine = {
+            name: Gauge(f"headgate_engine_{name}", text, ["engine"], registry=self.registry)
+            for name, text in (
+                ("up", "1 while it may be sent requests"),
+                ("seats", "Requests of ours it may have"),
+                ("legs", "Calls of ours that are open"),
+                ("foreign", "Requests there that are not ours"),
+                ("running", "Its running requests, scraped"),
+                ("waiting", "Its waiting requests, scraped"),
+                ("kv_usage", "Its KV use, 0 to 1, scraped"),
+                ("first_token_seconds", "Mean time to first token there"),
+            )
+        }
+        self.gauges: dict[str, Gauge] = {}
+        self._ended: dict[str, Ended] = {}
+
+    def ended(self, kind: str) -> Ended:
+        """The metrics of requests of a class that have ended; looking labels up costs more than counting."""
+        found = self._ended.get(kind)
+        if found is None:
+            found = self._ended[kind] = Ended(
+                self.total.labels(kind),
+                self.queued.labels(kind),
+                self.first_token.labels(kind),
+                self.prompt_tokens.labels(kind),
+                self.output_tokens.labels(kind),
+            )
+        return found
+
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """A gauge by name, made when it is first set."""
+        gauge = self.gauges.get(name)
+        if gauge is None:
+            gauge = self.gauges[name] = Gauge(f"headgate_{name}", name, list(labels), registry=self.registry)
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def text(self) -> bytes:
+        """All of it in Prometheus' format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"headgate_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"headgate_{name}", text, ["class"], buckets=buckets, registry=self.registry)
+
+
+# -- One JSON line per request, without prompts, keys or raw header values; the trace file is made ------
+#    likewise
+
+CONTROL = re.compile(r"[^\x20-\x7e]")
+LONGEST = 128
+FLUSH_EVERY = 64  # lines
+
+
+def clean(text: str) -> str:
+    """A text from outside, fit for a log: printable ASCII, at most 128 characters."""
+    return CONTROL.sub("?", text[:LONGEST])
+
+
+def refusal_record(wall: float, seconds: float, path: str, id: str, refused: RefusedError) -> dict[str, Any]:
+    """The line of a request that was refused before it had a class: a wrong key, path or body."""
+    return {
+        "time": round(wall, 3),
+        "id": clean(id),
+        "key": refused.key,
+        "class": "",
+        "path": clean(path),
+        "status": refused.status,
+        "outcome": "refused",
+        "fault": refused.reason,
+        "total_ms": round(1000 * seconds, 3),
+    }
+
+
+class JsonLines:
+    """A file of JSON objects, one a line. A full disk stops the log, not the router."""
+
+    def __init__(self, path: str | None) -> None:
+        self.lost = 0
+        self._file: TextIO | None = None
+        self._since = 0
+        if path == "-":
+            self._file = sys.stdout
+        elif path is not None:
+            try:
+                self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (open as long as the router runs)
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                raise InputError(f"{path}: cannot be written, {why}; choose another file") from None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is written at all."""
+        return self._file is not None
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+            self._since += 1
+            if self._since >= FLUSH_EVERY:
+                self.flush()
+        except (OSError, ValueError):
+            self.lost += 1
+
+    def flush(self) -> None:
+        """Whatever is buffered goes to the file."""
+        self._since = 0
+        try:
+            if self._file is not None:
+                self._file.flush()
+        except (OSError, ValueError):
+            self.lost += 1
+
+    def close(self) -> None:
+        self.flush()
+        if self._file is not None and self._file is not sys.stdout:
+            self._file.close()

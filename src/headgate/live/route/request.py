@@ -1,0 +1,698 @@
+"""What the router itself answers, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from multidict import CIMultiDict, MultiMapping
+
+from headgate.kv.prefix import Pieces
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    411: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    502: "server_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    508: "server_error",
+}
+
+
+class RefusedError(Exception):
+    """A request the router answers itself; `reason` is a short label for metrics."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+        self.key = ""  # whose key it came with
+        self.tries = 0  # engines that were tried
+        self.waited = 0.0  # seconds in the queue
+        self.written = False  # is it in the access log?
+
+
+class Answer(NamedTuple):
+    """Status, headers and body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def error_object(status: int, message: str, code: str | int | None = None) -> dict[str, object]:
+    """`{"error": ...}` as OpenAI's clients read it."""
+    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {
+        "error": {"message": message, "type": kind, "param": None, "code": status if code is None else code}
+    }
+
+
+NAMED = {"Server": "headgate"}  # else aiohttp names itself and its version
+
+
+def answer(error: RefusedError) -> Answer:
+    """A refusal as a response."""
+    headers = {"Content-Type": "application/json", **own_headers(error.tries, error.waited)}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    return Answer(error.status, headers, json.dumps(error_object(error.status, error.message)).encode())
+
+
+def own_headers(tries: int, waited: float) -> dict[str, str]:
+    """What every answer says: engines tried, and milliseconds in the queue."""
+    return {
+        **NAMED,
+        "x-headgate-tries": str(tries),
+        "x-headgate-wait-ms": f"{1000 * waited:.1f}",
+    }
+
+
+ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
+
+
+def error_event(status: int, message: str, path: str = "", torn: bool = False, number: int = 0) -> bytes:
+    """The event that ends a broken stream; nothing follows it. Its shape is what clients of the path read.
+
+    OpenAI's client takes any event with an `error`, Anthropic's only one that is named so. A torn event is
+    closed first, so that this one is read by itself. `number` is that of the event, for /v1/responses.
+    """
+    error: dict[str, object] = {"message": message, "type": "server_error", "param": None, "code": status}
+    body: dict[str, object] = {"error": error}
+    name = b"event: error\n"
+    if path == "/v1/messages":
+        error = {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": message}
+        body = {"type": "error", "error": error}
+    elif path == "/v1/responses":
+        told = {"code": "server_error", "message": message, "param": None, "sequence_number": number}
+        body = {"type": "error", **told, **body}
+    else:
+        name = b""
+    return (b"\n\n" if torn else b"") + name + b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+# -- What the router reads of a request's body; the bytes themselves are passed on untouched ------------
+
+DEPTH = 64
+FIELDS = 10_000  # of the body itself, not of what is in it; each takes 0.6 us of the event loop
+TURN = 1 << 16  # bytes of a body that are looked at in one turn of the event loop; 2 at least
+EXTRA = 1 << 18  # bytes of a field that is decoded, in one turn
+NAME = 256  # bytes of a field's name, in a body of more than one turn
+SPACE = b" \t\n\r"
+QUOTE, OPEN, CLOSE, COLON, COMMA = range(1, 6)
+KINDS = bytearray(256)  # of structure that a byte is, 0 for all others
+for _byte, _kind in zip(b'"[{]}:,', (QUOTE, OPEN, OPEN, CLOSE, CLOSE, COLON, COMMA), strict=True):
+    KINDS[_byte] = _kind
+STEPS = np.array([0, 0, 1, -1, 0, 0], dtype=np.int8)  # what each kind adds to the depth
+LOOKED_AT = (
+    "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens",
+    "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
+    "cache_salt", "tools", "prompt_cache_key", "user", "ec_transfer_params", "vllm_xargs",
+    "prompt_embeds", "system", "instructions",
+)  # fmt: skip
+QUOTED = [(name, b'"%b"' % name.encode()) for name in LOOKED_AT]
+WHOLE_ONLY = frozenset(("kv_transfer_params", "prompt_logprobs", "n", "best_of", "use_beam_search", "echo"))
+TEXTS: dict[str, tuple[str, ...]] = {  # what prompts are made of, the main field first
+    "/v1/completions": ("prompt", "prompt_embeds"),
+    "/v1/chat/completions": ("messages", "tools"),
+    "/v1/messages": ("messages", "system", "tools"),
+    "/v1/responses": ("input", "instructions", "tools"),
+}
+LIMITS: dict[str, tuple[str, ...]] = {  # of output tokens: the first that is given counts
+    "/v1/completions": ("max_tokens",),
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/messages": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+}
+OTHER_TEXTS = ("prompt", "messages", "input")  # of all other paths: the first that is given
+OTHER_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+UNBOUNDED = 1 << 20  # output tokens of a request without a limit
+ABSENT = msgspec.Raw()
+NO_OBJECT = "the body is not a JSON object"
+
+
+class _Metadata(msgspec.Struct):
+    named: str | None = msgspec.field(default=None, name="class")
+
+
+class _Handed(msgspec.Struct):
+    """What tells an engine's connectors where to fetch from. vLLM takes it from `vllm_xargs`, too."""
+
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+
+
+_TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_HANDED = msgspec.json.Decoder(_Handed | None)
+_ANY = msgspec.json.Decoder()
+_METADATA = msgspec.json.Decoder(_Metadata)
+Body = bytes | bytearray  # a large one grows while it comes
+Fields = dict[str, msgspec.Raw]  # lengths of texts are taken from their raw bytes
+Made = TypeVar("Made")
+Numbers = Any  # of numpy
+SOME = 250  # fields that are cut in one turn
+Steps = Generator[None, None, Made]  # work in turns, and what it makes
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """One request as the gate and the relay need it."""
+
+    body: Body
+    model: str
+    stream: bool
+    prompt_bytes: int  # of all that the prompt is made of, as JSON
+    limit: int  # output tokens at most
+    splittable: bool  # may its prompt and its output be on two engines
+    field_class: str | None  # metadata.class
+    prompt_tokens: int | None = None  # exact, where the prompt is a list of token ids
+    text: msgspec.Raw = ABSENT  # the prompt or the messages as JSON
+    salt: tuple[msgspec.Raw, ...] = ()  # what else decides whether two equal prompts have the same KV
+    session: msgspec.Raw = ABSENT  # prompt_cache_key or user
+
+
+class Turns:
+    """Work on large bodies goes on by one step in each turn of the event loop, whosever bodies they are."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()  # in the order of asking: a body of two steps is not behind one of 500
+
+    async def finish(self, work: Steps[Made]) -> Made:
+        """What the work makes. What takes one step is done at once."""
+        try:
+            next(work)
+            while True:
+                async with self._turn:
+                    await asyncio.sleep(0)
+                    next(work)
+        except StopIteration as made:
+            return made.value  # type: ignore[no-any-return]
+
+
+def at_once(work: Steps[Made]) -> Made:
+    """The same in one turn."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as made:
+            return made.value  # type: ignore[no-any-return]
+
+
+def read_body(body: Body, path: str, allow_kv_params: bool = False) -> Asked:
+    """Understand a JSON body once. Refuses what is no object, too deep or too broad, or repeats a field."""
+    return at_once(reading(body, path, allow_kv_params))
+
+
+def reading(body: Body, path: str, allow_kv_params: bool = False) -> Steps[Asked]:
+    """The same in turns."""
+    fields = yield from fields_of(body)
+    if not allow_kv_params:
+        _check_handed(fields)
+    get = fields.get
+    names = TEXTS.get(path) or [name for name in OTHER_TEXTS if name in fields][:1]
+    texts = {name: fields[name] for name in names if name in fields}
+    model = _value(fields, "model")
+    return Asked(
+        body=body,
+        model=model if isinstance(model, str) else "",
+        stream=_value(fields, "stream") is True,
+        prompt_bytes=sum(len(memoryview(text)) for text in texts.values()),
+        limit=_limit(fields, path),
+        splittable=_splittable(fields, path),
+        field_class=_field_class(fields),
+        prompt_tokens=(yield from _token_ids(texts["prompt"] if [*texts] == ["prompt"] else ABSENT)),
+        text=texts.get(names[0], ABSENT) if names else ABSENT,
+        salt=(get("cache_salt", ABSENT), get("tools", ABSENT)),
+        session=get("prompt_cache_key") or get("user", ABSENT),
+    )
+
+
+def fields_of(body: Body) -> Steps[Fields]:
+    """The fields of the body itself, as they stand there; refuses what no engine should be asked to parse.
+
+    Of a body of one turn all is known to be JSON. Of a larger one the names of its fields and where they end,
+    if an engine's parser accepts it at all.
+    """
+    if len(body) > TURN:
+        return (yield from _scan(body))
+    try:
+        if body.count(b"[") + body.count(b"{") > DEPTH:
+            structure = _structure(body)
+            _levels(structure[structure != 0], 0, 0)
+        fields = _TOP.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise RefusedError(400, "json", NO_OBJECT) from None
+    _check_number(len(fields))
+    _check_duplicates(body, fields)
+    return fields
+
+
+def _value(fields: Fields, name: str) -> Any:
+    """One field decoded; None for null or a missing one. A list or an object stays as it is."""
+    raw = fields.get(name)
+    if raw is None or _begins(raw) in (b"[", b"{"):
+        return raw
+    if len(memoryview(raw)) > EXTRA:
+        raise RefusedError(400, "json", f"{name} is larger than {EXTRA} bytes")
+    try:
+        return _ANY.decode(raw)
+    except (msgspec.DecodeError, ValueError):
+        raise RefusedError(400, "json", NO_OBJECT) from None
+
+
+def _begins(raw: msgspec.Raw) -> bytes:
+    return bytes(memoryview(raw)[:1])
+
+
+def _check_handed(fields: Fields) -> None:
+    """Refuse parameters of connectors, wherever the engine would find them."""
+    given = fields.get("vllm_xargs", b"null")
+    if len(memoryview(given)) > EXTRA:
+        raise RefusedError(400, "json", f"vllm_xargs is larger than {EXTRA} bytes")
+    try:
+        extra = _HANDED.decode(given)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise RefusedError(400, "json", "vllm_xargs is not a JSON object") from None
+    for name in _Handed.__struct_fields__:
+        if _value(fields, name) is not None or getattr(extra, name, None) is not None:
+            raise RefusedError(400, "kv_params", f"{name} is not accepted from clients")
+
+
+def _field_class(fields: Fields) -> str | None:
+    given = fields.get("metadata", b"{}")
+    try:
+        return _METADATA.decode(given).named if len(memoryview(given)) <= EXTRA else None
+    except (msgspec.DecodeError, ValueError):  # what else it may be is the engine's matter
+        return None
+
+
+def _limit(fields: Fields, path: str) -> int:
+    """Output tokens at most, of each choice."""
+    for name in LIMITS.get(path, OTHER_LIMITS):
+        value = _value(fields, name)
+        if value is not None:  # an engine may take a text for a number, and not the next field
+            return min(value, UNBOUNDED) if type(value) is int and value > 0 else UNBOUNDED
+    return UNBOUNDED
+
+
+def _splittable(fields: Fields, path: str) -> bool:
+    """Whether KV parameters describe this request fully: one prompt, one output, nothing about the prompt."""
+    if path not in ("/v1/completions", "/v1/chat/completions"):
+        return False
+    if not WHOLE_ONLY.isdisjoint(fields) and not _plain(fields):
+        return False
+    prompt = fields.get("prompt", ABSENT)
+    return _begins(prompt) != b"[" or _is_tokens(prompt)
+
+
+def _plain(fields: Fields) -> bool:
+    """Whether fields that forbid to split a request are there without effect."""
+    if "kv_transfer_params" in fields or _value(fields, "prompt_logprobs") is not None:
+        return False
+    if _value(fields, "n") not in (None, 1) or _value(fields, "best_of") not in (None, 1):
+        return False
+    return not (_value(fields, "use_beam_search") or _value(fields, "echo"))
+
+
+def _is_tokens(prompt: msgspec.Raw) -> bool:
+    """Whether a list is one prompt of token ids, not several prompts."""
+    inside = bytes(memoryview(prompt)[1:NAME]).lstrip()
+    return bool(inside) and inside[:1] in b"0123456789"
+
+
+def _token_ids(prompt: msgspec.Raw) -> Steps[int | None]:
+    if _begins(prompt) != b"[" or not _is_tokens(prompt):
+        return None
+    view, commas = memoryview(prompt), 0
+    for start in range(0, len(view), TURN):
+        if start:
+            yield
+        commas += bytes(view[start : start + TURN]).count(b",")
+    return commas + 1
+
+
+def _scan(body: Body) -> Steps[Fields]:
+    """Find the fields of a body by its structure. Refuses deep nesting, too many fields and repeated ones.
+
+    For whatever a JSON parser accepts these are the fields that it finds. NUL would make Python's take the
+    body for UTF-16, in which the structure is elsewhere.
+    """
+    if not body[:TURN].lstrip(SPACE).startswith(b"{"):
+        raise RefusedError(400, "json", NO_OBJECT)
+    at = depth = text = 0
+    quotes = np.empty(0, dtype=np.int64)  # the last two of the body's own level
+    places = [np.empty((0, 3), dtype=np.int64)]  # of each field: name from, name to, colon
+    ends = [quotes]
+    fields = closed = 0
+    while at < len(body):
+        part = _whole_escapes(body[at : at + TURN])
+        structure = _structure(part)
+        where = np.flatnonzero(structure)
+        if len(where):
+            kinds = structure[where]
+            where += at
+            outside, depths = _levels(kinds, text, depth)
+            own = depths == 1
+            colons = where[own & outside & (kinds == COLON)]
+            closing = outside & (kinds == CLOSE) & (depths <= 0)
+            ends.append(where[(own & outside & (kinds == COMMA)) | closing])
+            closed += int(np.count_nonzero(closing))
+            quotes = np.concatenate((quotes, where[own & (kinds == QUOTE)]))
+            if len(colons):
+                after = np.searchsorted(quotes, colons)
+                if int(after[0]) < 2:
+                    raise RefusedError(400, "json", NO_OBJECT)
+                places.append(np.stack((quotes[after - 2] + 1, quotes[after - 1], colons), axis=1))
+            fields += max(len(colons), len(ends[-1]) - 1)
+            _check_number(fields)
+            quotes = quotes[-2:]
+            depth, text = int(depths[-1]), int(not outside[-1])
+        at += len(part)
+        yield
+    found, until = np.concatenate(places), np.concatenate(ends)
+    _check_whole(body, found[:, 2], until, closed, text)
+    return (yield from _cut(body, found, until))
+
+
+def _structure(part: Body) -> Numbers:
+    """The kind of each byte. What is escaped is none; the part ends with no half of an escape."""
+    if b"\0" in part:
+        raise RefusedError(400, "json", NO_OBJECT)
+    plain = part.replace(b"\\\\", b"__").replace(b'\\"', b"__").translate(KINDS)
+    return np.frombuffer(plain, dtype=np.uint8)
+
+
+def _levels(kinds: Numbers, text: int, depth: int) -> tuple[Numbers, Numbers]:
+    """Which marks are outside of texts, and how deep; `text` is 1 and `depth` that of what was before."""
+    texts = (text + (kinds == QUOTE).cumsum(dtype=np.uint8)) & 1  # 1 from a quote to the next one
+    outside = texts == 0
+    depths = depth + (STEPS[kinds] * outside).cumsum(dtype=np.int32)
+    if int(depths.max(initial=0)) > DEPTH:
+        raise RefusedError(400, "depth", f"the body nests deeper than {DEPTH} levels")
+    return outside, depths
+
+
+def _check_number(fields: int) -> None:
+    if fields > FIELDS:
+        raise RefusedError(400, "fields", f"the body has more than {FIELDS} fields")
+
+
+def _whole_escapes(part: Body) -> Body:
+    """Without the backslash that belongs to what follows."""
+    return part[:-1] if (len(part) - len(part.rstrip(b"\\"))) % 2 and len(part) > 1 else part
+
+
+def _check_whole(body: Body, colons: Numbers, ends: Numbers, closed: int, text: int) -> None:
+    """A colon and an end in turn, and nothing after the last end."""
+    in_turn = len(colons) == len(ends) and bool((colons < ends).all() and (ends[:-1] < colons[1:]).all())
+    if closed != 1 or text or not (in_turn or (len(ends) == 1 and not len(colons))):
+        raise RefusedError(400, "json", NO_OBJECT)
+    rest = body[int(ends[-1]) + 1 :] if len(body) - int(ends[-1]) <= TURN else b"x"
+    if rest.strip(SPACE):
+        raise RefusedError(400, "json", NO_OBJECT)
+
+
+def _cut(body: Body, places: Numbers, ends: Numbers) -> Steps[Fields]:
+    """Names and values."""
+    view, fields = memoryview(body), Fields()
+    for start in range(0, len(places), SOME):
+        yield
+        some = zip(places[start : start + SOME].tolist(), ends[start : start + SOME].tolist(), strict=True)
+        for (first, last, colon), end in some:
+            _add(fields, view, first, last, colon + 1, end)
+    return fields
+
+
+def _add(fields: Fields, view: memoryview, first: int, last: int, start: int, end: int) -> None:
+    """One more: where its name is, and its value with the spaces around it."""
+    if last - first > NAME:
+        raise RefusedError(400, "json", f"the name of a field is longer than {NAME} bytes")
+    try:
+        name = str(view[first:last], "utf-8")
+    except ValueError:
+        raise RefusedError(400, "json", NO_OBJECT) from None
+    if "\\" in name or name in fields:
+        raise RefusedError(400, "duplicate", "field names must stand once and without escapes")
+    spaces = min(start + NAME, end)
+    while start < spaces and view[start] in SPACE:
+        start += 1
+    if start < end and view[start] in SPACE:
+        raise RefusedError(400, "json", f"more than {NAME} spaces before a value")
+    fields[name] = msgspec.Raw(view[start:end])
+
+
+def _check_duplicates(body: Body, fields: Fields) -> None:
+    """Refuse a field that stands twice, where parsers may disagree on which one counts.
+
+    Where every name that we read occurs once in all of the body none of them stands twice; else no field may.
+    Escapes outside of the values are in names.
+    """
+    if b"\\" in body and body.count(b"\\") != sum(bytes(raw).count(b"\\") for raw in fields.values()):
+        raise RefusedError(400, "duplicate", "field names must stand once and without escapes")
+    if any(name in fields and body.count(quoted) > 1 for name, quoted in QUOTED):
+        at_once(_scan(body))
+
+
+# -- What clients share: connections, requests and memory, bounded over all of them and for each --------
+
+SHARE = 8  # times what is left: as much may one client hold
+
+
+class Shares:
+    """A bounded number of things, of which no client can take all.
+
+    A client may take more if it then holds no more than SHARE times what is left. So one alone gets eight
+    ninths of them, which a service behind a single proxy hardly notices, and others always find some: the
+    more clients there are that take what they can, the less each of them gets. `each` is a fixed bound.
+    """
+
+    def __init__(self, most: int, each: int | None = None) -> None:
+        self.most, self.each, self.held = most, each, 0
+        self._of: dict[str, int] = {}  # by client, of those that hold something
+
+    def take(self, client: str, many: int = 1) -> bool:
+        """Whether it may have them; they are counted if so."""
+        if not self.fits(client, many):
+            return False
+        self.held += many
+        self._of[client] = self._of.get(client, 0) + many
+        return True
+
+    def fits(self, client: str, many: int = 1) -> bool:
+        """Whether it might take so many now."""
+        free, mine = self.most - self.held, self._of.get(client, 0) + many
+        shared = mine == many or mine <= SHARE * (free - many)  # one that holds nothing may have the last
+        return many <= free and shared and (self.each is None or mine <= self.each)
+
+    def give_back(self, client: str, many: int = 1) -> None:
+        self.held -= many
+        left = self._of.get(client, 0) - many
+        if left:
+            self._of[client] = left
+        else:
+            self._of.pop(client, None)
+
+
+class BodyBytes(Shares):
+    """Bytes of the bodies of requests, and of whole answers that clients have not read yet."""
+
+    @contextmanager
+    def answer(self, client: str, body: object) -> Iterator[bool]:
+        """An answer is never refused, but while it is there fewer requests fit; is it within the share?"""
+        many = len(body) if isinstance(body, bytes) else 0
+        fits = self.fits(client, many)
+        self.held += many
+        self._of[client] = self._of.get(client, 0) + many
+        try:
+            yield fits
+        finally:
+            self.give_back(client, many)
+
+
+# -- Which headers pass the router, and in which direction ----------------------------------------------
+
+HOP_BY_HOP = frozenset(
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
+     "trailer", "trailers", "transfer-encoding", "upgrade")
+)  # fmt: skip
+FROM_CLIENT = HOP_BY_HOP | frozenset(
+    ("host", "content-length", "content-encoding", "accept-encoding", "expect", "authorization", "x-api-key",
+     "x-request-id", "via", "x-vllm-priority", "x-data-parallel-rank", "x-prefiller-host-port", "cookie")
+)  # fmt: skip
+FROM_CLIENT_PREFIX = ("x-headgate-", "x-emulate-", "x-gateway-")
+FROM_ENGINE = HOP_BY_HOP | frozenset(("server", "date", "content-length", "via", "set-cookie", "alt-svc"))
+VIA = "1.1 headgate-route"
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def connection_names(headers: MultiMapping[str]) -> frozenset[str]:
+    """Further hop-by-hop headers, named by `Connection`."""
+    named = ",".join(headers.getall("Connection", ()))
+    return frozenset(each.strip().lower() for each in named.split(",")) if named else frozenset()
+
+
+def to_engine(
+    headers: MultiMapping[str], request_id: str, authorization: str | None, priority: int, passes_key: bool
+) -> CIMultiDict[str]:
+    """The headers of an upstream call: the client's end-to-end ones, ours instead of what it may not say."""
+    also = connection_names(headers)
+    kept: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers.items():
+        low = name.lower()
+        if low not in FROM_CLIENT and low not in also and not low.startswith(FROM_CLIENT_PREFIX):
+            kept.add(name, value)
+    kept["Accept-Encoding"] = "identity"  # compressed events could not be read
+    kept["X-Request-Id"] = request_id
+    kept["Via"] = ", ".join((*headers.getall("Via", ()), VIA))
+    if authorization is not None:
+        kept["Authorization"] = authorization
+    elif passes_key and "Authorization" in headers:
+        kept["Authorization"] = headers["Authorization"]
+    if priority:
+        kept["X-Vllm-Priority"] = str(priority)
+    return kept
+
+
+def to_client(headers: Iterable[tuple[str, str]], named: frozenset[str]) -> CIMultiDict[str]:
+    """An engine's end-to-end headers."""
+    kept: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers:
+        low = name.lower()
+        if low not in FROM_ENGINE and low not in named and not low.startswith("x-headgate-"):
+            kept.add(name, value)
+    return kept
+
+
+def request_id(shown: str | None) -> str:
+    """The client's own id if it is harmless, else a new one."""
+    return shown if shown is not None and REQUEST_ID.fullmatch(shown) else "hg-" + secrets.token_hex(12)
+
+
+def loops(headers: MultiMapping[str]) -> bool:
+    """Whether the request has been through a router of ours already."""
+    return any("headgate-route" in each for each in headers.getall("Via", ()))
+
+
+# -- Lengths and times the router cannot see and has to guess: learned from what passes by --------------
+
+TOKENS_PER_BYTE = 0.25  # before anything was learned
+SMOOTHING = 0.05
+FIRST_TOKEN = 0.5  # seconds, before any stream of a class was seen
+MEAN_OUTPUT = 128.0
+
+
+class Estimates:
+    """Per class: prompt tokens per byte, time to first token, output tokens."""
+
+    def __init__(self) -> None:
+        self.error = 0.0  # mean relative error of prompt lengths
+        self._ratio: dict[str, float] = {}
+        self._first: dict[str, float] = {}
+        self._output: dict[str, float] = {}
+
+    def prompt(self, kind: str, asked: Asked) -> int:
+        """Prompt tokens of a request, at least 1."""
+        if asked.prompt_tokens is not None:
+            return asked.prompt_tokens
+        return max(1, round(asked.prompt_bytes * self._ratio.get(kind, TOKENS_PER_BYTE)))
+
+    def saw_usage(self, kind: str, asked: Asked, prompt: int, output: int) -> None:
+        if prompt > 0 and asked.prompt_bytes > 0 and asked.prompt_tokens is None:
+            wrong = abs(self.prompt(kind, asked) - prompt) / prompt
+            self.error += SMOOTHING * (wrong - self.error)
+            _blend(self._ratio, kind, prompt / asked.prompt_bytes)
+        if output > 0:
+            _blend(self._output, kind, float(output))
+
+    def saw_first_token(self, kind: str, seconds: float) -> None:
+        """A stream's first token came so long after it was sent to its engine."""
+        _blend(self._first, kind, seconds)
+
+    def first_token(self, kind: str) -> float:
+        """Seconds from sending a request to its first token, for answers that do not stream."""
+        return self._first.get(kind, FIRST_TOKEN)
+
+    def output(self, kind: str) -> float:
+        """Mean output tokens of the class."""
+        return self._output.get(kind, MEAN_OUTPUT)
+
+
+def _blend(table: dict[str, float], kind: str, value: float) -> None:
+    old = table.get(kind)
+    table[kind] = value if old is None else old + SMOOTHING * (value - old)
+
+
+# -- What a prompt begins with, as keys of its first parts: enough to send it where its prefix is cached
+
+BYTES = 4  # of a token, in text; a token id is four bytes, too
+FIRST = 128  # tokens of the first parts
+ALIKE = 16  # parts of one length; the next ones are twice as long
+PARTS = 6 * ALIKE  # at most: 129,024 tokens
+MOST_BYTES = BYTES * FIRST * ALIKE * (2 ** (PARTS // ALIKE) - 1)
+DIGITS = 12  # characters of a token id in JSON, with what separates it from the next
+LONGEST_SESSION = 256  # bytes
+KEY = (1 << 62) - 1
+
+_numbers = count(1)
+_ids = msgspec.json.Decoder(list[int])
+
+
+class Content(NamedTuple):
+    """A prompt for a prefix index: its pieces, and its tokens in their measure, four bytes each."""
+
+    pieces: Pieces
+    tokens: int
+    session: bytes | None
+
+
+def content_of(asked: Asked) -> Content:
+    """Keys of a prompt's parts. A match is a sixteenth too short at most, for parts grow with their place.
+
+    Token ids are taken as such; text and messages as the bytes of their JSON, in which a longer conversation
+    begins with a shorter one. Model (which names an adapter, too), cache salt and tools are in the first key.
+    At most PARTS parts and MOST_BYTES bytes are looked at, whatever a client sends; the rest counts as new.
+    """
+    data, tokens = _measured(asked)
+    pieces: list[tuple[int, int]] = []
+    start, length = 0, FIRST * BYTES
+    first: object = (asked.model, *(bytes(memoryview(each)[:MOST_BYTES]) for each in asked.salt))
+    while start < len(data):
+        part = data[start : start + length]
+        pieces.append((hash((first, part)) & KEY, max(1, len(part) // BYTES)))
+        start, first = start + length, None
+        if len(pieces) % ALIKE == 0:
+            length *= 2
+    rest = max(0, tokens - sum(size for _, size in pieces))
+    pieces.append((-next(_numbers), rest))  # what it puts out, and what was not looked at
+    session = bytes(memoryview(asked.session)[:LONGEST_SESSION])
+    return Content(pieces, sum(size for _, size in pieces), session or None)
+
+
+def _measured(asked: Asked) -> tuple[bytes, int]:
+    """The beginning of the prompt in bytes, and the length of all of it in tokens of four bytes."""
+    whole = memoryview(asked.text)
+    if asked.prompt_tokens is None:  # without the bracket at the end
+        return bytes(whole[: min(MOST_BYTES, len(whole) - 1)]), len(whole) // BYTES
+    most = MOST_BYTES // BYTES * DIGITS
+    text = bytes(whole[:most])
+    if len(whole) > most:
+        text = text.rpartition(b",")[0] + b"]"
+    try:
+        ids = np.array(_ids.decode(text), dtype=np.uint32).tobytes()
+    except (msgspec.DecodeError, OverflowError, ValueError):  # the engine will say what is wrong with it
+        return b"", asked.prompt_tokens
+    return ids[:MOST_BYTES], asked.prompt_tokens

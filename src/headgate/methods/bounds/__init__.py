@@ -1,1 +1,0 @@
-"""The rate no policy can exceed."""

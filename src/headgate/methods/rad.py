@@ -1,0 +1,195 @@
+"""RAD: one prompt at a time, alone and in whole tiles; decodes in whole tiles while none may start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from math import inf
+
+from headgate.core.errors import InputError
+from headgate.core.plan import ALL, NONE, Plan, Until
+from headgate.core.policy import BatchPolicy, End
+from headgate.core.request import Request
+from headgate.core.view import View
+from headgate.estimators.averages import Window
+
+REMEMBERED = 500  # completions from which the expected output comes
+
+
+class Rad(BatchPolicy):
+    """Prefill prompts one after the other until the decodes fill their tiles, then decode them all.
+
+    A chosen prompt runs alone and to its end; decodes keep their KV meanwhile and get nothing. When a decode
+    has left and a request waits, the next prompt runs. After `cycle` prompts none starts until all decodes
+    have left. So every step but a prompt's last and the end of a cycle fills whole tiles of the GPU.
+
+    Parameters:
+        slots: requests that may hold KV at once; rounded down to whole tiles. The paper's is one tile.
+        tile: tokens that one column tile of the GPU's matrix products holds, t_col.
+        chunk: prompt tokens in a step, whole tiles. The paper's is one; see below.
+        cycle: prompts between two moments without decodes, n; at least `slots`. None: no bound, a
+            cycle ends when the engine runs empty, which loses the least.
+        output: output tokens to keep KV for, until outputs have been seen.
+
+    Source: arXiv 2508.01002, Algorithm 1. We differ: (a) steps of one tile wait for the weights on real GPUs
+    and lose a quarter of the throughput, so `chunk` is four tiles; (b) a prompt starts only if
+    the KV of all expected outputs fits: the paper assumes KV for a tile of the longest requests;
+    (c) `slots` may hold several tiles; (d) a cycle's count starts again whenever no request decodes.
+    """
+
+    def __init__(
+        self, slots: int, tile: int = 128, chunk: int = 512, cycle: int | None = None, output: float = 256.0
+    ) -> None:
+        if min(slots, tile) < 1:
+            raise InputError(f"rad: slots={slots}, tile={tile}; both must be at least 1")
+        if chunk < tile or chunk % tile:
+            raise InputError(f"rad: chunk={chunk} is not a multiple of tile={tile}; choose whole tiles")
+        self.seats = slots // tile * tile or slots
+        if cycle is not None and cycle < self.seats:
+            raise InputError(f"rad: cycle={cycle} is below the {self.seats} seats; raise it or drop it")
+        if not output > 0:
+            raise InputError(f"rad: output={output} tokens; it must be above 0")
+        self.chunk = chunk
+        self.cycle = inf if cycle is None else cycle
+        self._started = 0  # prompts completed in this cycle
+        self._outputs = Window(REMEMBERED)
+        self._expected = output
+        self._kept: dict[int, int] = {}  # tokens that each request with a seat is expected to have in the end
+        self._all_kept = 0
+
+    def admitted(self, request: Request, now: float) -> None:
+        """Keep KV for its output."""
+        self._forget(request)
+        self._kept[request.id] = whole = self._whole(request)
+        self._all_kept += whole
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """One more of the cycle."""
+        self._started += 1
+
+    def evicted(self, request: Request, now: float) -> None:
+        self._forget(request)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """Its KV is free; learn what to expect of the others."""
+        self._forget(request)
+        if how in (End.STOPPED, End.LIMIT):
+            self._outputs.update(request.generated)
+            self._expected = self._outputs.value or self._expected
+
+    def gauges(self) -> Mapping[str, float]:
+        """How far the cycle is, and the output that KV is kept for."""
+        return {"started": self._started, "output": self._expected}
+
+    def plan(self, view: View) -> Plan:
+        """The prompt under way, or the next one if it may start, or every decode."""
+        if view.prefilling:
+            return self._alone(next(iter(view.prefilling)))
+        if not view.decoding:
+            self._started = 0
+        seats = min(self.seats, view.limits.running)
+        if not self._may_start(view, seats):
+            return Plan(ALL, until=self._decode_until(view, seats))
+        return self._alone(next(iter(view.waiting)))
+
+    def _may_start(self, view: View, seats: int) -> bool:
+        if not view.waiting or self._started >= self.cycle or len(view.decoding) >= seats:
+            return False
+        return not view.decoding or self.fits(view)
+
+    def _decode_until(self, view: View, seats: int) -> Until:
+        """What could let the next prompt start."""
+        decodes = len(view.decoding)
+        if self._started >= self.cycle:
+            return Until(finishes=decodes)
+        if decodes >= seats:
+            return Until(finishes=decodes - seats + 1)
+        return Until(finishes=1) if view.waiting else Until(arrivals=1)
+
+    def _alone(self, id: int) -> Plan:
+        return Plan(NONE, (id,), chunk=self.chunk, until=Until(prefills=1))
+
+    def fits(self, view: View) -> bool:
+        """Is there KV for the next prompt now, and for all with the output they are expected to have?"""
+        block = view.limits.block
+        head = next(iter(view.waiting.values()))
+        if -(-head.room // block) * block > view.kv_free:
+            return False
+        each = block // 2  # of the last block of a request, on average, is empty
+        requests = len(self._kept) + 1
+        return self._all_kept + self._whole(head) + requests * each <= view.kv_total
+
+    def _whole(self, request: Request) -> int:
+        """Tokens it is expected to have at its end."""
+        expected = round(self._expected) if request.guess is None else request.guess
+        return request.prompt + max(min(expected, request.limit), request.generated)
+
+    def _forget(self, request: Request) -> None:
+        self._all_kept -= self._kept.pop(request.id, 0)
+
+
+# -- RAD in two phases: all prompts first, then decodes, so that tokens come evenly and the first one ---
+#    late
+
+
+class TwoPhaseRad(Rad):
+    """Prefill up to `cycle` prompts one after the other; then decode them, so many at a time, to the end.
+
+    While prompts run no request decodes, and no prompt interrupts decodes: tokens come at the pace of
+    decode steps. The price is the first one: a request that comes in a decode phase waits for its end.
+
+    Parameters:
+        slots, tile, chunk, output: as in `rad`; `slots` bounds the decodes at once.
+        cycle: prompts of a prefill phase; they all hold KV. None: as many as fit.
+        hold_first_token: leave the last token of every prompt to the step in which its request begins to
+            decode, so that its first token comes with the others. False: it comes when the prompt is done,
+            and the second one only in the decode phase, after a gap as long as the rest of the prefill phase.
+
+    Source: arXiv 2508.01002, Algorithm 2, which promises the first token for the decode phase against its own
+    definition 1. We differ: (a) as `rad` does; (b) the paper would have to make the first token
+    and keep it back, we make it later; (c) a prefill phase also ends when the next prompt's KV does not fit.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        tile: int = 128,
+        chunk: int = 512,
+        cycle: int | None = None,
+        output: float = 256.0,
+        hold_first_token: bool = True,
+    ) -> None:
+        super().__init__(slots, tile, chunk, cycle, output)
+        self._held_back = 1 if hold_first_token else 0  # tokens of a prompt that wait for the decode phase
+        self._decode_phase = False
+
+    def plan(self, view: View) -> Plan:
+        """The next piece of a prompt, or the decodes whose turn it is and those that take free seats."""
+        half_done = next((r for r in view.prefilling.values() if r.todo > self._held_back), None)
+        if half_done:
+            return self._piece(half_done)
+        if not (view.decoding or view.prefilling):
+            self._started, self._decode_phase = 0, False
+        if not self._decode_phase and self._another(view):
+            return self._piece(next(iter(view.waiting.values())))
+        self._decode_phase = True
+        return self._decode(view, min(self.seats, view.limits.running))
+
+    def _another(self, view: View) -> bool:
+        """Does the prefill phase go on?"""
+        running = len(view.decoding) + len(view.prefilling)
+        if not view.waiting or self._started + len(view.prefilling) >= self.cycle:
+            return False
+        return running < view.limits.running and (not running or self.fits(view))
+
+    def _piece(self, request: Request) -> Plan:
+        return Plan(NONE, (request.id,), chunk=min(self.chunk, max(1, request.todo - self._held_back)))
+
+    def _decode(self, view: View, seats: int) -> Plan:
+        decodes = len(view.decoding)
+        if decodes > seats:
+            return Plan(frozenset(islice(view.decoding, seats)), until=Until(finishes=1))
+        entering = tuple(islice(view.prefilling, seats - decodes))
+        if entering:
+            return Plan(ALL, entering)
+        return Plan(ALL, until=Until(finishes=1 if view.prefilling else max(1, decodes)))

@@ -1,1 +1,0 @@
-"""RAD: one prompt at a time, in whole tiles."""

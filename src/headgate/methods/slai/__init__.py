@@ -1,1 +1,0 @@
-"""SLAI: decodes wait for prompts as long as their promise allows."""
